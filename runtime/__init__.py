@@ -1,0 +1,1 @@
+"""What every process needs: addresses, discovery, the request plane, events, messages, errors."""

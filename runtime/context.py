@@ -1,0 +1,128 @@
+"""A request's identity, deadline and cancellation, as it passes through a process."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import CancelledRequestError, DeadlineError, TandemError
+
+Callback = Callable[[], None]
+_DEADLINE = "deadline"
+
+
+class RequestContext:
+    """Cancelling it, or its deadline passing, reaches every child and every callback once.
+
+    `headers` travel with the request between processes. `async with` releases the timer and leaves
+    the parent; it does not cancel. Not thread-safe: it belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        id: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.id = id or new_id()
+        self.headers = headers if headers is not None else {}
+        self._deadline = math.inf if timeout_s is None else time.perf_counter() + timeout_s
+        self._reason: str | None = None
+        self._callbacks: dict[object, Callback] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._leave_parent: Callback | None = None
+
+    def child(self, id: str | None = None, *, timeout_s: float | None = None) -> "RequestContext":
+        """A context that ends no later than this one; it may have an earlier deadline."""
+        child = RequestContext(id or self.id, timeout_s=timeout_s, headers=dict(self.headers))
+        child._deadline = min(child._deadline, self._deadline)
+        child._leave_parent = self.on_cancel(lambda: child.cancel(self._reason or _DEADLINE))
+        return child
+
+    def cancel(self, reason: str) -> None:
+        """End the request; the first reason stands."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        callbacks = list(self._callbacks.values())
+        self.close()
+        for callback in callbacks:
+            callback()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once cancelled or past the deadline."""
+        return self._reason is not None or time.perf_counter() >= self._deadline
+
+    async def cancelled(self) -> str:
+        """Wait until cancelled or past the deadline; returns the reason."""
+        if not self.is_cancelled:
+            future = asyncio.get_running_loop().create_future()
+            remove = self.on_cancel(lambda: None if future.done() else future.set_result(None))
+            try:
+                await future
+            finally:
+                remove()
+        return self._reason or _DEADLINE
+
+    def on_cancel(self, callback: Callback) -> Callback:
+        """Call `callback` when this ends (at once if it has); returns what takes it back."""
+        if self.is_cancelled:
+            self.cancel(_DEADLINE)
+            callback()
+            return lambda: None
+        key = object()
+        self._callbacks[key] = callback
+        if self._timer is None and self._deadline != math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.remaining_s(), self.cancel, _DEADLINE)
+
+        def remove() -> None:
+            self._callbacks.pop(key, None)
+            if not self._callbacks and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        return remove
+
+    def remaining_s(self) -> float:
+        """Seconds left, never negative; infinite without a deadline."""
+        return max(0.0, self._deadline - time.perf_counter())
+
+    def error(self) -> TandemError | None:
+        """Why this request is over, as the error to raise; None while it is not."""
+        if not self.is_cancelled:
+            return None
+        if self._reason in (None, _DEADLINE):
+            return DeadlineError(f"request {self.id}: the deadline has passed")
+        return CancelledRequestError(f"request {self.id}: {self._reason}")
+
+    def raise_if_done(self) -> None:
+        """Raises CancelledRequestError or DeadlineError when the request is over."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Forget callbacks, timer and parent."""
+        self._callbacks.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._leave_parent is not None:
+            self._leave_parent()
+            self._leave_parent = None
+
+    async def __aenter__(self) -> "RequestContext":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,330 @@
+"""Who is alive and what is configured: a small key-value store with leases and live views.
+
+    /tandem/{namespace}/instances/{component}/{endpoint}/{instance_id}    Instance
+    /tandem/{namespace}/models/{model}/{instance_id}                      ModelCard
+    /tandem/{namespace}/transfer/{instance_id}                            TransferMetadata
+    /tandem/{namespace}/config/{section.key}                              JSON value, no lease
+
+Values are JSON. `MemoryDiscovery` is the service-free twin of `tandem.runtime.etcd`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.errors import ConfigError, DeadlineError
+from tandem.runtime.messages import Instance, ModelCard, TransferMetadata
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Change = Callable[[str, bytes | None], None]  # key, its value; None: deleted
+
+
+def _tell(
+    subscribers: dict[object, Callable[[str, T | None], None]], name: str, value: T | None
+) -> None:
+    for change in list(subscribers.values()):
+        try:
+            change(name, value)
+        except Exception:
+            logger.exception("a subscriber failed on %s", name)
+
+
+class WatchView:
+    """A live mirror of the keys under a prefix; keeps what it knows while the store is away."""
+
+    def __init__(self, prefix: str, on_close: Callable[["WatchView"], None]) -> None:
+        self.prefix = prefix
+        self._items: dict[str, bytes] = {}
+        self.items: Mapping[str, bytes] = MappingProxyType(self._items)
+        self._subscribers: dict[object, Change] = {}
+        self._is_ready = asyncio.Event()
+        self._on_close = on_close
+
+    async def ready(self) -> None:
+        """Wait until the first snapshot of the store has arrived."""
+        await self._is_ready.wait()
+
+    def subscribe(self, change: Change) -> Callable[[], None]:
+        """Call `change` for every key now known and for each change after; returns the undo."""
+        token = object()
+        self._subscribers[token] = change
+        for key, value in list(self._items.items()):
+            change(key, value)
+
+        def undo() -> None:
+            self._subscribers.pop(token, None)
+
+        return undo
+
+    async def wait_for(
+        self, predicate: Callable[[Mapping[str, bytes]], bool], timeout_s: float
+    ) -> None:
+        """Wait until `predicate(items)` holds. Raises DeadlineError after `timeout_s`."""
+        changed = asyncio.Event()
+        undo = self.subscribe(lambda key, value: changed.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not predicate(self.items):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"{self.prefix} was not as awaited after {timeout_s:g} s"
+            ) from error
+        finally:
+            undo()
+
+    async def close(self) -> None:
+        """Stop following."""
+        self._subscribers.clear()
+        self._on_close(self)
+
+    def apply(self, key: str, value: bytes | None) -> None:
+        """The store's way in: one key changed; an equal value is not reported."""
+        if self._items.get(key) == value:
+            return
+        if value is None:
+            del self._items[key]
+        else:
+            self._items[key] = value
+        _tell(self._subscribers, key, value)
+
+    def mark_ready(self) -> None:
+        """The store's way in: the first snapshot has been applied."""
+        self._is_ready.set()
+
+
+class Discovery(Protocol):
+    """One process's access to the store all processes share."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store answered when it was last asked."""
+        ...
+
+    async def start(self) -> None:
+        """Connect. Raises ServiceError naming the address after bounded retries."""
+        ...
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Keep `key` in the store for as long as this process lives, across losses of the store."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Take back a key."""
+        ...
+
+    async def put_config(self, key: str, value: bytes) -> None:
+        """Set a key that outlives this process. Raises ServiceError when the store is away."""
+        ...
+
+    async def get_prefix(self, prefix: str) -> dict[str, bytes]:
+        """What is under a prefix now. Raises ServiceError when the store is away."""
+        ...
+
+    def watch(self, prefix: str) -> WatchView:
+        """Follow a prefix."""
+        ...
+
+    async def close(self) -> None:
+        """Leave: everything `put` here disappears at once."""
+        ...
+
+
+class MemoryStore:
+    """What the MemoryDiscovery objects of one process share."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, bytes] = {}
+        self.views: set[WatchView] = set()
+
+    def set(self, key: str, value: bytes | None) -> None:
+        """Change a key (None: delete) and tell the views."""
+        if value is None:
+            self.items.pop(key, None)
+        else:
+            self.items[key] = value
+        for view in list(self.views):
+            if key.startswith(view.prefix):
+                view.apply(key, value)
+
+
+class MemoryDiscovery:
+    """Discovery within one process; give several the same store to let them see one another."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self._store = store or MemoryStore()
+        self._own: set[str] = set()
+        self.connected = False
+
+    async def start(self) -> None:
+        self.connected = True
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._own.add(key)
+        self._store.set(key, value)
+
+    async def delete(self, key: str) -> None:
+        self._own.discard(key)
+        self._store.set(key, None)
+
+    async def put_config(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    async def get_prefix(self, prefix: str) -> dict[str, bytes]:
+        return {key: value for key, value in self._store.items.items() if key.startswith(prefix)}
+
+    def watch(self, prefix: str) -> WatchView:
+        view = WatchView(prefix, self._store.views.discard)
+        self._store.views.add(view)
+        for key, value in self._store.items.items():
+            if key.startswith(prefix):
+                view.apply(key, value)
+        view.mark_ready()
+        return view
+
+    async def close(self) -> None:
+        for key in self._own:
+            self._store.set(key, None)
+        self._own.clear()
+        self.connected = False
+
+
+class TypedView(Generic[T]):
+    """A WatchView decoded: the last part of the key, an instance id, |-> the value."""
+
+    def __init__(self, view: WatchView, kind: type[T]) -> None:
+        self._view = view
+        self._decoder = msgspec.json.Decoder(kind)
+        self._items: dict[str, T] = {}
+        self._subscribers: dict[object, Callable[[str, T | None], None]] = {}
+        self.items: Mapping[str, T] = MappingProxyType(self._items)
+        view.subscribe(self._apply)
+
+    def _apply(self, key: str, data: bytes | None) -> None:
+        name = key.rpartition("/")[2]
+        value = None
+        if data is not None:
+            try:
+                value = self._decoder.decode(data)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                logger.warning("ignoring %s: %s", key, error)
+                return
+        if value is None:
+            self._items.pop(name, None)
+        else:
+            self._items[name] = value
+        _tell(self._subscribers, name, value)
+
+    async def ready(self) -> None:
+        """Wait until the first snapshot of the store has arrived."""
+        await self._view.ready()
+
+    def subscribe(self, change: Callable[[str, T | None], None]) -> Callable[[], None]:
+        """Call `change(id, value)` for all now known and each change after; returns the undo."""
+        token = object()
+        self._subscribers[token] = change
+        for name, value in list(self._items.items()):
+            change(name, value)
+
+        def undo() -> None:
+            self._subscribers.pop(token, None)
+
+        return undo
+
+    async def wait_for(
+        self, predicate: Callable[[Mapping[str, T]], bool], timeout_s: float
+    ) -> None:
+        """Wait until `predicate(items)` holds. Raises DeadlineError after `timeout_s`."""
+        await self._view.wait_for(lambda _: predicate(self.items), timeout_s)
+
+    async def close(self) -> None:
+        """Stop following."""
+        self._subscribers.clear()
+        await self._view.close()
+
+
+# ---- keys -------------------------------------------------------------------------------------
+
+
+def instances_prefix(namespace: str, component: str) -> str:
+    """All instances of a component."""
+    return f"/tandem/{namespace}/instances/{component}/"
+
+
+def models_prefix(namespace: str, model: str = "") -> str:
+    """All model cards, or those of one model."""
+    return f"/tandem/{namespace}/models/" + (f"{quote(model, safe='')}/" if model else "")
+
+
+def model_key(namespace: str, model: str, instance_id: str) -> str:
+    """One worker's card for a model; the model's name is percent-encoded."""
+    return models_prefix(namespace, model) + instance_id
+
+
+def transfer_prefix(namespace: str) -> str:
+    """The transfer metadata of all workers."""
+    return f"/tandem/{namespace}/transfer/"
+
+
+def config_prefix(namespace: str) -> str:
+    """All live config values."""
+    return f"/tandem/{namespace}/config/"
+
+
+def config_key(namespace: str, name: str) -> str:
+    """A live config value, `name` as in "disagg.max_local_prefill_length"."""
+    section, dot, field = name.partition(".")
+    if not (section and dot and field) or "/" in name:
+        raise ConfigError(f"{name!r} is not section.key")
+    return config_prefix(namespace) + name
+
+
+# ---- what is registered and watched -----------------------------------------------------------
+
+
+async def register_instance(discovery: Discovery, instance: Instance) -> str:
+    """Make an instance known; returns its key, for `discovery.delete`."""
+    address = EndpointAddress(instance.namespace, instance.component, instance.endpoint)
+    key = address.instance_key(instance.instance_id)
+    await discovery.put(key, msgspec.json.encode(instance))
+    return key
+
+
+async def register_model(discovery: Discovery, namespace: str, card: ModelCard) -> str:
+    """Make known that `card.instance_id` serves a model; returns the key."""
+    key = model_key(namespace, card.name, card.instance_id)
+    await discovery.put(key, msgspec.json.encode(card))
+    return key
+
+
+async def register_transfer(
+    discovery: Discovery, namespace: str, metadata: TransferMetadata
+) -> str:
+    """Make known how to reach a worker's KV pool; returns the key."""
+    key = transfer_prefix(namespace) + metadata.instance_id
+    await discovery.put(key, msgspec.json.encode(metadata))
+    return key
+
+
+def watch_instances(discovery: Discovery, namespace: str, component: str) -> TypedView[Instance]:
+    """Instance id |-> Instance, of all endpoints of a component."""
+    return TypedView(discovery.watch(instances_prefix(namespace, component)), Instance)
+
+
+def watch_models(discovery: Discovery, namespace: str) -> TypedView[ModelCard]:
+    """Instance id |-> the card of the model it serves."""
+    return TypedView(discovery.watch(models_prefix(namespace)), ModelCard)
+
+
+def watch_transfer(discovery: Discovery, namespace: str) -> TypedView[TransferMetadata]:
+    """Instance id |-> TransferMetadata."""
+    return TypedView(discovery.watch(transfer_prefix(namespace)), TransferMetadata)

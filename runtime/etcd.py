@@ -1,0 +1,235 @@
+"""Discovery in etcd: one task keeps the lease, one task per view follows a prefix."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable
+from contextlib import aclosing, suppress
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import WatchView
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
+
+logger = logging.getLogger(__name__)
+
+_MAX_BACKOFF_S = 1.0
+
+
+class EtcdDiscovery:
+    """Discovery over etcd. Outages are survived: views stay, keys of ours are put again."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
+        self._client = EtcdClient(config.etcd_endpoints, f"/tandem/{config.namespace}/store")
+        self._own: dict[str, bytes] = {}
+        self._withdrawn: set[str] = set()  # deleted while etcd was away
+        self._lease_id = 0
+        self._followers: dict[WatchView, _Follower] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._suspect = asyncio.Event()  # something failed: look at the lease now
+        self._is_behind = False  # etcd may lack a change of our keys
+        self.connected = False
+
+    # ---- lifecycle ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect and take a lease. Raises ServiceError after `connect_attempts`."""
+        await self._client.open()
+        started_s = time.perf_counter()
+        num_attempts = self._config.connect_attempts
+        for attempt in range(1, num_attempts + 1):
+            try:
+                await self._establish()
+                break
+            except ServiceError as error:
+                if attempt < num_attempts:
+                    await asyncio.sleep(_backoff_s(attempt))
+                    continue
+                await self.close()
+                took_s = time.perf_counter() - started_s
+                raise ServiceError(
+                    f"etcd not reachable at {self._config.etcd_endpoints} after {num_attempts} "
+                    f"attempts ({took_s:.1f} s): {error.message}"
+                ) from error
+        self._keeper = asyncio.create_task(self._keep())
+        logger.info("etcd at %s, lease %x", self._config.etcd_endpoints, self._lease_id)
+
+    async def close(self) -> None:
+        """Revoke the lease and stop following; bounded to a few seconds without etcd."""
+        for view in list(self._followers):
+            await view.close()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        if self._lease_id:
+            try:
+                await self._client.revoke(self._lease_id)
+            except ServiceError as error:
+                logger.warning("lease %x was not revoked: %s", self._lease_id, error)
+            self._lease_id = 0
+        self.connected = False
+        await self._client.close()
+
+    # ---- our own keys -------------------------------------------------------------------------
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._own[key] = value
+        self._withdrawn.discard(key)
+        await self._or_later(self._client.put(key, value, self._lease_id), f"putting {key}")
+
+    async def delete(self, key: str) -> None:
+        self._own.pop(key, None)
+        self._withdrawn.add(key)
+        await self._or_later(self._put_withdrawals(), f"deleting {key}")
+
+    async def _or_later(self, attempt: Awaitable[None], what: str) -> None:
+        try:
+            await attempt
+        except ServiceError as error:
+            logger.warning("%s waits: %s", what, error)
+            self._is_behind = True
+            self._suspect.set()
+
+    async def _put_withdrawals(self) -> None:
+        for key in list(self._withdrawn):
+            await self._client.delete(key)
+            self._withdrawn.discard(key)
+
+    async def _establish(self) -> None:
+        """Have a live lease, with all our keys on it."""
+        if not self._lease_id or await self._client.keep_alive(self._lease_id) <= 0:
+            self._lease_id = await self._client.grant(self._config.lease_ttl_s)
+        self._is_behind = False
+        for key, value in list(self._own.items()):
+            await self._client.put(key, value, self._lease_id)
+        await self._put_withdrawals()
+        self.connected = True
+
+    async def _keep(self) -> None:
+        """Prolong the lease every third of its life; after a loss, try until all is back."""
+        attempt = 0
+        while True:
+            if attempt:
+                await asyncio.sleep(_backoff_s(attempt))
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.lease_ttl_s / 3):
+                        await self._suspect.wait()
+            self._suspect.clear()
+            try:
+                is_lost = attempt or self._is_behind
+                if is_lost or await self._client.keep_alive(self._lease_id) <= 0:
+                    await self._establish()
+                    logger.info("etcd: registered again, lease %x", self._lease_id)
+                attempt = 0
+            except ServiceError as error:
+                if not attempt:
+                    logger.warning("etcd is away, serving what is known: %s", error)
+                self.connected = False
+                attempt += 1
+
+    # ---- the keys of all ----------------------------------------------------------------------
+
+    async def put_config(self, key: str, value: bytes) -> None:
+        await self._client.put(key, value)
+
+    async def get_prefix(self, prefix: str) -> dict[str, bytes]:
+        snapshot = await self._client.snapshot(prefix)
+        return {key: entry.value for key, entry in snapshot.items.items()}
+
+    def watch(self, prefix: str) -> WatchView:
+        view = WatchView(prefix, self._unfollow)
+        self._followers[view] = _Follower(
+            self._client, view, self._config.lease_ttl_s, self._suspect
+        )
+        return view
+
+    def _unfollow(self, view: WatchView) -> None:
+        follower = self._followers.pop(view, None)
+        if follower is not None:
+            follower.stop()
+
+
+class _Follower:
+    """Keeps one view up to date, telling a deleted key from one that an empty store forgot."""
+
+    def __init__(
+        self, client: EtcdClient, view: WatchView, grace_s: float, suspect: asyncio.Event
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._grace_s = grace_s
+        self._suspect = suspect
+        self._store_id: str | None = None
+        self._leased: dict[str, bool] = {}
+        self._missing: set[str] = set()  # gone with the store; still in the view
+        self._grace: asyncio.TimerHandle | None = None
+        self._task = asyncio.create_task(self._follow())
+
+    def stop(self) -> None:
+        self._task.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
+
+    async def _follow(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                snapshot = await self._client.snapshot(self._view.prefix)
+                self._resync(snapshot)
+                attempt = 0
+                async with aclosing(self._client.watch(self._view.prefix, snapshot)) as watch:
+                    async for changes in watch:
+                        for key, entry in changes:
+                            self._missing.discard(key)
+                            self._apply(key, entry)
+            except ServiceError as error:
+                logger.debug("watch of %s: %s", self._view.prefix, error)
+            self._suspect.set()
+            attempt += 1
+            await asyncio.sleep(_backoff_s(attempt))
+
+    def _apply(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._leased.pop(key, None)
+            self._view.apply(key, None)
+        else:
+            self._leased[key] = entry.is_leased
+            self._view.apply(key, entry.value)
+
+    def _resync(self, snapshot: Snapshot) -> None:
+        """Bring the view up to date.
+
+        Keys that a *new* store lacks were not deleted, they were forgotten: leased ones get the
+        time of a lease to be put again by their owners, config keys stay as they were.
+        """
+        vanished = self._view.items.keys() - snapshot.items.keys()
+        if self._store_id not in (None, snapshot.store_id):
+            prefix = self._view.prefix
+            logger.warning("etcd came back empty; keeping %d keys of %s", len(vanished), prefix)
+            self._missing |= vanished
+        self._store_id = snapshot.store_id
+        self._missing &= vanished
+        for key in vanished - self._missing:
+            self._apply(key, None)
+        for key, entry in snapshot.items.items():
+            self._apply(key, entry)
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._missing:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._grace_s, self._end_grace)
+        self._view.mark_ready()
+
+    def _end_grace(self) -> None:
+        for key in [key for key in self._missing if self._leased[key]]:
+            self._missing.discard(key)
+            self._apply(key, None)
+
+
+def _backoff_s(attempt: int) -> float:
+    return float(min(_MAX_BACKOFF_S, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))

@@ -1,0 +1,198 @@
+"""etcd's API as Tandem uses it; the only module that knows aetcd.
+
+Only aetcd's generated stubs are used: its own client's watcher hangs when a stream ends without an
+error, and its channel cannot fail over. The one gRPC channel here reconnects by itself.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from aetcd import rpc
+from aetcd.utils import prefix_range_end
+
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import ConfigError, ServiceError
+
+_TIMEOUT_S = 2.0
+_CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # also the time one connect may take
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),  # etcd refuses pings more often than every 5 s
+    ("grpc.keepalive_timeout_ms", 3_000),
+]
+
+
+class Entry(NamedTuple):
+    """A key's value; `is_leased` tells whether it goes when its owner goes."""
+
+    value: bytes
+    is_leased: bool
+
+
+class Snapshot(NamedTuple):
+    """What was under a prefix at one revision; `store_id` is new when etcd came back empty."""
+
+    store_id: str
+    revision: int
+    items: dict[str, Entry]
+
+
+Changes = list[tuple[str, Entry | None]]  # key, what it is now; None: deleted
+
+
+class EtcdClient:
+    """Every method raises ServiceError, naming the addresses, when etcd does not do its part.
+
+    `endpoints` is a comma-separated list of URLs; any one of them that answers will do. `store_key`
+    is where the store's random name is kept.
+    """
+
+    def __init__(self, endpoints: str, store_key: str) -> None:
+        self._endpoints = endpoints
+        self._targets = [_host_and_port(url) for url in endpoints.split(",")]
+        self._store_key = store_key.encode()
+        self._channel: Any = None
+
+    async def open(self) -> None:
+        """Create the channel; etcd is not asked yet."""
+        target = "{}:{}".format(*self._targets[0])
+        if len(self._targets) > 1:
+            target = "ipv4:" + ",".join([await _resolve(*target) for target in self._targets])
+        self._channel = rpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        self._kv = rpc.KVStub(self._channel)
+        self._leases = rpc.LeaseStub(self._channel)
+        self._watches = rpc.WatchStub(self._channel)
+
+    async def close(self) -> None:
+        """Close the channel; calls under way fail."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+    async def put(self, key: str, value: bytes, lease_id: int = 0) -> None:
+        """Set a key; with a lease, until that ends."""
+        request = rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
+        with self._translated():
+            await self._kv.Put(request, timeout=_TIMEOUT_S)
+
+    async def delete(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        with self._translated():
+            request = rpc.DeleteRangeRequest(key=key.encode())
+            await self._kv.DeleteRange(request, timeout=_TIMEOUT_S)
+
+    async def grant(self, ttl_s: int) -> int:
+        """A new lease's id."""
+        with self._translated():
+            grant = await self._leases.LeaseGrant(
+                rpc.LeaseGrantRequest(TTL=ttl_s), timeout=_TIMEOUT_S
+            )
+            return int(grant.ID)
+
+    async def keep_alive(self, lease_id: int) -> int:
+        """Prolong a lease; the seconds it has now, 0 when etcd does not know it any more."""
+        request = rpc.LeaseKeepAliveRequest(ID=lease_id)
+        with self._translated():
+            call = self._leases.LeaseKeepAlive([request], timeout=_TIMEOUT_S)
+            async for reply in call:
+                call.cancel()
+                return int(reply.TTL)
+        return 0
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and remove its keys."""
+        with self._translated():
+            await self._leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease_id), timeout=_TIMEOUT_S)
+
+    async def snapshot(self, prefix: str) -> Snapshot:
+        """Read a prefix and the store's name in one transaction, naming the store if it is new."""
+        start = prefix.encode()
+        candidate = new_id()
+        read = rpc.RequestOp(
+            request_range=rpc.RangeRequest(key=start, range_end=prefix_range_end(start))
+        )
+        name = rpc.RequestOp(
+            request_put=rpc.PutRequest(key=self._store_key, value=candidate.encode())
+        )
+        ask = rpc.RequestOp(request_range=rpc.RangeRequest(key=self._store_key))
+        is_new = rpc.Compare(
+            result=rpc.Compare.EQUAL,
+            target=rpc.Compare.CREATE,
+            key=self._store_key,
+            create_revision=0,
+        )
+        request = rpc.TxnRequest(compare=[is_new], success=[name, read], failure=[ask, read])
+        with self._translated():
+            reply = await self._kv.Txn(request, timeout=_TIMEOUT_S)
+        store_id = candidate
+        if not reply.succeeded:
+            store_id = reply.responses[0].response_range.kvs[0].value.decode()
+        kvs = reply.responses[1].response_range.kvs
+        items = {kv.key.decode(): Entry(kv.value, kv.lease != 0) for kv in kvs}
+        return Snapshot(store_id, reply.header.revision, items)
+
+    async def watch(self, prefix: str, snapshot: Snapshot) -> AsyncGenerator[Changes, None]:
+        """What changes after the snapshot, until etcd ends the watch (restart, compaction).
+
+        gRPC may carry a young call over to a restarted etcd unseen; an empty one would then wait
+        for a revision that is far off. So the store's name is compared once the watch stands.
+        """
+        start = prefix.encode()
+        create = rpc.WatchCreateRequest(
+            key=start, range_end=prefix_range_end(start), start_revision=snapshot.revision + 1
+        )
+        with self._translated():
+            call = self._watches.Watch()
+            try:
+                await call.write(rpc.WatchRequest(create_request=create))
+                async for reply in call:
+                    if reply.canceled:
+                        return
+                    if reply.created and await self._store_id() != snapshot.store_id:
+                        return
+                    yield [_change(event) for event in reply.events]
+            finally:
+                call.cancel()
+
+    async def _store_id(self) -> str | None:
+        reply = await self._kv.Range(rpc.RangeRequest(key=self._store_key), timeout=_TIMEOUT_S)
+        return reply.kvs[0].value.decode() if reply.kvs else None
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        if self._channel is None:
+            raise ServiceError(f"the connection to etcd at {self._endpoints} is closed")
+        try:
+            yield
+        except rpc.AioRpcError as error:
+            details = error.details() or error.code().name
+            raise ServiceError(f"etcd at {self._endpoints} failed: {details}") from error
+        except rpc.BaseError as error:
+            raise ServiceError(f"etcd at {self._endpoints} failed: {error!r}") from error
+
+
+def _change(event: Any) -> tuple[str, Entry | None]:
+    entry = Entry(event.kv.value, event.kv.lease != 0)
+    return event.kv.key.decode(), None if event.type == rpc.Event.DELETE else entry
+
+
+async def _resolve(host: str, port: int) -> str:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, family=2, type=1)
+    except OSError as error:
+        raise ServiceError(f"etcd's host {host} is unknown: {error}") from error
+    return "{}:{}".format(*found[0][4][:2])
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url.strip() if "//" in url else f"http://{url.strip()}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConfigError(f"runtime.etcd_endpoints: {url!r} is not http://host:port")
+    return parts.hostname, parts.port or 2379

@@ -1,0 +1,154 @@
+"""Events that nobody depends on for correctness: load reports and KV events, over core NATS.
+
+tandem.{namespace}.load.{instance_id}    LoadReport
+tandem.{namespace}.kv.{instance_id}      KvEvent
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from tandem.runtime.nats import NatsConnection
+
+logger = logging.getLogger(__name__)
+
+_MAX_OUTBOX = 10_000  # messages that wait for the socket; more are dropped
+
+Listener = Callable[[str, bytes], None]  # subject, payload
+
+
+def load_subject(namespace: str, instance_id: str = "*") -> str:
+    """Where an instance reports its load; of all instances by default."""
+    return f"tandem.{namespace}.load.{instance_id}"
+
+
+def kv_subject(namespace: str, instance_id: str = "*") -> str:
+    """Where an instance reports its prefix cache; of all instances by default."""
+    return f"tandem.{namespace}.kv.{instance_id}"
+
+
+class Events(Protocol):
+    """Publish and subscribe, at most once, in order per publisher."""
+
+    num_dropped: int
+
+    @property
+    def connected(self) -> bool:
+        """Whether what is published now has a chance to arrive."""
+        ...
+
+    async def start(self) -> None:
+        """Begin; the connection underneath is up already."""
+        ...
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        """Send without waiting; dropped and counted while disconnected."""
+        ...
+
+    async def subscribe(self, subject: str, listener: Listener) -> None:
+        """Call `listener` for every message; `*` in the subject stands for one part."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and sending."""
+        ...
+
+
+class NatsEvents:
+    """Events over NATS; subscriptions survive its loss, messages of that time do not."""
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self._connection = connection
+        self._outbox: deque[tuple[str, bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._publisher: asyncio.Task[None] | None = None
+        self.num_dropped = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.connected
+
+    async def start(self) -> None:
+        self._publisher = asyncio.create_task(self._publish_all())
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        if not self.connected or len(self._outbox) >= _MAX_OUTBOX:
+            self.num_dropped += 1
+            return
+        self._outbox.append((subject, payload))
+        self._wake.set()
+
+    async def _publish_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outbox:
+                subject, payload = self._outbox.popleft()
+                try:
+                    await self._connection.client.publish(subject, payload)
+                except (nats.errors.Error, OSError) as error:
+                    self.num_dropped += 1
+                    logger.debug("%s was dropped: %r", subject, error)
+
+    async def subscribe(self, subject: str, listener: Listener) -> None:
+        async def on_message(message: Msg) -> None:
+            _deliver(listener, message.subject, message.data)
+
+        await self._connection.client.subscribe(subject, cb=on_message)
+
+    async def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.cancel()
+            await asyncio.gather(self._publisher, return_exceptions=True)
+            self._publisher = None
+
+
+class MemoryEvents:
+    """Events within one process; give several the same list of listeners to connect them."""
+
+    def __init__(self, listeners: list[tuple[str, Listener]] | None = None) -> None:
+        self._listeners = listeners if listeners is not None else []
+        self._own: list[tuple[str, Listener]] = []
+        self.num_dropped = 0
+        self.connected = False
+
+    async def start(self) -> None:
+        self.connected = True
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        if not self.connected:
+            self.num_dropped += 1
+            return
+        for pattern, listener in list(self._listeners):
+            if _matches(pattern, subject):
+                _deliver(listener, subject, payload)
+
+    async def subscribe(self, subject: str, listener: Listener) -> None:
+        self._listeners.append((subject, listener))
+        self._own.append((subject, listener))
+
+    async def close(self) -> None:
+        for entry in self._own:
+            self._listeners.remove(entry)
+        self._own.clear()
+        self.connected = False
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    parts = pattern.split(".")
+    names = subject.split(".")
+    return len(parts) == len(names) and all(
+        part in ("*", name) for part, name in zip(parts, names, strict=True)
+    )
+
+
+def _deliver(listener: Listener, subject: str, payload: bytes) -> None:
+    try:
+        listener(subject, payload)
+    except Exception:
+        logger.exception("a listener of %s failed", subject)

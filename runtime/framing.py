@@ -1,0 +1,185 @@
+"""The request plane's wire format: pure functions, values in, bytes out.
+
+A connection opens with a fixed preamble each way, then carries frames:
+
+    preamble   magic[8]  version u16  status u16  token digest[32]        little-endian
+    frame      body length u32  sequence number u32  body (msgpack)       little-endian
+
+Frames of one direction are numbered from 0 without a gap.
+"""
+
+import hashlib
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from tandem.runtime.errors import ProtocolError
+
+MAGIC = b"TANDEM\r\n"
+VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 64 * 1024  # leaves room for what stands around a payload
+HEADER = struct.Struct("<II")
+_PREAMBLE = struct.Struct("<8sHH32s")
+PREAMBLE_BYTES = _PREAMBLE.size
+
+
+class Status(IntEnum):
+    """The server's answer in its preamble; a client always says OK."""
+
+    OK = 0
+    WRONG_VERSION = 1
+    WRONG_TOKEN = 2
+
+
+class Preamble(msgspec.Struct, frozen=True):
+    """First bytes of a connection, in each direction."""
+
+    version: int
+    status: Status
+    digest: bytes  # 32 bytes; of the cluster token and the sender's side
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The first frame each way: who is speaking."""
+
+    instance_id: str
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Client to server: start a stream. `deadline_ms` is the time left; None is no deadline."""
+
+    stream_id: int
+    endpoint: str
+    payload: bytes
+    credit: int  # items the server may send before it hears a Credit
+    request_id: str
+    deadline_ms: int | None
+    headers: dict[str, str]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Server to client: all that one loop tick produced, for all streams of the connection.
+
+    For each stream its items come before its end or failure.
+    """
+
+    items: list[tuple[int, bytes]]  # (stream id, payload)
+    ends: list[int]  # stream ids
+    fails: list["Failure"]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """How a stream failed; `code` names the error class."""
+
+    stream_id: int
+    code: str
+    message: str
+    param: str | None
+    retry_after_s: float
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Client to server: the caller does not want this stream any more."""
+
+    stream_id: int
+    reason: str
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Client to server: `num_items` more items of this stream were consumed."""
+
+    stream_id: int
+    num_items: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Both ways: alive; `progress` counts the engine's steps and must move while `busy`."""
+
+    progress: int
+    busy: bool
+
+
+Frame = Hello | Open | Batch | Cancel | Credit | Heartbeat
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+
+def token_digest(token: str | None, side: str) -> bytes:
+    """What a side ("client" or "server") shows of the cluster token; zeros without a token."""
+    if token is None:
+        return bytes(32)
+    return hashlib.blake2b(token.encode(), digest_size=32, person=side.encode()).digest()
+
+
+def encode_preamble(preamble: Preamble) -> bytes:
+    """The first `PREAMBLE_BYTES` bytes of a connection."""
+    return _PREAMBLE.pack(MAGIC, preamble.version, preamble.status, preamble.digest)
+
+
+def decode_preamble(data: bytes) -> Preamble:
+    """The inverse of `encode_preamble`. Raises ProtocolError when the magic is not ours."""
+    magic, version, status, digest = _PREAMBLE.unpack(data)
+    if magic != MAGIC or status not in tuple(Status):
+        raise ProtocolError("not a Tandem request plane")
+    return Preamble(version, Status(status), digest)
+
+
+def encode_frame(sequence_number: int, frame: Frame) -> bytearray:
+    """One frame with its header. Raises ProtocolError when it is larger than the limit."""
+    buffer = bytearray(HEADER.size)
+    _ENCODER.encode_into(frame, buffer, HEADER.size)
+    num_bytes = len(buffer) - HEADER.size
+    if num_bytes > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {num_bytes} bytes exceeds the limit {MAX_FRAME_BYTES}")
+    HEADER.pack_into(buffer, 0, num_bytes, sequence_number & 0xFFFFFFFF)
+    return buffer
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, checking size and sequence number from the header alone."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+        self._next_sequence_number = 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes. Raises ProtocolError; the stream is over after that."""
+        source: bytes | bytearray = data
+        if self._partial:
+            self._partial += data
+            source = self._partial
+        frames: list[Frame] = []
+        offset = 0
+        end = len(source)
+        with memoryview(source) as view:
+            while end - offset >= HEADER.size:
+                body = offset + HEADER.size
+                num_bytes = self._check_header(*HEADER.unpack_from(view, offset))
+                if end - body < num_bytes:
+                    break
+                offset = body + num_bytes
+                self._next_sequence_number = (self._next_sequence_number + 1) & 0xFFFFFFFF
+                frames.append(_decode(view[body:offset]))
+        if source is self._partial:
+            del self._partial[:offset]
+        elif offset < end:
+            self._partial += data[offset:]
+        return frames
+
+    def _check_header(self, num_bytes: int, sequence_number: int) -> int:
+        if num_bytes > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {num_bytes} bytes exceeds the limit {MAX_FRAME_BYTES}")
+        if sequence_number != self._next_sequence_number:
+            expected = self._next_sequence_number
+            raise ProtocolError(f"frame {sequence_number} arrived where {expected} was due")
+        return num_bytes
+
+
+def _decode(body: memoryview) -> Frame:
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"malformed frame: {error}") from error

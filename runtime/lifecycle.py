@@ -1,0 +1,112 @@
+"""Every process is startup, serve, drain, stop; shutdown is a state, not a flag."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from enum import Enum
+
+logger = logging.getLogger(__name__)
+
+EXIT_IMPATIENT = 70  # a second signal came before the first was served
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+
+Stage = Callable[[], Awaitable[None]]
+
+
+class State(Enum):
+    """Where a process is in its life; it only moves forward."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Lifecycle:
+    """Runs a process from `startup` to `stop`; SIGTERM, SIGINT or `shut_down` begin the end."""
+
+    def __init__(self, *, drain_timeout_s: float = 10.0) -> None:
+        self.state = State.STARTING
+        self._drain_timeout_s = drain_timeout_s
+        self._ending = asyncio.Event()
+
+    def shut_down(self, reason: str) -> None:
+        """Begin the orderly end; idempotent."""
+        if not self._ending.is_set():
+            logger.info("shutting down: %s", reason)
+            self._ending.set()
+
+    async def run(self, *, startup: Stage, drain: Stage, stop: Stage) -> None:
+        """Startup, serve until asked to end, drain for at most `drain_timeout_s`, stop.
+
+        `stop` always runs, also when startup fails or is interrupted. A second signal ends the
+        process at once with status 70. Only the main thread can call this.
+        """
+        with self._signals():
+            try:
+                if await self._start(startup):
+                    self.state = State.SERVING
+                    await self._ending.wait()
+                    self.state = State.DRAINING
+                    await self._drain(drain)
+            finally:
+                self.state = State.DRAINING
+                await stop()
+                self.state = State.STOPPED
+
+    async def _start(self, startup: Stage) -> bool:
+        """True when startup completed before the end was asked for; its errors are raised."""
+        starting = asyncio.ensure_future(startup())
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return True
+            return False
+        finally:
+            for task in (starting, ending):
+                task.cancel()
+            await asyncio.gather(starting, ending, return_exceptions=True)
+
+    async def _drain(self, drain: Stage) -> None:
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await drain()
+        except TimeoutError:
+            logger.warning("work remained after %g s of draining", self._drain_timeout_s)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._ending.is_set():
+            logger.warning("second signal (%s): exiting at once", number.name)
+            os._exit(EXIT_IMPATIENT)
+        self.shut_down(number.name)
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send us `number` when the parent's starting thread ends (Linux only).
+
+    Exits at once when the parent, `parent_pid`, is gone already.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent_pid:
+        raise SystemExit(EXIT_IMPATIENT)

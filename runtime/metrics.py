@@ -1,0 +1,59 @@
+"""Prometheus metrics: named once, found again, served over HTTP."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.metrics import MetricWrapperBase
+
+logger = logging.getLogger(__name__)
+
+# From one decode step on a GPU to a long request on a laptop.
+LATENCY_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+
+_metrics: dict[str, MetricWrapperBase] = {}
+_M = TypeVar("_M", bound=MetricWrapperBase)
+
+
+def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+    """The process's counter `tandem_{name}`, made at the first call."""
+    return _named(name, Counter, lambda full: Counter(full, help, labels))
+
+
+def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
+    """The process's gauge `tandem_{name}`, made at the first call."""
+    return _named(name, Gauge, lambda full: Gauge(full, help, labels))
+
+
+def histogram(
+    name: str,
+    help: str,
+    labels: Sequence[str] = (),
+    buckets: Sequence[float] = LATENCY_BUCKETS_S,
+) -> Histogram:
+    """The process's histogram `tandem_{name}`, made at the first call; seconds by default."""
+    return _named(name, Histogram, lambda full: Histogram(full, help, labels, buckets=buckets))
+
+
+def _named(name: str, kind: type[_M], make: Callable[[str], _M]) -> _M:
+    metric = _metrics.get(name)
+    if metric is None:
+        metric = _metrics[name] = make(f"tandem_{name}")
+    assert isinstance(metric, kind), f"{name} is a {type(metric).__name__}"
+    return metric
+
+
+def serve_metrics(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
+    """Serve /metrics on a thread of its own; returns what stops it. Raises OSError."""
+    server, thread = start_http_server(port, host, registry=REGISTRY)
+    logger.info("metrics on http://%s:%d/metrics", host, server.server_port)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,97 @@
+"""The process's one connection to NATS, shared by the queue and the events."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import nats.errors
+from nats.aio.client import Client
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_WAIT_S = 0.25
+_PING_INTERVAL_S = 1
+_CLOSE_TIMEOUT_S = 2.0
+
+Listener = Callable[[], Awaitable[None]]
+
+
+class NatsConnection:
+    """Reconnects for as long as it is open; nothing is buffered while NATS is away.
+
+    `client` is nats-py's; its `publish` raises OutboundBufferLimitError while disconnected.
+    """
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.url = config.nats_url
+        self._config = config
+        self._listeners: list[Listener] = []
+        self._last_error: Exception | None = None
+        self.client = Client()
+
+    @property
+    def connected(self) -> bool:
+        """Whether NATS is reachable, as far as known; a frozen server is noticed within 3 s."""
+        return self.client.is_connected
+
+    def on_reconnect(self, listener: Listener) -> None:
+        """Await `listener` after each reconnection; subscriptions are restored before."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Connect. Raises ServiceError naming the address after `connect_attempts`."""
+        started_s = time.perf_counter()
+        try:
+            await self.client.connect(
+                servers=[url.strip() for url in self.url.split(",")],
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                connect_timeout=max(1, int(self._config.connect_timeout_s)),
+                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                max_reconnect_attempts=self._config.connect_attempts,
+                ping_interval=_PING_INTERVAL_S,
+                pending_size=0,  # while disconnected, refuse instead of buffering
+            )
+        except (nats.errors.Error, OSError, ValueError) as error:
+            took_s = time.perf_counter() - started_s
+            raise ServiceError(
+                f"NATS not reachable at {self.url} after {self._config.connect_attempts} "
+                f"attempts ({took_s:.1f} s): {self._last_error or error}"
+            ) from error
+        self.client.options["max_reconnect_attempts"] = -1
+        logger.info("NATS at %s", self.url)
+
+    async def close(self) -> None:
+        """Close; idempotent, bounded."""
+        self._listeners.clear()
+        # In a task of its own: when it interrupts a reconnection, nats-py's close is cancelled by
+        # the future that both awaited, and that must not look like a cancellation of our caller.
+        closing = asyncio.ensure_future(self.client.close())
+        await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT_S)
+        if not closing.done():
+            closing.cancel()
+            await asyncio.wait({closing})
+        if not closing.cancelled() and closing.exception() is not None:
+            logger.warning("NATS connection did not close cleanly: %r", closing.exception())
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        level = logging.WARNING if self.client.is_connected else logging.DEBUG
+        logger.log(level, "NATS at %s: %r", self.url, error)
+
+    async def _on_disconnect(self) -> None:
+        if not self.client.is_closed:
+            logger.warning("NATS at %s is away; reconnecting", self.url)
+
+    async def _on_reconnect(self) -> None:
+        logger.info("NATS at %s is back", self.url)
+        for listener in self._listeners:
+            try:
+                await listener()
+            except Exception:
+                logger.exception("a listener failed after the reconnection to NATS")

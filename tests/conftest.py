@@ -1,0 +1,53 @@
+"""What all tests share: uvloop, and one real NATS and etcd for the session."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+
+sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `services`
+
+from services import EtcdServer, NatsServer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Report what uvloop finds open at the end of a test, as a warning.
+
+    As an error it would interrupt uvloop while it closes, which then waits for ever.
+    """
+    config.addinivalue_line("filterwarnings", "default:unclosed resource:ResourceWarning")
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that Tandem runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    """A NATS for all tests; those that harm it start their own."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[EtcdServer]:
+    """An etcd for all tests; those that harm it start their own."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def runtime_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
+    """A namespace of the test's own on the session's NATS and etcd."""
+    return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)

@@ -1,0 +1,43 @@
+"""A request-plane server with three small endpoints, and a client."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+
+CONFIG = RuntimeConfig(connect_timeout_s=2.0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RequestServer]:
+    server = RequestServer(CONFIG, "server")
+
+    async def echo(payload: bytes, context: RequestContext, responder: Responder) -> None:
+        responder.send(payload)
+
+    async def count(payload: bytes, context: RequestContext, responder: Responder) -> None:
+        for i in range(int(payload)):
+            responder.send(b"%d" % i)
+
+    async def until_cancelled(
+        payload: bytes, context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(b"started")
+        await context.cancelled()
+
+    server.register("echo", echo)
+    server.register("count", count)
+    server.register("until_cancelled", until_cancelled)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RequestClient]:
+    client = RequestClient(CONFIG, "client")
+    yield client
+    await client.close()

@@ -1,0 +1,42 @@
+"""A process at the other end of the request plane, for tests that stop or kill it.
+
+`plane_peer.py serve` prints its address; `plane_peer.py call ADDRESS` opens a stream there and
+prints its first item. Both then wait to be ended.
+"""
+
+import asyncio
+import sys
+
+import uvloop
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+
+
+async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:
+    """One item, then silence."""
+    responder.send(b"started")
+    await context.cancelled()
+
+
+async def serve() -> None:
+    """A server with the endpoint `hold`."""
+    server = RequestServer(RuntimeConfig(), "peer")
+    server.register("hold", hold)
+    await server.start()
+    sys.stdout.write(f"{server.address}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+async def call(address: str) -> None:
+    """A client that holds one stream of the endpoint `hold`."""
+    client = RequestClient(RuntimeConfig(), "peer")
+    async for item in await client.open(address, "hold", b"", RequestContext()):
+        sys.stdout.write(f"{item.decode()}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve() if sys.argv[1] == "serve" else call(sys.argv[2]))

@@ -1,0 +1,127 @@
+"""etcd killed, frozen, restarted and emptied under a running process."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from services import EtcdServer, eventually, free_port
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.etcd import EtcdDiscovery
+
+BACK_S = 15.0
+
+
+@pytest.fixture
+def server() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def ours(server: EtcdServer) -> AsyncIterator[EtcdDiscovery]:
+    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=2))
+    await discovery.start()
+    yield discovery
+    await discovery.close()
+
+
+@pytest.fixture
+async def theirs(server: EtcdServer) -> AsyncIterator[EtcdDiscovery]:
+    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=2))
+    await discovery.start()
+    yield discovery
+    await discovery.close()
+
+
+async def test_no_etcd_is_an_error_that_names_the_address_and_the_attempts() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=url, connect_attempts=2))
+    with pytest.raises(ServiceError, match=rf"etcd not reachable at {url} after 2 attempts \("):
+        await discovery.start()
+
+
+def test_an_endpoint_that_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="etcd_endpoints"):
+        EtcdDiscovery(RuntimeConfig(etcd_endpoints="https://127.0.0.1:1"))
+
+
+async def test_of_several_endpoints_one_is_enough(server: EtcdServer) -> None:
+    endpoints = f"http://127.0.0.1:{free_port()},{server.url}"
+    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=endpoints))
+    await discovery.start()
+    await discovery.put("/x", b"1")
+    assert await discovery.get_prefix("/x") == {"/x": b"1"}
+    await discovery.close()
+
+
+async def test_while_etcd_is_away_views_stay_and_writes_wait(
+    server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    await ours.put("/t/kept", b"1")
+    await ours.put("/t/withdrawn", b"1")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: len(items) == 2, 5)
+    server.kill()
+    await eventually(lambda: not theirs.connected)
+    assert view.items.keys() == {"/t/kept", "/t/withdrawn"}
+    await ours.put("/t/new", b"1")
+    await ours.delete("/t/withdrawn")
+    with pytest.raises(ServiceError, match=server.url):
+        await theirs.put_config("/t/config", b"1")
+    server.restart()
+    await view.wait_for(lambda items: items.keys() == {"/t/kept", "/t/new"}, BACK_S)
+    await eventually(lambda: ours.connected and theirs.connected, BACK_S)
+
+
+async def test_everyone_registers_again_in_an_empty_etcd(
+    server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    dead = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=60))
+    await dead.start()
+    await dead.put("/t/dead", b"1")
+    await ours.put("/t/ours", b"1")
+    await ours.put_config("/t/config", b"1")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: len(items) == 3, 5)
+    deleted: list[str] = []
+    view.subscribe(lambda key, value: deleted.append(key) if value is None else None)
+    dead._own.clear()  # it will not come back with its key
+    server.restart(empty=True)
+    await view.wait_for(lambda items: "/t/dead" not in items, BACK_S)
+    assert deleted == ["/t/dead"]
+    assert view.items.keys() == {"/t/ours", "/t/config"}
+    await eventually(lambda: ours.connected, BACK_S)
+    assert await ours.get_prefix("/t/") == {"/t/ours": b"1"}
+    await dead.close()
+
+
+async def test_an_expired_lease_is_replaced(
+    server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    await ours.put("/t/x", b"1")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: len(items) == 1, 5)
+    changes: list[bytes | None] = []
+    view.subscribe(lambda key, value: changes.append(value))
+    revoke = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url))
+    await revoke.start()
+    revoke._lease_id, mine = ours._lease_id, revoke._lease_id
+    await revoke.close()
+    assert mine
+    await view.wait_for(lambda items: changes == [b"1", None, b"1"], BACK_S)
+
+
+async def test_a_frozen_etcd_is_noticed_and_survived(
+    server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    await ours.put("/t/x", b"1")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: len(items) == 1, 5)
+    server.freeze()
+    await eventually(lambda: not ours.connected)
+    assert view.items == {"/t/x": b"1"}
+    server.thaw()
+    await eventually(lambda: ours.connected and view.items == {"/t/x": b"1"}, BACK_S)
+    await ours.put("/t/y", b"1")
+    await view.wait_for(lambda items: "/t/y" in items, BACK_S)

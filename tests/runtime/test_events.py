@@ -1,0 +1,110 @@
+"""Publish and subscribe: the same in memory and over NATS, which may go away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from services import NatsServer, eventually, free_port
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.events import (
+    Events,
+    MemoryEvents,
+    NatsEvents,
+    kv_subject,
+    load_subject,
+)
+from tandem.runtime.nats import NatsConnection
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def events(request: pytest.FixtureRequest) -> AsyncIterator[Events]:
+    if request.param == "memory":
+        memory = MemoryEvents()
+        await memory.start()
+        yield memory
+        await memory.close()
+        return
+    server: NatsServer = request.getfixturevalue("nats")
+    connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+    await connection.start()
+    events = NatsEvents(connection)
+    await events.start()
+    yield events
+    await events.close()
+    await connection.close()
+
+
+async def test_subscribers_hear_their_subjects_in_order(events: Events) -> None:
+    loads: list[tuple[str, bytes]] = []
+    kvs: list[bytes] = []
+    await events.subscribe(load_subject("ns"), lambda subject, data: loads.append((subject, data)))
+    await events.subscribe(kv_subject("ns", "a"), lambda subject, data: kvs.append(data))
+    for i in range(100):
+        events.publish(load_subject("ns", "a"), b"%d" % i)
+    events.publish(load_subject("other", "a"), b"not ours")
+    events.publish(kv_subject("ns", "b"), b"not a's")
+    events.publish(kv_subject("ns", "a"), b"kv")
+    await eventually(lambda: len(loads) == 100 and bool(kvs))
+    assert loads == [("tandem.ns.load.a", b"%d" % i) for i in range(100)]
+    assert kvs == [b"kv"]
+    assert events.num_dropped == 0
+
+
+async def test_a_failing_listener_hears_the_next_message(events: Events) -> None:
+    heard: list[bytes] = []
+
+    def listener(subject: str, data: bytes) -> None:
+        heard.append(data)
+        raise ValueError(data)
+
+    await events.subscribe("tandem.x.load.y", listener)
+    events.publish("tandem.x.load.y", b"1")
+    events.publish("tandem.x.load.y", b"2")
+    await eventually(lambda: heard == [b"1", b"2"])
+
+
+async def test_no_nats_is_an_error_that_names_the_address() -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    connection = NatsConnection(RuntimeConfig(nats_url=url, connect_attempts=2))
+    with pytest.raises(ServiceError, match=rf"NATS not reachable at {url} after 2 attempts \("):
+        await connection.start()
+    await connection.close()
+
+
+async def test_while_nats_is_away_events_are_dropped_and_counted_and_then_flow_again() -> None:
+    with NatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        events = NatsEvents(connection)
+        await events.start()
+        heard: list[bytes] = []
+        await events.subscribe("tandem.*.load.*", lambda subject, data: heard.append(data))
+        back = asyncio.Event()
+
+        async def on_reconnect() -> None:
+            back.set()
+
+        connection.on_reconnect(on_reconnect)
+        server.kill()
+        await eventually(lambda: not events.connected)
+        for _ in range(10):
+            events.publish("tandem.ns.load.a", b"lost")
+        assert events.num_dropped == 10
+        server.restart(empty=True)
+        await asyncio.wait_for(back.wait(), 15)
+        events.publish("tandem.ns.load.a", b"after")
+        await eventually(lambda: bool(heard))
+        assert heard == [b"after"]
+        await events.close()
+        await connection.close()
+
+
+async def test_a_frozen_nats_is_noticed_and_closing_stays_bounded() -> None:
+    with NatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        server.freeze()
+        await eventually(lambda: not connection.connected)
+        await asyncio.wait_for(connection.close(), 5)

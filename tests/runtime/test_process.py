@@ -1,0 +1,174 @@
+"""A process's life: startup, drain, stop, signals, its parent's death, its logs and metrics."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from services import eventually, free_port
+
+from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State
+from tandem.runtime.logs import setup_logging
+from tandem.runtime.metrics import counter, gauge, histogram, serve_metrics
+
+
+class Stages:
+    """Records what ran, and in which state."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self.ran: list[tuple[str, State]] = []
+
+    async def startup(self) -> None:
+        self.ran.append(("startup", self.lifecycle.state))
+
+    async def drain(self) -> None:
+        self.ran.append(("drain", self.lifecycle.state))
+
+    async def stop(self) -> None:
+        self.ran.append(("stop", self.lifecycle.state))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
+    lifecycle = Lifecycle()
+    stages = Stages(lifecycle)
+    running = asyncio.create_task(
+        lifecycle.run(startup=stages.startup, drain=stages.drain, stop=stages.stop)
+    )
+    await eventually(lambda: lifecycle.state is State.SERVING)
+    os.kill(os.getpid(), number)
+    await running
+    assert stages.ran == [
+        ("startup", State.STARTING),
+        ("drain", State.DRAINING),
+        ("stop", State.DRAINING),
+    ]
+    assert lifecycle.state is State.STOPPED
+
+
+async def test_a_failing_startup_stops_and_is_raised() -> None:
+    lifecycle = Lifecycle()
+    stages = Stages(lifecycle)
+
+    async def startup() -> None:
+        raise ValueError("no weights")
+
+    with pytest.raises(ValueError, match="no weights"):
+        await lifecycle.run(startup=startup, drain=stages.drain, stop=stages.stop)
+    assert [name for name, _ in stages.ran] == ["stop"]
+    assert lifecycle.state is State.STOPPED
+
+
+async def test_a_shutdown_during_startup_does_not_wait_for_it() -> None:
+    lifecycle = Lifecycle()
+    stages = Stages(lifecycle)
+
+    async def startup() -> None:
+        lifecycle.shut_down("changed my mind")
+        await asyncio.Event().wait()
+
+    await lifecycle.run(startup=startup, drain=stages.drain, stop=stages.stop)
+    assert [name for name, _ in stages.ran] == ["stop"]
+
+
+async def test_draining_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    lifecycle = Lifecycle(drain_timeout_s=0.05)
+    stages = Stages(lifecycle)
+
+    async def startup() -> None:
+        lifecycle.shut_down("test")
+
+    async def drain() -> None:
+        await asyncio.Event().wait()
+
+    await lifecycle.run(startup=startup, drain=drain, stop=stages.stop)
+    assert "after 0.05 s of draining" in caplog.text
+    assert stages.ran == [("stop", State.DRAINING)]
+
+
+def run_python(code: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    code = """
+import asyncio, sys
+from tandem.runtime.lifecycle import Lifecycle
+async def startup(): pass
+async def drain():
+    print("draining", flush=True)
+    await asyncio.Event().wait()
+async def main():
+    lifecycle = Lifecycle(drain_timeout_s=60)
+    asyncio.get_running_loop().call_soon(print, "up")
+    asyncio.get_running_loop().call_soon(sys.stdout.flush)
+    await lifecycle.run(startup=startup, drain=drain, stop=startup)
+asyncio.run(main())
+"""
+    with run_python(code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == EXIT_IMPATIENT
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    child = """
+import os, signal, sys
+from tandem.runtime.lifecycle import die_with_parent
+die_with_parent(int(sys.argv[1]), signal.SIGKILL)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+    parent = f"""
+import os, signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {child!r}, str(os.getpid())])
+signal.pause()
+"""
+    with run_python(parent) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline())
+        process.kill()
+        assert process.stdout.read() == ""  # returns when the child, too, has closed its end
+
+
+def test_a_log_line_names_the_role_and_the_instance(capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        setup_logging("info", "decode", "ab12")
+        logging.getLogger("tandem.x").info("ready")
+        logging.getLogger("tandem.x").debug("not shown")
+        logging.getLogger("grpc").info("not shown")
+    finally:
+        root.handlers[:], _ = before
+        root.setLevel(before[1])
+        logging.captureWarnings(False)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("INFO    decode/ab12 tandem.x: ready")
+
+
+def test_metrics_are_served_and_made_once() -> None:
+    counter("test_requests_total", "Requests.", ["place"]).labels("local").inc()
+    assert counter("test_requests_total", "Requests.", ["place"]) is counter(
+        "test_requests_total", "Requests.", ["place"]
+    )
+    gauge("test_depth", "Depth.").set(3)
+    histogram("test_seconds", "Seconds.").observe(0.1)
+    port = free_port()
+    stop = serve_metrics(port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            text = response.read().decode()
+    finally:
+        stop()
+    assert 'tandem_test_requests_total{place="local"} 1.0' in text
+    assert "tandem_test_depth 3.0" in text
+    assert 'tandem_test_seconds_bucket{le="0.1"} 1.0' in text

