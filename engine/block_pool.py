@@ -1,0 +1,272 @@
+"""Who owns which KV block: free, cached, held or quarantined. Pure; knows no tensor."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+HashListener = Callable[[list[bytes]], None]
+
+QUARANTINED = -1  # in place of a reference count
+
+
+class FreeRuns:
+    """Free block ids as maximal runs of adjacent ids, so that allocations stay adjacent.
+
+    Runs lie in classes by the binary logarithm of their length: taking and giving back are O(1).
+    """
+
+    __slots__ = ("_classes", "_first_of", "_length_of", "_occupied", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = 0
+        self._length_of: dict[int, int] = {}  # first id of a run |-> its length
+        self._first_of: dict[int, int] = {}  # last id of a run |-> its first
+        self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length())]
+        self._occupied = 0  # bit k: class k, the runs of length [2**k, 2**(k + 1)), has some
+        self._insert(0, num_blocks)
+
+    def runs(self) -> dict[int, int]:
+        """First id |-> length of every run."""
+        return dict(self._length_of)
+
+    def add(self, block_ids: list[int]) -> None:
+        """Give ids back; each joins the runs beside it."""
+        if len(block_ids) == 1:
+            self._join(block_ids[0], 1)
+            return
+        block_ids = sorted(block_ids)
+        start = 0
+        for i in range(1, len(block_ids) + 1):
+            if i == len(block_ids) or block_ids[i] != block_ids[i - 1] + 1:
+                self._join(block_ids[start], i - start)
+                start = i
+
+    def take(self, num_blocks: int, after: int | None = None) -> list[int]:
+        """`num_blocks` ids in as few runs as is cheap to find, following `after` if they can."""
+        assert num_blocks <= self.num_blocks
+        taken: list[int] = []
+        if after is not None and after + 1 in self._length_of:
+            taken = self._split(after + 1, num_blocks)
+        while len(taken) < num_blocks:
+            missing = num_blocks - len(taken)
+            taken += self._split(self._best_run(missing), missing)
+        return taken
+
+    def _best_run(self, num_blocks: int) -> int:
+        """The first id of a run of the smallest class that surely fits, else of the largest."""
+        fitting = (num_blocks - 1).bit_length()
+        candidates = self._occupied >> fitting
+        if candidates:
+            size_class = fitting + (candidates & -candidates).bit_length() - 1
+        else:
+            size_class = self._occupied.bit_length() - 1
+        # popitem and not next(): walking a dict steps over every entry deleted before.
+        runs = self._classes[size_class]
+        first, _ = runs.popitem()
+        runs[first] = None
+        return first
+
+    def _split(self, first: int, num_blocks: int) -> list[int]:
+        length = self._remove(first)
+        count = min(length, num_blocks)
+        self._insert(first + count, length - count)
+        return list(range(first, first + count))
+
+    def _join(self, first: int, length: int) -> None:
+        left = self._first_of.get(first - 1)
+        if left is not None:
+            length += self._remove(left)
+            first = left
+        if first + length in self._length_of:
+            length += self._remove(first + length)
+        self._insert(first, length)
+
+    def _insert(self, first: int, length: int) -> None:
+        if length == 0:
+            return
+        size_class = length.bit_length() - 1
+        self._length_of[first] = length
+        self._first_of[first + length - 1] = first
+        self._classes[size_class][first] = None
+        self._occupied |= 1 << size_class
+        self.num_blocks += length
+
+    def _remove(self, first: int) -> int:
+        length = self._length_of.pop(first)
+        del self._first_of[first + length - 1]
+        size_class = length.bit_length() - 1
+        del self._classes[size_class][first]
+        if not self._classes[size_class]:
+            self._occupied &= ~(1 << size_class)
+        self.num_blocks -= length
+        return length
+
+
+class BlockPool:
+    """Reference counts, prefix cache and quarantine over `num_blocks` blocks.
+
+    A block is *free*, *held* by one or more sequences, *cached* (nobody holds it, its hash is
+    known, least recently used is evicted first), or *quarantined* (a write may still land in it).
+    Listeners hear of hashes that entered or left the cache, on the caller's thread.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_cache: bool = True,
+        on_stored: HashListener | None = None,
+        on_removed: HashListener | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_cache = enable_prefix_cache
+        self.on_stored = on_stored
+        self.on_removed = on_removed
+        self.num_quarantined = 0
+        self.num_returns = 0  # grows whenever blocks may have become available
+        self._num_refs = [0] * num_blocks  # block id |-> holders, or QUARANTINED
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, next victim first
+        self._free = FreeRuns(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        return self._free.num_blocks
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._evictable)
+
+    @property
+    def num_available(self) -> int:
+        """What `allocate` could give: free and cached blocks."""
+        return self._free.num_blocks + len(self._evictable)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available - self.num_quarantined
+
+    def hashes(self) -> list[bytes]:
+        """Every hash that `match_prefix` would find now."""
+        return list(self._block_of)
+
+    def count_prefix(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks `match_prefix` would return; takes nothing."""
+        num_blocks = 0
+        for block_hash in hashes:
+            if block_hash not in self._block_of:
+                break
+            num_blocks += 1
+        return num_blocks
+
+    def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """Take a reference to the block of each leading hash that is known."""
+        block_ids = []
+        num_refs = self._num_refs
+        for block_hash in hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            if num_refs[block_id] == 0:
+                del self._evictable[block_id]
+            num_refs[block_id] += 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
+        """Blocks with one reference each, following block `after` if they can.
+
+        Evicts cached blocks at need. None: not enough are available, and nothing has changed.
+        """
+        shortage = num_blocks - self._free.num_blocks
+        if shortage > 0:
+            if shortage > len(self._evictable):
+                return None
+            self._evict(shortage)
+        block_ids = self._free.take(num_blocks, after)
+        for block_id in block_ids:
+            self._num_refs[block_id] = 1
+        return block_ids
+
+    def publish(self, block_id: int, block_hash: bytes) -> bool:
+        """Let others find a full held block. False: another block has that hash; this one stays
+        private.
+        """
+        assert self._num_refs[block_id] > 0 and self._hash_of[block_id] is None, block_id
+        if not self.enable_prefix_cache or block_hash in self._block_of:
+            return False
+        self._hash_of[block_id] = block_hash
+        self._block_of[block_hash] = block_id
+        if self.on_stored is not None:
+            self.on_stored([block_hash])
+        return True
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference to each; of a table in order, its last blocks are evicted first."""
+        unhashed = []
+        for block_id in reversed(block_ids):
+            num_refs = self._num_refs[block_id] - 1
+            assert num_refs >= 0, f"block {block_id} is freed but nobody holds it"
+            self._num_refs[block_id] = num_refs
+            if num_refs == 0:
+                if self._hash_of[block_id] is None:
+                    unhashed.append(block_id)
+                else:
+                    self._evictable[block_id] = None
+        self._free.add(unhashed)
+        self.num_returns += 1
+
+    def quarantine(self, block_ids: Sequence[int]) -> None:
+        """Keep held, unpublished blocks from everybody until `release_quarantined`."""
+        for block_id in block_ids:
+            assert self._num_refs[block_id] == 1 and self._hash_of[block_id] is None, block_id
+            self._num_refs[block_id] = QUARANTINED
+        self.num_quarantined += len(block_ids)
+
+    def release_quarantined(self, block_ids: Sequence[int]) -> None:
+        """No write can land in these any more: free them."""
+        for block_id in block_ids:
+            assert self._num_refs[block_id] == QUARANTINED, f"block {block_id} is not quarantined"
+            self._num_refs[block_id] = 0
+        self.num_quarantined -= len(block_ids)
+        self._free.add(list(block_ids))
+        self.num_returns += 1
+
+    def _evict(self, num_blocks: int) -> None:
+        block_ids = [self._evictable.popitem(last=False)[0] for _ in range(num_blocks)]
+        removed = []
+        for block_id in block_ids:
+            block_hash = self._hash_of[block_id]
+            assert block_hash is not None
+            self._hash_of[block_id] = None
+            del self._block_of[block_hash]
+            removed.append(block_hash)
+        self._free.add(block_ids)
+        if self.on_removed is not None:
+            self.on_removed(removed)
+
+    def check_invariants(self, num_holders: dict[int, int] | None = None) -> None:
+        """Assert free + cached + held + quarantined == total, counted from the blocks themselves.
+
+        `num_holders`: block id |-> how many tables list it, compared with the references if given.
+        """
+        num_refs = self._num_refs
+        num_idle = num_refs.count(0)
+        num_quarantined = num_refs.count(QUARANTINED)
+        assert min(num_refs, default=0) >= QUARANTINED
+        assert num_quarantined == self.num_quarantined
+        assert num_idle == self.num_free + self.num_cached, "blocks were lost or counted twice"
+        assert self.num_held == self.num_blocks - num_idle - num_quarantined
+        runs = self._free.runs()
+        assert sum(runs.values()) == self.num_free
+        for first, length in runs.items():
+            assert first + length not in runs, "adjacent runs were not joined"
+            assert not any(num_refs[first : first + length])
+            assert self._hash_of[first : first + length].count(None) == length
+        assert all(num_refs[i] == 0 and self._hash_of[i] is not None for i in self._evictable)
+        assert all(self._hash_of[i] == block_hash for block_hash, i in self._block_of.items())
+        assert len(self._block_of) == self.num_blocks - self._hash_of.count(None)
+        if num_holders is not None:
+            held = {i: count for i, count in enumerate(num_refs) if count > 0}
+            assert held == num_holders, "references and block tables disagree"

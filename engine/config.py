@@ -1,0 +1,55 @@
+"""The engine's configuration."""
+
+import os
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class EngineConfig(BaseModel):
+    """What one worker's engine runs and with how much memory; the same for both roles."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(default="", description="folder of the model")
+    dtype: Dtype = Field(
+        default="auto", description="auto: config.json's on a GPU, float32 on a CPU"
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda:\d+)$",
+        description="auto: cuda:0 where there is one",
+    )
+    block_size: int = Field(default=16, ge=1, le=1024, description="tokens per KV block")
+    num_blocks: int | None = Field(default=None, ge=1, description="overrides the memory budgets")
+    kv_memory_fraction: float = Field(
+        default=0.85, gt=0, le=1, description="of a GPU's memory, weights included"
+    )
+    kv_memory_bytes: int = Field(
+        default=256 * 2**20, ge=1, description="KV pool on a machine without a GPU"
+    )
+    max_num_seqs: int = Field(default=128, ge=1, description="sequences in one step")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="tokens in one step")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="tokens of prompt and answer; None: what the model and KV hold",
+    )
+    prefill_chunk_tokens: int = Field(
+        default=512, ge=1, description="most prompt tokens of one step while decodes run"
+    )
+    enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
+    threads: int | None = Field(
+        default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
+    )
+    attention: Literal["auto", "torch", "triton"] = Field(
+        default="auto", description="auto: triton on a GPU, torch on a CPU"
+    )
+
+    def num_threads(self) -> int:
+        """The torch threads that `threads` stands for on this machine."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, len(os.sched_getaffinity(0)) // 2)

@@ -1,0 +1,109 @@
+"""The pool of KV blocks: one allocation that kernels, transport and checksums all look at."""
+
+import logging
+import mmap
+from typing import Any, Literal
+
+import torch
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.model_config import ModelConfig
+from tandem.runtime.errors import CapacityError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+GPU_FREE_FRACTION = 0.9  # of what is free now; the rest is for activations
+
+
+class KvCache:
+    """Blocks of keys and values, zeroed, registrable with a transport from `base_address` on.
+
+    On a GPU the memory is a cudaMalloc of its own: memory of torch's caching allocator may be
+    mapped from pieces, over which transports fall back to a fraction of their bandwidth.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        dtype = getattr(torch, config.dtype)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.block_bytes = block_bytes(config, block_size)
+        self.memory: Literal["DRAM", "VRAM"] = "VRAM" if device.type == "cuda" else "DRAM"
+        self.device_id = device.index or 0
+        allocate = _cuda_bytes if device.type == "cuda" else _host_bytes
+        flat = allocate(num_blocks * self.block_bytes, self.device_id)
+        self.tensor = flat.view(dtype).view(
+            num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
+        )
+        self.base_address = self.tensor.data_ptr()
+
+
+def block_bytes(config: ModelConfig, block_size: int) -> int:
+    """Bytes of one block across all layers, in config.dtype."""
+    values = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
+    return values * int(getattr(torch, config.dtype).itemsize)
+
+
+def choose_num_blocks(config: EngineConfig, model: ModelConfig, device: torch.device) -> int:
+    """Blocks that the configured budget holds; on a GPU, called after the weights are there."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if device.type == "cpu":
+        budget = config.kv_memory_bytes
+    else:
+        # Only what this process holds counts against its fraction: a GPU may be shared.
+        num_free, num_total = torch.cuda.mem_get_info(device)
+        allowed = int(num_total * config.kv_memory_fraction) - torch.cuda.memory_reserved(device)
+        budget = min(allowed, int(num_free * GPU_FREE_FRACTION))
+    return max(0, budget) // block_bytes(model, config.block_size)
+
+
+def choose_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+    """Tokens one sequence may have.
+
+    Raises ConfigError when more is asked for than the model was made for, and CapacityError when
+    the pool cannot hold one sequence of the length asked for, or a single block.
+    """
+    num_slots = num_blocks * config.block_size
+    asked = config.max_model_len
+    if asked is not None and asked > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len {asked} is above the model's {model.max_position_embeddings} positions",
+            param="max_model_len",
+        )
+    if num_blocks < 1 or (asked is not None and num_slots < asked):
+        needed = asked or config.block_size
+        size = block_bytes(model, config.block_size)
+        num_needed = -(-needed // config.block_size)
+        raise CapacityError(
+            f"the KV pool holds {num_blocks} blocks of {config.block_size} tokens "
+            f"({num_blocks * size / MIB:.1f} MiB); one sequence of {needed} tokens needs "
+            f"{num_needed} blocks ({num_needed * size / MIB:.1f} MiB)"
+        )
+    max_len = asked or min(model.max_position_embeddings, num_slots)
+    if max_len < model.max_position_embeddings and asked is None:
+        logger.warning(
+            "max_model_len is %d tokens, what the KV pool holds, of the model's %d",
+            max_len,
+            model.max_position_embeddings,
+        )
+    return max_len
+
+
+def _host_bytes(num_bytes: int, _device_id: int) -> torch.Tensor:
+    """Anonymous, page-aligned, zeroed; the tensor keeps the mapping alive."""
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+
+
+def _cuda_bytes(num_bytes: int, device_id: int) -> torch.Tensor:
+    # Imported here: CuPy exists only where there is a GPU.
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        pointer: Any = cupy.cuda.MemoryPointer(cupy.cuda.Memory(num_bytes), 0)
+        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(
+            cupy.ndarray((num_bytes,), dtype=cupy.uint8, memptr=pointer)
+        )
+    return tensor.zero_()

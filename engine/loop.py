@@ -1,0 +1,176 @@
+"""The engine's own thread, and the way between it and asyncio."""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from tandem.engine.engine import Engine, SequenceOutput
+from tandem.runtime.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Command = Callable[[Engine], object]
+
+# The engine thread computes for milliseconds at a time; asyncio must not wait 5 ms for the GIL.
+SWITCH_INTERVAL_S = 1e-4
+# How long a step's tokens may hold up the next step. Without it a model of short steps runs on for
+# several of them before asyncio gets the GIL, and the first token leaves with the fifth.
+HAND_OVER_S = 1e-3
+# Walking the pool takes milliseconds: only once it has been quiet, never in a request's way.
+IDLE_CHECK_AFTER_S = 1.0
+
+
+class EngineLoop:
+    """Owns the engine thread. Commands run between steps, in the order they were posted.
+
+    `on_outputs` is called on the asyncio thread, once per step that has outputs. Once it has been
+    idle for a while the engine's invariants are checked; a violation is logged, and if `strict`
+    also raised by `stop`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[list[SequenceOutput]], None],
+        *,
+        strict: bool = False,
+        idle_check_after_s: float = IDLE_CHECK_AFTER_S,
+    ) -> None:
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._strict = strict
+        self._idle_check_after_s = idle_check_after_s
+        self._violation: AssertionError | None = None
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
+        self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
+        self._taken = threading.Event()
+        self._is_stopping = False
+        self._num_steps = 0
+        self._is_busy = False
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """(steps done, whether one is under way or due), from any thread."""
+        return self._num_steps, self._is_busy
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    def post(self, fn: Command) -> None:
+        """Run `fn` on the engine thread before its next step; what it raises is logged."""
+        self._commands.put(fn)
+
+    async def call(self, fn: Callable[[Engine], T]) -> T:
+        """Run `fn` on the engine thread before its next step; returns or raises what it does.
+
+        Raises UnavailableError once the loop is stopping.
+        """
+        if self._is_stopping:
+            raise UnavailableError("the engine has stopped")
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def run(engine: Engine) -> None:
+            try:
+                result = fn(engine)
+            except Exception as error:
+                self._to_asyncio(_answer_unless_done, answer, answer.set_exception, error)
+            else:
+                self._to_asyncio(_answer_unless_done, answer, answer.set_result, result)
+
+        self._commands.put(run)
+        return await answer
+
+    async def stop(self) -> None:
+        """Run the commands posted so far, then end the thread. Unfinished sequences stay so."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._commands.put(None)
+        await self._ended
+        self._thread.join()
+        if self._strict and self._violation is not None:
+            raise self._violation
+
+    def _run(self) -> None:
+        try:
+            while self._run_commands():
+                if self._engine.has_work:
+                    self._step()
+        finally:
+            self._to_asyncio(_answer_unless_done, self._ended, self._ended.set_result, None)
+
+    def _run_commands(self) -> bool:
+        """Run what was posted, waiting for it when there is nothing else to do. False: stop."""
+        if self._engine.has_work and self._commands.empty():
+            return True
+        if not self._engine.has_work:
+            self._is_busy = False
+            command = self._wait_for_command()
+        else:
+            command = self._commands.get()
+        self._is_busy = True
+        while command is not None:
+            try:
+                command(self._engine)
+            except Exception:
+                logger.exception("a command to the engine failed")
+            if self._commands.empty():
+                return True
+            command = self._commands.get()
+        return False
+
+    def _wait_for_command(self) -> Command | None:
+        try:
+            return self._commands.get(timeout=self._idle_check_after_s)
+        except Empty:
+            self._check_invariants()
+        return self._commands.get()
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            outputs = self._engine.fail_all(error)
+        self._num_steps += 1
+        if outputs:
+            self._hand_over(outputs)
+
+    def _hand_over(self, outputs: list[SequenceOutput]) -> None:
+        """Give a step's tokens to asyncio, and the GIL with them: the client waits for these."""
+        self._taken.clear()
+        self._to_asyncio(self._deliver, outputs)
+        self._taken.wait(HAND_OVER_S)
+
+    def _deliver(self, outputs: list[SequenceOutput]) -> None:
+        try:
+            self._on_outputs(outputs)
+        finally:
+            self._loop.call_soon(self._taken.set)  # after what on_outputs has put on the sockets
+
+    def _check_invariants(self) -> None:
+        try:
+            self._engine.check_invariants()
+        except AssertionError as violation:
+            self._violation = violation
+            logger.exception("the engine's bookkeeping is wrong")
+
+    def _to_asyncio(self, fn: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(fn, *args)
+        except RuntimeError:
+            logger.debug("the event loop is closed, nobody hears of %s", args)
+
+
+def _answer_unless_done(
+    future: "asyncio.Future[T]", settle: Callable[[object], None], outcome: object
+) -> None:
+    """The waiter may have been cancelled meanwhile."""
+    if not future.done():
+        settle(outcome)

@@ -1,0 +1,172 @@
+"""Any interleaving of arrivals, remote prefills, late writes, aborts and failures: same text."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tandem.engine.sequence import Sequence, SequenceStatus
+
+GARBAGE = 666
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """A small pool, prompts that share prefixes, and everything that can happen to them."""
+
+    fake: ClassVar[SimpleNamespace]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = self.fake.make_harness(
+            num_blocks=16, max_num_seqs=5, max_num_batched_tokens=12, prefill_chunk_tokens=5
+        )
+        self.engine = self.harness.engine
+        self.runner = self.harness.runner
+        self.seqs: dict[str, Sequence] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.fills: dict[str, list[int]] = {}  # of open reservations
+        self.streamed: set[str] = set()  # their first token has reached the client already
+        self.quarantined: list[list[int]] = []
+        self.dropped: set[str] = set()  # aborted or failed
+
+    def sequence(self, tokens: list[int], max_tokens: int, prefill_only: bool = False) -> Sequence:
+        request_id = f"r{len(self.seqs)}"
+        seq = self.fake.make_seq(request_id, tokens, max_tokens, prefill_only=prefill_only)
+        self.seqs[request_id] = seq
+        self.expected[request_id] = self.fake.undisturbed(seq)
+        return seq
+
+    @rule(tokens=prompts, max_tokens=st.integers(1, 20))
+    def add(self, tokens: list[int], max_tokens: int) -> None:
+        self.engine.add(self.sequence(tokens, max_tokens))
+
+    @rule(tokens=prompts)
+    def export(self, tokens: list[int]) -> None:
+        self.engine.add(self.sequence(tokens, 1, prefill_only=True))
+
+    @rule(tokens=prompts, max_tokens=st.integers(1, 20))
+    def reserve(self, tokens: list[int], max_tokens: int) -> None:
+        seq = self.sequence(tokens, max_tokens)
+        reservation = self.engine.reserve(seq)
+        if reservation is None:
+            self.engine.add(seq)
+        else:
+            self.fills[seq.request_id] = [block_id for _, block_id in reservation.fill]
+
+    def an_open_handoff(self, data: st.DataObject) -> Sequence:
+        return self.seqs[data.draw(st.sampled_from(sorted(self.fills)))]
+
+    @precondition(lambda self: self.fills)
+    @rule(data=st.data())
+    def stream_the_first_token(self, data: st.DataObject) -> None:
+        self.streamed.add(self.an_open_handoff(data).request_id)
+
+    @precondition(lambda self: self.fills)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        seq = self.an_open_handoff(data)
+        num_cached = seq.num_reserved_cached_blocks * self.runner.block_size
+        self.runner.fill(seq, num_cached, seq.num_prompt_tokens)
+        first = self.fake.FakeToken(self.expected[seq.request_id][0])
+        self.harness.take([self.engine.admit(seq.request_id, first)])
+        del self.fills[seq.request_id]
+
+    @precondition(lambda self: self.fills)
+    @rule(data=st.data(), quarantined=st.booleans())
+    def give_up_the_handoff(self, data: st.DataObject, quarantined: bool) -> None:
+        seq = self.an_open_handoff(data)
+        first = None
+        if seq.request_id in self.streamed:
+            first = self.fake.FakeToken(self.expected[seq.request_id][0])
+        output = self.engine.prefill_locally(seq.request_id, quarantined=quarantined, first=first)
+        if output is not None:
+            self.harness.take([output])
+        block_ids = self.fills.pop(seq.request_id)
+        if quarantined:
+            self.quarantined.append(block_ids)
+
+    @precondition(lambda self: self.fills or self.quarantined)
+    @rule(data=st.data())
+    def a_write_lands(self, data: st.DataObject) -> None:
+        for block_id in data.draw(st.sampled_from([*self.fills.values(), *self.quarantined])):
+            for offset in range(self.runner.block_size):
+                self.runner.slots[block_id * self.runner.block_size + offset] = GARBAGE
+
+    @precondition(lambda self: self.quarantined)
+    @rule()
+    def the_writes_have_settled(self) -> None:
+        self.engine.release_quarantined(self.quarantined.pop())
+
+    @precondition(lambda self: self.seqs)
+    @rule(data=st.data(), quarantined=st.booleans())
+    def abort(self, data: st.DataObject, quarantined: bool) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.seqs)))
+        is_remote = self.seqs[request_id].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
+        if self.engine.abort(request_id, quarantined=quarantined):
+            self.dropped.add(request_id)
+        block_ids = self.fills.pop(request_id, None)
+        assert is_remote == (block_ids is not None)
+        if block_ids is not None and quarantined:
+            self.quarantined.append(block_ids)
+
+    @rule(num_steps=st.integers(1, 4))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.harness.step()
+
+    @rule()
+    def a_step_fails(self) -> None:
+        self.runner.fail_with = RuntimeError("injected")
+        self.step(1)
+        self.runner.fail_with = None
+        for request_id, output in self.harness.finished.items():
+            if output.error is not None:
+                self.dropped.add(request_id)
+
+    @rule()
+    def release_what_was_exported(self) -> None:
+        for request_id, seq in self.seqs.items():
+            if seq.prefill_only:
+                self.engine.release(request_id)
+
+    @invariant()
+    def every_block_is_accounted_for_and_every_token_is_right(self) -> None:
+        self.engine.check_invariants()
+        assert self.engine.block_pool.num_quarantined == sum(map(len, self.quarantined))
+        for request_id, text in self.harness.texts.items():
+            assert text == self.expected[request_id][: len(text)]
+
+    def teardown(self) -> None:
+        for request_id in list(self.fills):
+            self.engine.prefill_locally(request_id, quarantined=False)
+            self.fills.pop(request_id)
+        while self.quarantined:
+            self.the_writes_have_settled()
+        self.release_what_was_exported()
+        while self.engine.has_work:
+            self.harness.run()
+            self.release_what_was_exported()
+        for request_id, text in self.expected.items():
+            assert request_id in self.dropped or self.harness.texts[request_id] == text
+        self.harness.assert_all_free()
+
+
+def test_the_text_and_the_pool_are_right_whatever_happens(
+    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    machine: Callable[[], RuleBasedStateMachine] = type("Machine", (EngineMachine,), {"fake": fake})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+    )

@@ -1,0 +1,171 @@
+"""The whole engine with a model: the text of transformers, however the work was scheduled."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sampler import SampledToken
+from tandem.engine.sequence import Sequence
+from tandem.models.random_model import write_random_model
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+NUM_PROMPTS = 20
+NUM_TOKENS = 64
+VOCAB_SIZE = 512
+LLAMA_ROPE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+Texts = dict[str, list[int]]
+
+
+def prompts() -> list[list[int]]:
+    """Every second one begins as the one before it does."""
+    rng = random.Random(7)
+    result: list[list[int]] = []
+    for i in range(NUM_PROMPTS):
+        begin = result[-1][: rng.randint(8, 40)] if i % 2 else []
+        result.append(begin + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 50))])
+    return result
+
+
+def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Sequence:
+    return Sequence(
+        f"r{index}",
+        list(prompt),
+        len(prompt),
+        SamplingParams(temperature=0.0),
+        StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True),
+        prefill_only=prefill_only,
+    )
+
+
+def make_engine(model: Path, **options: int | bool) -> Engine:
+    config = EngineConfig(model=str(model), device="cpu", block_size=8, threads=1, **options)
+    return Engine(config, ModelRunner(config))
+
+
+def finish(engine: Engine, texts: Texts) -> None:
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            texts.setdefault(output.request_id, []).extend(output.token_ids)
+    engine.check_invariants()
+    assert engine.block_pool.num_held == 0
+
+
+def generate(engine: Engine) -> Texts:
+    texts: Texts = {}
+    for index, prompt in enumerate(prompts()):
+        engine.add(sequence(index, prompt))
+    finish(engine, texts)
+    return texts
+
+
+def batched(model: Path) -> Texts:
+    return generate(make_engine(model, num_blocks=1000))
+
+
+def one_after_the_other(model: Path) -> Texts:
+    return generate(make_engine(model, num_blocks=1000, max_num_seqs=1))
+
+
+def chunked(model: Path) -> Texts:
+    return generate(
+        make_engine(
+            model,
+            num_blocks=1000,
+            max_num_seqs=8,
+            max_num_batched_tokens=24,
+            prefill_chunk_tokens=5,
+            enable_prefix_cache=False,
+        )
+    )
+
+
+def with_prefix_hits(model: Path) -> Texts:
+    engine = make_engine(model, num_blocks=1000)
+    assert generate(engine) == generate(engine)
+    texts = generate(engine)
+    hits = [engine.prefix_hit(sequence(i, prompt)) for i, prompt in enumerate(prompts())]
+    assert hits == [(len(prompt) - 1) // 8 * 8 for prompt in prompts()]
+    return texts
+
+
+def preempted(model: Path) -> Texts:
+    engine = make_engine(model, num_blocks=50, prefill_chunk_tokens=16)
+    texts = generate(engine)
+    assert engine.load().num_preemptions > 3
+    return texts
+
+
+def handed_over(model: Path) -> Texts:
+    """Prefilled by one engine, its blocks copied to another, which goes on."""
+    prefill = make_engine(model, num_blocks=1000, max_num_batched_tokens=48)
+    decode = make_engine(model, num_blocks=1000)
+    texts: Texts = {}
+    for index, prompt in enumerate(prompts()):
+        source, target = sequence(index, prompt, prefill_only=True), sequence(index, prompt)
+        prefill.add(source)
+        while prefill.has_work:
+            outputs = prefill.step()
+        reservation = decode.reserve(target)
+        assert reservation is not None
+        for ordinal, block_id in reservation.fill:
+            sent = prefill.runner.kv_cache.tensor[source.block_table[ordinal]]
+            decode.runner.kv_cache.tensor[block_id].copy_(sent)
+        prefill.release(source.request_id)
+        admitted = decode.admit(target.request_id, SampledToken(outputs[0].token_ids[0], None))
+        texts[target.request_id] = admitted.token_ids
+        for output in decode.step():
+            texts[output.request_id] += output.token_ids
+    finish(decode, texts)
+    return texts
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Path
+    texts: Texts  # what transformers says
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    architecture: str = request.param
+    model = write_random_model(
+        tmp_path_factory.mktemp(architecture),
+        architecture=architecture,
+        vocab_size=VOCAB_SIZE,
+        tie_word_embeddings=architecture == "qwen3",
+        rope_scaling=LLAMA_ROPE if architecture == "llama" else None,
+    )
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    texts: Texts = {}
+    with torch.inference_mode():
+        for index, prompt in enumerate(prompts()):
+            texts[f"r{index}"] = []
+            token_ids, cache = torch.tensor([prompt]), None
+            for _ in range(NUM_TOKENS):
+                result = reference(token_ids, past_key_values=cache, use_cache=True)
+                token_ids, cache = result.logits[:, -1:].argmax(-1), result.past_key_values
+                texts[f"r{index}"].append(token_ids.item())
+    return Case(model, texts)
+
+
+@pytest.mark.parametrize(
+    "way", [batched, one_after_the_other, chunked, with_prefix_hits, preempted, handed_over]
+)
+def test_the_text_is_that_of_transformers(case: Case, way: Callable[[Path], Texts]) -> None:
+    assert way(case.model) == case.texts

@@ -1,0 +1,200 @@
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.loop import EngineLoop
+from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
+
+
+class Outputs:
+    """Collects what the loop delivers and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[SequenceOutput]] = []
+        self.threads: set[int] = set()
+        self._changed = asyncio.Event()
+
+    def __call__(self, outputs: list[SequenceOutput]) -> None:
+        self.batches.append(outputs)
+        self.threads.add(threading.get_ident())
+        self._changed.set()
+
+    def text(self, request_id: str) -> list[int]:
+        return [
+            token_id
+            for outputs in self.batches
+            for output in outputs
+            if output.request_id == request_id
+            for token_id in output.token_ids
+        ]
+
+    def finished(self) -> set[str]:
+        return {o.request_id for outputs in self.batches for o in outputs if o.finish_reason}
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not predicate():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def running(engine: Engine, **options: object) -> AsyncIterator[tuple[EngineLoop, Outputs]]:
+    outputs = Outputs()
+    loop = EngineLoop(engine, outputs, strict=True, **options)
+    await loop.start()
+    try:
+        yield loop, outputs
+    finally:
+        await loop.stop()
+
+
+async def test_outputs_of_one_step_come_together_on_the_asyncio_thread(
+    fake: SimpleNamespace,
+) -> None:
+    seqs = [fake.make_seq(f"r{i}", [i, 2, 3], 6) for i in range(8)]
+    expected = {seq.request_id: fake.undisturbed(seq) for seq in seqs}
+
+    def add_all(engine: Engine) -> None:
+        for seq in seqs:
+            engine.add(seq)
+
+    async with running(fake.make_harness().engine) as (loop, outputs):
+        loop.post(add_all)
+        await outputs.until(lambda: len(outputs.finished()) == 8)
+        assert [len(batch) for batch in outputs.batches] == [8] * 6
+        assert {name: outputs.text(name) for name in expected} == expected
+        assert outputs.threads == {threading.get_ident()}
+        assert loop.progress[0] == 6
+
+
+async def test_a_call_returns_what_its_command_returns_or_raises(fake: SimpleNamespace) -> None:
+    async with running(fake.make_harness().engine) as (loop, _):
+        assert await loop.call(lambda engine: engine.load().num_blocks) == 64
+        with pytest.raises(NotFoundError, match="nobody"):
+            await loop.call(lambda engine: engine.admit("nobody", fake.FakeToken(1)))
+
+
+async def test_commands_run_in_order_on_the_engine_thread(fake: SimpleNamespace) -> None:
+    seen: list[int] = []
+    threads: set[str] = set()
+
+    def note(i: int) -> Callable[[Engine], None]:
+        def command(engine: Engine) -> None:
+            seen.append(i)
+            threads.add(threading.current_thread().name)
+
+        return command
+
+    async with running(fake.make_harness().engine) as (loop, _):
+        for i in range(50):
+            loop.post(note(i))
+        await loop.call(note(50))
+    assert seen == list(range(51))
+    assert threads == {"tandem-engine"}
+
+
+async def test_a_failing_command_is_logged_and_the_engine_goes_on(
+    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(fake.make_harness().engine) as (loop, outputs):
+        loop.post(lambda engine: engine.block_pool.release_quarantined([3]))
+        loop.post(lambda engine: engine.add(fake.make_seq("r", [1, 2], 2)))
+        await outputs.until(lambda: outputs.finished() == {"r"})
+    assert "block 3 is not quarantined" in caplog.text
+
+
+async def test_a_bug_in_a_step_ends_its_sequences_with_an_error(
+    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = fake.make_harness()
+
+    def fail() -> None:
+        harness.engine.scheduler.__dict__.pop("schedule")
+        raise ZeroDivisionError
+
+    harness.engine.scheduler.schedule = fail
+    async with running(harness.engine) as (loop, outputs):
+        loop.post(lambda engine: engine.add(fake.make_seq("victim", [1, 2], 2)))
+        await outputs.until(lambda: outputs.finished() == {"victim"})
+        assert isinstance(outputs.batches[0][0].error, InternalError)
+        loop.post(lambda engine: engine.add(fake.make_seq("next", [1, 2], 2)))
+        await outputs.until(lambda: outputs.finished() == {"victim", "next"})
+        assert len(outputs.text("next")) == 2
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_commands_reach_a_busy_engine_between_its_steps(fake: SimpleNamespace) -> None:
+    async with running(fake.make_harness(num_blocks=1000).engine) as (loop, outputs):
+        loop.post(lambda engine: engine.add(fake.make_seq("long", [1, 2], 3000)))
+        await outputs.until(lambda: len(outputs.batches) > 3)
+        assert loop.progress[1]
+        assert await loop.call(lambda engine: engine.abort("long"))
+        num_tokens = len(outputs.text("long"))
+        assert await loop.call(lambda engine: engine.has_work) is False
+        assert len(outputs.text("long")) == num_tokens < 3000
+
+
+async def test_an_idle_engine_is_not_busy_and_uses_no_processor(fake: SimpleNamespace) -> None:
+    async with running(fake.make_harness().engine, idle_check_after_s=0.01) as (loop, _):
+        await loop.call(lambda engine: None)
+        start, used = time.perf_counter(), time.process_time()
+        while time.perf_counter() - start < 0.3:
+            await asyncio.sleep(0.1)
+        assert loop.progress == (0, False)
+        assert time.process_time() - used < 0.15
+
+
+async def test_wrong_bookkeeping_is_noticed_when_idle(
+    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = fake.make_harness().engine
+    noticed = threading.Event()
+    check = engine.check_invariants
+
+    def check_and_tell() -> None:
+        try:
+            check()
+        except AssertionError:
+            noticed.set()
+            raise
+
+    engine.check_invariants = check_and_tell
+    loop = EngineLoop(engine, Outputs(), strict=True, idle_check_after_s=0.001)
+    await loop.start()
+    loop.post(lambda engine: engine.block_pool.allocate(1))
+    await asyncio.to_thread(noticed.wait, 20)
+    with pytest.raises(AssertionError, match="disagree"):
+        await loop.stop()
+    assert "bookkeeping is wrong" in caplog.text
+
+
+async def test_after_stop_calls_are_refused(fake: SimpleNamespace) -> None:
+    loop = EngineLoop(fake.make_harness().engine, Outputs())
+    await loop.start()
+    await loop.stop()
+    await loop.stop()
+    with pytest.raises(UnavailableError, match="stopped"):
+        await loop.call(lambda engine: None)
+
+
+async def test_a_caller_that_went_away_harms_nobody(fake: SimpleNamespace) -> None:
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with running(fake.make_harness().engine) as (loop, _):
+        release = threading.Event()
+        loop.post(lambda engine: release.wait(20))
+        waiter = asyncio.create_task(loop.call(lambda engine: 1))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        release.set()
+        assert await loop.call(lambda engine: 2) == 2
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    assert complaints == []

@@ -1,0 +1,244 @@
+"""The runner against transformers, and against itself under every way of cutting the work."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sequence import Chunk, Sequence
+from tandem.runtime.errors import CapacityError, ConfigError
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+transformers_logging.disable_progress_bar()
+
+VOCAB_SIZE = 211  # odd, and no multiple of any vector width
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GREEDY = SamplingParams(temperature=0)
+
+
+def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: Any) -> Any:
+    """A random transformers model, saved into `folder` and returned.
+
+    Weights are large, so that the best two logits are far apart.
+    """
+    config_type, model_type = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[kind]
+    shape: dict[str, Any] = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 80,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "attn_implementation": "eager",
+        "bos_token_id": None,
+        "eos_token_id": 7,
+    }
+    torch.manual_seed(1)
+    model = model_type(config_type(**(shape | changes))).eval()
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def make_runner(folder: Path, **changes: Any) -> ModelRunner:
+    runner = ModelRunner(
+        EngineConfig(**({"model": str(folder), "num_blocks": 400, "threads": 1} | changes))
+    )
+    # What no sequence has written is poison.
+    runner.kv_cache.tensor.fill_(float("nan"))
+    return runner
+
+
+class Driver:
+    """Computes sequences in random chunks and mixtures, over scattered blocks."""
+
+    def __init__(self, runner: ModelRunner, seed: int = 0) -> None:
+        self.runner = runner
+        self.random = random.Random(seed)
+        self.free = list(range(runner.kv_cache.num_blocks))
+        self.random.shuffle(self.free)
+
+    def sequence(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> Sequence:
+        return Sequence("s", list(prompt), len(prompt), sampling, StopConditions(max_tokens=99))
+
+    def chunk(self, seq: Sequence, most: int) -> Chunk:
+        start = seq.num_computed_tokens
+        end = min(len(seq.token_ids), start + self.random.randint(1, most))
+        while len(seq.block_table) * self.runner.config.block_size < end:
+            seq.block_table.append(self.free.pop())
+        return Chunk(seq, start, end, end == len(seq.token_ids))
+
+    def generate(
+        self, seqs: list[Sequence], num_tokens: int, most: int = 40
+    ) -> dict[int, list[dict[int, float]]]:
+        """Until each has `num_tokens` new tokens; index |-> its rows of log-probabilities."""
+        rows: dict[int, list[dict[int, float]]] = {index: [] for index in range(len(seqs))}
+        while todo := [i for i, seq in enumerate(seqs) if seq.num_generated_tokens < num_tokens]:
+            todo = self.random.sample(todo, self.random.randint((len(todo) + 1) // 2, len(todo)))
+            chunks = [self.chunk(seqs[index], most) for index in todo]
+            tokens = iter(self.runner.run(chunks))
+            for index, chunk in zip(todo, chunks, strict=True):
+                chunk.seq.num_computed_tokens = chunk.end
+                if chunk.samples:
+                    token = next(tokens)
+                    chunk.seq.token_ids.append(token.token_id)
+                    if token.logprobs is not None:
+                        rows[index].append(dict(token.logprobs.top))
+            assert next(tokens, None) is None
+        return rows
+
+
+def prompts(count: int = 20) -> list[list[int]]:
+    generator = random.Random(3)
+    lengths = [1, 2, 15, 16, 17, 33, 90] + [generator.randint(1, 60) for _ in range(count - 7)]
+    return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+@torch.no_grad()
+def assert_same_as_transformers(model: Any, runner: ModelRunner, num_tokens: int = 64) -> None:
+    """Greedy continuations are what `model` would choose, and log-probabilities within 1e-4."""
+    sampling = SamplingParams(temperature=0, logprobs=VOCAB_SIZE)
+    driver = Driver(runner)
+    seqs = [driver.sequence(prompt, sampling) for prompt in prompts()]
+    rows = driver.generate(seqs, num_tokens)
+    for index, seq in enumerate(seqs):
+        logits = model(torch.tensor([seq.token_ids[:-1]])).logits[0, seq.num_prompt_tokens - 1 :]
+        assert logits.argmax(-1).tolist() == seq.token_ids[seq.num_prompt_tokens :]
+        ours = torch.tensor([[row[token] for token in range(VOCAB_SIZE)] for row in rows[index]])
+        torch.testing.assert_close(ours, logits.log_softmax(-1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+        ("qwen3", {"head_dim": 24, "rope_theta": 1e6}),
+        ("qwen3", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("qwen3", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_scaling": LLAMA3}),
+        ("llama", {"num_key_value_heads": 4}),
+        ("llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
+        ("llama", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}),
+    ],
+)
+def test_greedy_answers_are_those_of_transformers(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    model = save_model(tmp_path, kind, **changes)
+    assert_same_as_transformers(model, make_runner(tmp_path))
+
+
+def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "llama", max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert_same_as_transformers(model, make_runner(tmp_path), num_tokens=8)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 64])
+def test_any_block_size_gives_the_same_answers(tmp_path: Path, block_size: int) -> None:
+    model = save_model(tmp_path, "qwen3")
+    runner = make_runner(tmp_path, block_size=block_size, num_blocks=2000)
+    assert_same_as_transformers(model, runner, num_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(path, "qwen3")
+    return path
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.9, top_p=0.9, seed=5)])
+def test_answers_depend_on_no_chunking_and_no_company(
+    folder: Path, sampling: SamplingParams
+) -> None:
+    runner = make_runner(folder)
+    answers = []
+    for seed, most in [(0, 1), (1, 7), (2, 100)]:
+        runner.kv_cache.tensor.fill_(float("nan"))
+        driver = Driver(runner, seed)
+        seqs = [driver.sequence(prompt, sampling) for prompt in prompts(8)]
+        driver.generate(seqs, 24, most)
+        answers.append([seq.token_ids for seq in seqs])
+    alone = Driver(runner, 3)
+    seq = alone.sequence(prompts(8)[4], sampling)
+    alone.generate([seq], 24, most=100)
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][4] == seq.token_ids
+
+
+def test_triton_on_a_cpu_is_refused_without_its_interpreter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET"):
+        make_runner(folder, attention="triton", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_close_to_full(folder: Path, dtype: str) -> None:
+    sampling = SamplingParams(temperature=0, logprobs=VOCAB_SIZE)
+    tables = []
+    for name in ("float32", dtype):
+        driver = Driver(make_runner(folder, dtype=name))
+        assert driver.runner.kv_cache.tensor.dtype == getattr(torch, name)
+        rows = driver.generate([driver.sequence(prompts()[6], sampling)], 1)[0]
+        tables.append(torch.tensor([rows[0][token] for token in range(VOCAB_SIZE)]).exp())
+    assert (tables[0] - tables[1]).abs().max() < 0.1
+
+
+def test_a_step_without_chunks_gives_no_tokens(folder: Path) -> None:
+    assert make_runner(folder).run([]) == []
+
+
+def test_the_kv_pool_is_aligned_zeroed_and_one_record_per_block(folder: Path) -> None:
+    cache = ModelRunner(EngineConfig(model=str(folder), kv_memory_bytes=10**6, threads=1)).kv_cache
+    assert cache.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
+    assert cache.num_blocks == 10**6 // cache.block_bytes
+    assert cache.tensor.shape == (cache.num_blocks, 2, 2, 2, 16, 16)
+    assert cache.tensor.stride(0) * 4 == cache.block_bytes and cache.tensor.is_contiguous()
+    assert cache.base_address % 4096 == 0 and cache.base_address == cache.tensor.data_ptr()
+    assert (cache.memory, cache.device_id) == ("DRAM", 0)
+    assert not cache.tensor.any()
+
+
+def test_a_pool_too_small_for_one_sequence_is_refused_with_the_numbers(folder: Path) -> None:
+    with pytest.raises(CapacityError, match=r"holds 3 blocks of 16 .* 100 tokens needs 7 blocks"):
+        make_runner(folder, num_blocks=3, max_model_len=100)
+    with pytest.raises(CapacityError, match="holds 0 blocks"):
+        make_runner(folder, num_blocks=None, kv_memory_bytes=10)
+
+
+def test_a_length_beyond_the_models_positions_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"513 .* 512"):
+        make_runner(folder, max_model_len=513)
+
+
+def test_an_unset_length_is_what_model_and_pool_hold(folder: Path) -> None:
+    assert make_runner(folder).config.max_model_len == 512
+    assert make_runner(folder, num_blocks=5).config.max_model_len == 80
+
+
+def test_auto_resolves_to_what_runs(folder: Path) -> None:
+    config = make_runner(folder, device="cpu").config
+    assert (config.device, config.dtype, config.attention) == ("cpu", "float32", "torch")
