@@ -1,0 +1,12 @@
+"""What a decode and a prefill worker must have in common for a ticket to make sense."""
+
+from hashlib import blake2b
+
+
+def deployment_id(namespace: str, model_name: str, weights: str, layout_digest: str) -> str:
+    """Equal for workers that can serve one another's tickets; 16 hex characters.
+
+    `weights` is the fingerprint of the model's weights: KV of others would be silently wrong.
+    """
+    text = "\0".join((namespace, model_name, weights, layout_digest))
+    return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,222 @@
+"""The prefill queue on NATS JetStream.
+
+One work-queue stream per namespace and model. The last token of a job's subject is its number of
+uncached tokens, so that the broker's own count per subject gives the queue's depth in tokens,
+exactly and in one request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from tandem.queue.config import QueueConfig
+from tandem.queue.prefill_queue import Delivery, QueueDepth
+from tandem.queue.pull import PullConsumer
+from tandem.queue.streams import CONSUMER, QueueNames, create_streams
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.messages import PrefillJob, encode
+from tandem.runtime.nats import NatsConnection
+
+_DEDUP_HEADER = "Nats-Msg-Id"
+_REASON_HEADER = "Tandem-Reason"
+_MAX_REASON_CHARS = 200
+_RETRY_S = 0.05  # after a pull that ended early
+
+_DECODER = msgspec.msgpack.Decoder(PrefillJob)
+_NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
+
+logger = logging.getLogger(__name__)
+
+
+class JetStreamDelivery:
+    """A job pulled from a JetStreamQueue."""
+
+    def __init__(self, queue: "JetStreamQueue", message: Msg, job: PrefillJob) -> None:
+        self._queue = queue
+        self._message = message
+        self._job = job
+        self._answered = False
+
+    @property
+    def job(self) -> PrefillJob:
+        return self._job
+
+    @property
+    def num_delivered(self) -> int:
+        return self._message.metadata.num_delivered
+
+    async def ack(self) -> None:
+        if self._answer():
+            await _best_effort(self._message.ack())
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        if self._answer():
+            await _best_effort(self._message.nak(delay=delay_s or None))
+
+    async def in_progress(self) -> None:
+        if not self._answered:
+            await _best_effort(self._message.in_progress())
+
+    async def term(self, reason: str) -> None:
+        if self._answer():
+            await self._queue.bury(self._message, reason)
+
+    def _answer(self) -> bool:
+        first, self._answered = not self._answered, True
+        return first
+
+
+class JetStreamQueue:
+    """A PrefillQueue in a NATS server. The connection is the caller's to start and close."""
+
+    def __init__(
+        self, connection: NatsConnection, config: QueueConfig, namespace: str, model: str
+    ) -> None:
+        self._connection = connection
+        self._config = config
+        self._names = QueueNames.of(namespace, model)
+        self._pulls = PullConsumer(connection, self._names.stream)
+        self._creating = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.connected
+
+    async def start(self) -> None:
+        self._require_connection()
+        await self._create()
+        self._connection.on_reconnect(self._on_reconnect)
+
+    async def publish(self, job: PrefillJob) -> None:
+        self._require_connection()
+        headers = {_DEDUP_HEADER: f"{job.handoff_id.hex()}-{job.attempt}"}
+        subject = f"{self._names.subject}.{job.num_uncached_tokens}"
+        try:
+            await self._publish(subject, encode(job), headers)
+        except _NATS_ERRORS as exc:
+            raise self._error("publish", exc) from exc
+
+    async def receive(self, max_jobs: int, timeout_s: float) -> list[Delivery]:
+        deadline = time.perf_counter() + timeout_s
+        while True:
+            messages = await self._pull(max_jobs, deadline)
+            admitted = [await self._admit(message) for message in messages]
+            jobs: list[Delivery] = [delivery for delivery in admitted if delivery is not None]
+            remaining_s = deadline - time.perf_counter()
+            if jobs or remaining_s <= 0:
+                return jobs
+            if not messages:
+                await self._pulls.wait(min(remaining_s, _RETRY_S))
+
+    async def depth(self) -> QueueDepth:
+        self._require_connection()
+        jetstream = self._jetstream
+        try:
+            consumer, jobs, dead = await asyncio.gather(
+                jetstream.consumer_info(self._names.stream, CONSUMER),
+                jetstream.stream_info(self._names.stream, subjects_filter=">"),
+                jetstream.stream_info(self._names.dead_stream),
+            )
+        except nats.js.errors.NotFoundError:
+            await self._create()
+            return QueueDepth(num_jobs=0, num_tokens=0, num_in_progress=0, num_dead=0)
+        except _NATS_ERRORS as exc:
+            raise self._error("depth", exc) from exc
+        subjects = jobs.state.subjects or {}
+        return QueueDepth(
+            num_jobs=consumer.num_pending or 0,
+            num_tokens=sum(int(s.rpartition(".")[2]) * count for s, count in subjects.items()),
+            num_in_progress=consumer.num_ack_pending or 0,
+            num_dead=dead.state.last_seq,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        for message in await self._pulls.close():
+            await _best_effort(message.nak())
+
+    async def bury(self, message: Msg, reason: str) -> None:
+        """Make a delivered message a dead letter; when that fails it comes again."""
+        identity = (message.headers or {}).get(_DEDUP_HEADER, "")
+        headers = {_REASON_HEADER: reason[:_MAX_REASON_CHARS], _DEDUP_HEADER: f"dead-{identity}"}
+        try:
+            await self._publish(self._names.dead_subject, message.data, headers)
+        except (*_NATS_ERRORS, ServiceError) as exc:
+            logger.warning("%s: a dead letter stays: %s", self._names.stream, exc)
+            return
+        logger.warning("%s: job %s is dead: %s", self._names.stream, identity, reason)
+        await _best_effort(message.term())
+
+    @property
+    def _jetstream(self) -> JetStreamContext:
+        return self._connection.client.jetstream(timeout=self._config.request_timeout_s)
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+        try:
+            await self._jetstream.publish(subject, payload, headers=headers)
+        except nats.js.errors.NoStreamResponseError:
+            await self._create()
+            await self._jetstream.publish(subject, payload, headers=headers)
+
+    async def _pull(self, max_jobs: int, deadline: float) -> list[Msg]:
+        try:
+            return await self._pulls.pull(max_jobs, deadline)
+        except nats.errors.NoRespondersError:
+            await self._on_reconnect()
+        except _NATS_ERRORS as exc:
+            logger.debug("%s, receive: %s", self._names.stream, exc)
+        return []
+
+    async def _admit(self, message: Msg) -> JetStreamDelivery | None:
+        """The job in a message; what is no job, or came too often, becomes a dead letter."""
+        try:
+            job = _DECODER.decode(message.data)
+        except msgspec.MsgspecError as exc:
+            await self.bury(message, f"no prefill job: {exc}")
+            return None
+        if message.metadata.num_delivered > self._config.max_deliver:
+            await self.bury(message, f"given up after {self._config.max_deliver} deliveries")
+            return None
+        return JetStreamDelivery(self, message, job)
+
+    async def _on_reconnect(self) -> None:
+        """The broker has forgotten our pull, and may have come back empty."""
+        if self._closed:
+            return
+        try:
+            await self._create()
+        except ServiceError as exc:
+            logger.warning("%s", exc)
+        self._pulls.reset()
+
+    async def _create(self) -> None:
+        async with self._creating:
+            try:
+                await create_streams(self._jetstream, self._names, self._config)
+            except _NATS_ERRORS as exc:
+                raise self._error("create", exc) from exc
+
+    def _require_connection(self) -> None:
+        if not self.connected:
+            raise ServiceError(
+                f"{self._names.stream}: NATS is not connected ({self._connection.url})"
+            )
+
+    def _error(self, doing: str, exc: Exception) -> ServiceError:
+        reason = str(exc) or type(exc).__name__
+        return ServiceError(f"{self._names.stream}, {doing}: {reason} ({self._connection.url})")
+
+
+async def _best_effort(call: Awaitable[object]) -> None:
+    try:
+        await call
+    except (nats.errors.Error, OSError) as exc:
+        logger.debug("an answer was not sent: %s", exc)

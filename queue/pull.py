@@ -1,0 +1,131 @@
+"""Pulling from a JetStream consumer with the latency of a push.
+
+One request waits at the broker, which answers it the moment a job is published. What waits behind
+that job is then asked for without waiting, and only if the first message says that there is some.
+The client library's own `fetch` of several messages waits for all of them.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tandem.queue.streams import CONSUMER
+from tandem.runtime.nats import NatsConnection
+
+_STATUS = "Status"
+_NO_RESPONDERS = "503"
+_LATE_S = 0.25  # how long after its expiry the end of a pull is awaited
+_NO_WAIT_TIMEOUT_S = 0.5
+
+
+class PullConsumer:
+    """The receiving end of one worker. One caller at a time."""
+
+    def __init__(self, connection: NatsConnection, stream: str) -> None:
+        self._connection = connection
+        self._api_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{CONSUMER}"
+        self._subscription: Subscription | None = None
+        self._inbox = ""
+        self._messages: deque[Msg] = deque()
+        self._ended: dict[str, str] = {}  # reply subject of a pull |-> the status that ended it
+        self._wake = asyncio.Event()
+        self._num_pulls = 0
+        self._standing = ""  # the pull that waits at the broker; outlives a cancelled caller
+        self._standing_until = 0.0
+
+    async def pull(self, max_messages: int, deadline: float) -> list[Msg]:
+        """Messages, the first of them at `deadline` (perf_counter seconds) or never.
+
+        Raises NoRespondersError when the consumer does not exist, and the client's errors.
+        """
+        await self._subscribe()
+        now = time.perf_counter()
+        if not self._messages and self._standing_until <= now:
+            if deadline <= now:
+                return []
+            self._standing = await self._request(1, deadline - now)
+            self._standing_until = deadline + _LATE_S
+        first = await self._take(self._standing, deadline + _LATE_S)
+        if first is None:
+            return []
+        messages = [first]
+        num_more = min(max_messages - 1, first.metadata.num_pending)
+        if num_more > 0:
+            reply = await self._request(num_more, None)
+            until = time.perf_counter() + _NO_WAIT_TIMEOUT_S
+            while len(messages) <= num_more and (message := await self._take(reply, until)):
+                messages.append(message)
+        return messages
+
+    async def wait(self, timeout_s: float) -> None:
+        """Sleep until something happens that makes another pull worth while."""
+        self._wake.clear()
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def reset(self) -> None:
+        """The broker has forgotten our pulls, as after a reconnection."""
+        self._standing_until = 0.0
+        self._ended[self._standing] = "reset"
+        self._wake.set()
+
+    async def close(self) -> list[Msg]:
+        """Stop listening; the messages that came and were not taken."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and self._connection.connected:
+            await subscription.unsubscribe()
+        left = list(self._messages)
+        self._messages.clear()
+        return left
+
+    async def _subscribe(self) -> None:
+        if self._subscription is None:
+            self._inbox = self._connection.client.new_inbox()
+            self._subscription = await self._connection.client.subscribe(
+                f"{self._inbox}.*", cb=self._on_message
+            )
+
+    async def _request(self, batch: int, expires_s: float | None) -> str:
+        """Ask for messages; with `expires_s` None only for those that are there."""
+        self._num_pulls += 1
+        self._ended.clear()
+        reply = f"{self._inbox}.{self._num_pulls}"
+        request: dict[str, int | bool] = {"batch": batch}
+        if expires_s is None:
+            request["no_wait"] = True
+        else:
+            request["expires"] = max(int(expires_s * 1e9), 1_000_000)
+        await self._connection.client.publish(
+            self._api_subject, json.dumps(request).encode(), reply
+        )
+        return reply
+
+    async def _take(self, reply: str, until: float) -> Msg | None:
+        """The next message; None when the pull `reply` ended without one, or at `until`."""
+        while not self._messages:
+            status = self._ended.pop(reply, None)
+            if status == _NO_RESPONDERS:
+                raise nats.errors.NoRespondersError
+            remaining_s = until - time.perf_counter()
+            if status is not None or remaining_s <= 0:
+                return None
+            await self.wait(remaining_s)
+        return self._messages.popleft()
+
+    async def _on_message(self, message: Msg) -> None:
+        status = (message.headers or {}).get(_STATUS)
+        if status is None:
+            self._messages.append(message)
+            self._standing_until = 0.0
+        else:
+            self._ended[message.subject] = status
+            if message.subject == self._standing:
+                self._standing_until = 0.0
+        self._wake.set()

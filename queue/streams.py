@@ -1,0 +1,86 @@
+"""The names and settings of the streams behind a JetStream queue."""
+
+import re
+from dataclasses import dataclass
+
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from tandem.queue.config import QueueConfig
+
+CONSUMER = "prefill"
+_MAX_IN_PROGRESS = 65_536
+_MAX_DEDUP_WINDOW_S = 120.0
+
+
+def escape(name: str) -> str:
+    """A name as one token of a stream name or subject; different names stay different."""
+    return re.sub(
+        r"[^A-Za-z0-9-]", lambda m: "".join(f"={byte:02X}" for byte in m[0].encode()), name
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNames:
+    """What one namespace and model's queue is called at the broker."""
+
+    stream: str
+    subject: str  # one more token follows: the job's number of uncached tokens
+    dead_stream: str
+    dead_subject: str
+
+    @classmethod
+    def of(cls, namespace: str, model: str) -> "QueueNames":
+        namespace, model = escape(namespace), escape(model)
+        stream = f"tandem_{namespace}_{model}_prefill"
+        return cls(
+            stream=stream,
+            subject=f"tandem.{namespace}.prefill.{model}",
+            dead_stream=f"{stream}_dead",
+            dead_subject=f"tandem.{namespace}.prefill_dead.{model}",
+        )
+
+
+async def create_streams(
+    jetstream: JetStreamContext, names: QueueNames, config: QueueConfig
+) -> None:
+    """Make streams and consumer as configured, unless they are so already."""
+    storage = StorageType.MEMORY if config.storage == "memory" else StorageType.FILE
+    jobs = StreamConfig(
+        name=names.stream,
+        subjects=[f"{names.subject}.*"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        max_age=config.max_age_s,
+        duplicate_window=min(config.max_age_s, _MAX_DEDUP_WINDOW_S),
+        storage=storage,
+    )
+    dead = StreamConfig(
+        name=names.dead_stream,
+        subjects=[names.dead_subject],
+        max_msgs=config.max_dead,
+        discard=DiscardPolicy.OLD,
+        storage=storage,
+    )
+    for stream in (jobs, dead):
+        try:
+            await jetstream.add_stream(stream)
+        except nats.js.errors.BadRequestError:  # it is there, configured differently
+            await jetstream.update_stream(stream)
+    await jetstream.add_consumer(
+        names.stream,
+        ConsumerConfig(
+            durable_name=CONSUMER,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=config.ack_wait_s,
+            max_deliver=-1,  # a broker that gives up on a job tells nobody; we count instead
+            max_ack_pending=_MAX_IN_PROGRESS,
+        ),
+    )

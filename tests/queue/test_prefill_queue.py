@@ -1,0 +1,260 @@
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from services import NatsServer
+
+from tandem.queue.config import QueueConfig
+from tandem.queue.jetstream import JetStreamQueue
+from tandem.queue.memory import MemoryQueue
+from tandem.queue.prefill_queue import PrefillQueue, QueueDepth
+from tandem.queue.streams import QueueNames, escape
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.messages import PrefillJob, encode
+from tandem.runtime.nats import NatsConnection
+
+CONFIG = QueueConfig(ack_wait_s=0.4, max_deliver=2)
+
+
+def job(num_uncached_tokens: int = 100, attempt: int = 1, handoff_id: bytes = b"") -> PrefillJob:
+    return PrefillJob(
+        handoff_id=handoff_id or os.urandom(16),
+        attempt=attempt,
+        deployment="epoch",
+        decode_instance="d",
+        decode_address="127.0.0.1:1",
+        decode_epoch="e1",
+        num_tokens=num_uncached_tokens + 16,
+        num_uncached_tokens=num_uncached_tokens,
+        prefix_hashes=[bytes(16)] * 8,
+        deadline_ms=30_000,
+    )
+
+
+@pytest.fixture
+async def connection(nats: NatsServer) -> AsyncIterator[NatsConnection]:
+    connection = NatsConnection(RuntimeConfig(nats_url=nats.url))
+    await connection.start()
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def queue(
+    request: pytest.FixtureRequest, connection: NatsConnection
+) -> AsyncIterator[PrefillQueue]:
+    queue: PrefillQueue = MemoryQueue(CONFIG)
+    if request.param == "jetstream":
+        queue = JetStreamQueue(connection, CONFIG, "test", f"org/model {os.urandom(4).hex()}")
+    await queue.start()
+    yield queue
+    await queue.close()
+
+
+async def test_a_waiting_worker_gets_a_job_as_it_was_published(queue: PrefillQueue) -> None:
+    receiving = asyncio.create_task(queue.receive(4, 10))
+    await asyncio.sleep(0.05)
+    sent = job()
+    await queue.publish(sent)
+    [delivery] = await asyncio.wait_for(receiving, 5)
+    assert delivery.job == sent
+    assert delivery.num_delivered == 1
+    await delivery.ack()
+    assert len(encode(sent)) < 1024
+
+
+async def test_jobs_come_in_order_and_no_more_than_asked_for(queue: PrefillQueue) -> None:
+    sent = [job() for _ in range(5)]
+    for each in sent:
+        await queue.publish(each)
+    first = await queue.receive(3, 2)
+    rest = await queue.receive(10, 2)
+    assert [d.job for d in first + rest] == sent
+    assert [len(first), len(rest)] == [3, 2]
+    for delivery in first + rest:
+        await delivery.ack()
+    assert await queue.receive(1, 0.05) == []
+
+
+async def test_the_same_attempt_is_queued_once_and_another_attempt_again(
+    queue: PrefillQueue,
+) -> None:
+    handoff_id = os.urandom(16)
+    for attempt in (1, 1, 2, 1):
+        await queue.publish(job(attempt=attempt, handoff_id=handoff_id))
+    deliveries = await queue.receive(10, 2)
+    assert [d.job.attempt for d in deliveries] == [1, 2]
+
+
+async def test_an_unanswered_job_comes_again_and_then_becomes_a_dead_letter(
+    queue: PrefillQueue,
+) -> None:
+    await queue.publish(job())
+    assert [d.num_delivered for d in await queue.receive(1, 2)] == [1]
+    assert [d.num_delivered for d in await queue.receive(1, 2)] == [2]
+    await queue.publish(good := job())
+    [delivery] = await queue.receive(1, 2)
+    assert delivery.job == good
+    await delivery.ack()
+    assert await queue.receive(1, 1) == []
+    assert (await queue.depth()) == QueueDepth(0, 0, 0, 1)
+
+
+async def test_work_in_progress_is_not_given_to_anyone_else(queue: PrefillQueue) -> None:
+    await queue.publish(job())
+    [delivery] = await queue.receive(1, 2)
+    for _ in range(4):
+        await delivery.in_progress()
+        assert await queue.receive(1, 0.2) == []
+    await delivery.ack()
+    await delivery.nak()
+    assert await queue.receive(1, 0.5) == []
+
+
+async def test_a_refused_job_comes_again_after_its_delay(queue: PrefillQueue) -> None:
+    await queue.publish(job())
+    [delivery] = await queue.receive(1, 2)
+    start = time.perf_counter()
+    await delivery.nak(0.2)
+    [delivery] = await queue.receive(1, 2)
+    assert time.perf_counter() - start >= 0.19
+    assert delivery.num_delivered == 2
+    await delivery.term("not a prompt")
+    assert await queue.receive(1, 0.5) == []
+    assert (await queue.depth()).num_dead == 1
+
+
+async def test_depth_counts_jobs_and_the_uncached_tokens_of_all_unfinished_ones(
+    queue: PrefillQueue,
+) -> None:
+    assert await queue.depth() == QueueDepth(0, 0, 0, 0)
+    for num_tokens in (100, 100, 2000, 7):
+        await queue.publish(job(num_tokens))
+    assert await queue.depth() == QueueDepth(4, 2207, 0, 0)
+    [delivery] = await queue.receive(1, 2)
+    await asyncio.sleep(0.01)
+    assert await queue.depth() == QueueDepth(3, 2207, 1, 0)
+    await delivery.ack()
+    await asyncio.sleep(0.05)
+    assert await queue.depth() == QueueDepth(3, 2107, 0, 0)
+
+
+async def test_a_job_that_came_for_a_cancelled_receive_is_not_lost(queue: PrefillQueue) -> None:
+    receiving = asyncio.create_task(queue.receive(1, 10))
+    await asyncio.sleep(0.05)
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+    sent = job()
+    await queue.publish(sent)
+    [delivery] = await queue.receive(1, 2)
+    assert (delivery.job, delivery.num_delivered) == (sent, 1)
+
+
+async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
+    connection: NatsConnection,
+) -> None:
+    model = os.urandom(4).hex()
+    first, second = (JetStreamQueue(connection, CONFIG, "test", model) for _ in range(2))
+    await first.start()
+    await second.start()
+    pulls = [asyncio.create_task(q.receive(1, 5)) for q in (first, second)]
+    await asyncio.sleep(0.05)
+    await first.publish(job(1))
+    await first.publish(job(2))
+    got = [delivery.job.num_uncached_tokens for [delivery] in await asyncio.gather(*pulls)]
+    assert sorted(got) == [1, 2]
+
+    waiting = asyncio.create_task(second.receive(1, 5))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    sent = job(3)
+    await first.publish(sent)
+    await asyncio.sleep(0.05)
+    await second.close()
+    assert sent in [delivery.job for delivery in await first.receive(5, 2)]
+    await first.close()
+
+
+async def test_bytes_that_are_no_job_become_a_dead_letter(connection: NatsConnection) -> None:
+    queue = JetStreamQueue(connection, CONFIG, "test", "poisoned")
+    await queue.start()
+    names = QueueNames.of("test", "poisoned")
+    await connection.client.jetstream().publish(f"{names.subject}.5", b"\xc1 garbage")
+    await queue.publish(good := job())
+    deliveries = await queue.receive(5, 2)
+    assert [delivery.job for delivery in deliveries] == [good]
+    assert (await queue.depth()).num_dead == 1
+    await queue.close()
+
+
+async def test_a_broker_that_is_away_fails_a_publish_at_once_and_comes_back_empty_usable() -> None:
+    with NatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        queue = JetStreamQueue(connection, CONFIG, "test", "restarted")
+        await queue.start()
+        receiving = asyncio.create_task(queue.receive(1, 30))
+        await asyncio.sleep(0.05)
+        server.kill()
+        async with asyncio.timeout(5):
+            while queue.connected:
+                await asyncio.sleep(0.01)
+        start = time.perf_counter()
+        with pytest.raises(ServiceError, match="NATS is not connected"):
+            await queue.publish(job())
+        with pytest.raises(ServiceError, match="NATS is not connected"):
+            await queue.depth()
+        assert time.perf_counter() - start < 0.5
+        server.restart(empty=True)
+        async with asyncio.timeout(10):
+            while not queue.connected:
+                await asyncio.sleep(0.01)
+        sent = job()
+        await queue.publish(sent)
+        [delivery] = await asyncio.wait_for(receiving, 5)
+        assert delivery.job == sent
+        assert delivery.num_delivered == 1
+        await queue.close()
+        await connection.close()
+
+
+async def test_a_stream_that_vanished_is_made_again_by_whoever_needs_it(
+    connection: NatsConnection,
+) -> None:
+    queue = JetStreamQueue(connection, CONFIG, "test", "vanishing")
+    await queue.start()
+    jetstream = connection.client.jetstream()
+    for use in ("publish", "receive", "depth"):
+        await jetstream.delete_stream(QueueNames.of("test", "vanishing").stream)
+        if use == "receive":
+            assert await queue.receive(1, 0.2) == []
+        if use == "depth":
+            assert (await queue.depth()).num_jobs == 0
+        await queue.publish(job())
+        [delivery] = await queue.receive(1, 2)
+        await delivery.ack()
+    await queue.close()
+
+
+async def test_a_changed_setting_is_applied_to_an_existing_queue(
+    connection: NatsConnection,
+) -> None:
+    for config in (QueueConfig(max_age_s=60), QueueConfig(max_age_s=90, ack_wait_s=7)):
+        queue = JetStreamQueue(connection, config, "test", "reconfigured")
+        await queue.start()
+        await queue.close()
+    info = await connection.client.jetstream().stream_info(
+        QueueNames.of("test", "reconfigured").stream
+    )
+    assert info.config.max_age == 90
+
+
+def test_names_that_differ_stay_different_when_escaped() -> None:
+    names = ["a/b", "a.b", "a_b", "a b", "a*b", "a=2Fb", "ä", "ab"]
+    assert len({escape(name) for name in names}) == len(names)
+    assert escape("Qwen3-8B") == "Qwen3-8B"
+    assert QueueNames.of("a_b", "c").stream != QueueNames.of("a", "b_c").stream

@@ -1,0 +1,1 @@
+"""Moving KV: layout arithmetic, transports, the handoff state machine, checksums."""

@@ -1,0 +1,52 @@
+"""What a handoff asks its worker to do; the worker carries actions out in order."""
+
+from dataclasses import dataclass
+
+from tandem.runtime.messages import CancelHandoff, FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Checksum these blocks and call `verified` for each ordinal."""
+
+    blocks: tuple[tuple[int, int, int], ...]  # (ordinal, block id, announced checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The KV of the whole prompt is proven and its first token is here: decode it."""
+
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """Tell the prefill worker to stop."""
+
+    prefill_instance: str
+    message: CancelHandoff
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLocally:
+    """Give the remote prefill up. `quarantined`: writes may still land in the fill blocks."""
+
+    reason: str
+    quarantined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Drop the sequence. `quarantined`: writes may still land in the fill blocks."""
+
+    quarantined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseQuarantined:
+    """Nothing can land in these blocks any more."""
+
+    block_ids: tuple[int, ...]
+
+
+Action = Verify | Admit | Retract | PrefillLocally | Abort | ReleaseQuarantined
