@@ -1,0 +1,1 @@
+"""The bundled model, the script that trained it, and random models of any shape."""

@@ -1,0 +1,71 @@
+"""Where a model's folder is: the bundled one, a folder on disk, or a download from the hub."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from tandem.runtime.errors import ModelError
+
+BUNDLED_MODEL_NAME = "tandem-tiny"
+BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
+
+# Nothing that could be run: weights as safetensors, the rest as JSON or a template.
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_TIMEOUT_S = 10.0
+
+
+def resolve_model(name_or_path: str | Path) -> Path:
+    """The folder of a model: a bundled name, a folder with config.json, or a hub id ("owner/name").
+
+    A hub id is downloaded, and blocks meanwhile, when huggingface_hub is installed. Raises
+    ModelError that says what was tried.
+    """
+    name = str(name_or_path)
+    if name == BUNDLED_MODEL_NAME:
+        return _bundled()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+        raise ModelError(f"{folder} is a folder, but it has no config.json", param="model")
+    tried = [f"the bundled name {BUNDLED_MODEL_NAME!r}", f"the folder {folder.absolute()}"]
+    if not _HUB_ID.fullmatch(name):
+        raise _not_found(name, [*tried, "not a hub id, which reads owner/name"])
+    if importlib.util.find_spec("huggingface_hub") is None:
+        hint = "the hub was not asked: install huggingface_hub (pip install 'tandem-serve[hub]')"
+        raise _not_found(name, [*tried, hint])
+    return _download(name, tried)
+
+
+def _bundled() -> Path:
+    if not (BUNDLED_MODEL / "config.json").is_file():
+        raise ModelError(
+            f"the bundled model is missing: no config.json in {BUNDLED_MODEL}; "
+            f"build it with `python -m tandem.models.train --out {BUNDLED_MODEL}`",
+            param="model",
+        )
+    return BUNDLED_MODEL
+
+
+def _download(hub_id: str, tried: list[str]) -> Path:
+    import huggingface_hub  # an optional dependency
+
+    endpoint = os.environ.get("HF_ENDPOINT")
+    try:
+        folder = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=_HUB_PATTERNS, endpoint=endpoint, etag_timeout=_HUB_TIMEOUT_S
+        )
+    except Exception as error:  # the hub client documents no common base of what it raises
+        where = endpoint or "the Hugging Face hub"
+        reason = str(error).strip().split("\n", 1)[0]
+        attempt = f"{where} ({type(error).__name__}: {reason})"
+        raise _not_found(hub_id, [*tried, attempt]) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(f"{hub_id} has no config.json on the hub", param="model")
+    return Path(folder)
+
+
+def _not_found(name: str, tried: list[str]) -> ModelError:
+    return ModelError(f"no model {name!r}; tried: {'; '.join(tried)}", param="model")
