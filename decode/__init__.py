@@ -1,0 +1,1 @@
+"""The decode role, and the local-or-remote policy."""

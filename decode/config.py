@@ -1,0 +1,47 @@
+"""The decode role's config: the thresholds, which are also live (`tandem config set disagg.*`)."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Policy(StrEnum):
+    """Who computes a prompt. Live: takes effect with the next request."""
+
+    ALWAYS_LOCAL = "always_local"
+    ALWAYS_REMOTE = "always_remote"
+    THRESHOLD = "threshold"
+    ADAPTIVE = "adaptive"
+
+
+class DisaggConfig(BaseModel):
+    """Thresholds of disaggregation, and how long a remote prefill may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Policy = Field(
+        Policy.ADAPTIVE,
+        description="always_local | always_remote | threshold (length and queue) | adaptive "
+        "(threshold, and only where the measured rates say that remote is faster)",
+    )
+    max_local_prefill_length: int = Field(
+        1000, ge=0, description="uncached prompt tokens up to which a prompt is prefilled locally"
+    )
+    max_prefill_queue_size: int = Field(
+        2, ge=1, description="jobs waiting in the prefill queue at which prompts stay local"
+    )
+    handoff_timeout_ms: int = Field(
+        10_000,
+        ge=10,
+        description="time a remote prefill may take on top of its expected compute time; "
+        "then the prompt is prefilled locally (ms)",
+    )
+    handoff_timeout_ms_per_token: float = Field(
+        5.0, ge=0, description="added to handoff_timeout_ms for every uncached token (ms)"
+    )
+    claim_timeout_ms: int = Field(
+        1000,
+        ge=1,
+        description="time a ticket may wait in the queue unclaimed before the prompt is "
+        "prefilled locally (ms)",
+    )

@@ -1,0 +1,88 @@
+"""What a decode worker tells the others about itself: its model, load and prefix cache."""
+
+import asyncio
+import time
+from collections import deque
+
+from tandem.engine.engine import Engine, LoadStats
+from tandem.runtime.events import Events, kv_subject
+from tandem.runtime.messages import KvEvent, LoadReport, ModelCard, ModelFiles, encode
+from tandem.runtime.model_files import files_digest
+from tandem.runtime.node import Node
+
+
+def load_report(node: Node, load: LoadStats) -> LoadReport:
+    """The load of a decode worker's engine; who waits for a remote prefill waits."""
+    return LoadReport(
+        instance_id=node.instance_id,
+        epoch=node.epoch,
+        role="decode",
+        num_running=load.num_running,
+        num_waiting=load.num_waiting + load.num_remote,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_cached_blocks=load.num_cached_blocks,
+    )
+
+
+def model_card(node: Node, engine: Engine, files: ModelFiles) -> ModelCard:
+    """What a decode worker serves."""
+    return ModelCard(
+        name=node.model,
+        context_length=engine.max_model_len,
+        block_size=engine.block_pool.block_size,
+        vocab_size=engine.runner.model_config.vocab_size,
+        files_digest=files_digest(files),
+        instance_id=node.instance_id,
+        created_s=int(time.time()),
+    )
+
+
+class CachePublisher:
+    """Turns the block pool's callbacks into gapless KvEvents.
+
+    `stored` and `removed` are called on the engine thread, everything else on the event loop.
+    """
+
+    def __init__(self, events: Events, namespace: str, instance_id: str, epoch: str) -> None:
+        self._events = events
+        self._subject = kv_subject(namespace, instance_id)
+        self._instance_id = instance_id
+        self._epoch = epoch
+        self._event_id = 0
+        self._loop = asyncio.get_running_loop()
+        self._changes: deque[tuple[bool, list[bytes]]] = deque()  # (stored, hashes)
+        self._hashes: set[bytes] = set()
+
+    def stored(self, block_hashes: list[bytes]) -> None:
+        self._changed(True, block_hashes)
+
+    def removed(self, block_hashes: list[bytes]) -> None:
+        self._changed(False, block_hashes)
+
+    def _changed(self, stored: bool, block_hashes: list[bytes]) -> None:
+        self._changes.append((stored, block_hashes))
+        if len(self._changes) == 1:
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        last: dict[bytes, bool] = {}
+        while self._changes:
+            is_stored, block_hashes = self._changes.popleft()
+            last |= dict.fromkeys(block_hashes, is_stored)
+        if not last:
+            return
+        stored = [block_hash for block_hash, is_stored in last.items() if is_stored]
+        removed = [block_hash for block_hash, is_stored in last.items() if not is_stored]
+        self._hashes.update(stored)
+        self._hashes.difference_update(removed)
+        self._event_id += 1
+        event = KvEvent(self._instance_id, self._epoch, self._event_id, stored, removed)
+        self._events.publish(self._subject, encode(event))
+
+    def snapshot(self) -> KvEvent:
+        """Everything stored now, as of the last event."""
+        return KvEvent(
+            self._instance_id, self._epoch, self._event_id, list(self._hashes), cleared=True
+        )

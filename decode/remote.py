@@ -1,0 +1,298 @@
+"""Remote prefills of a decode worker: drives one DecodeHandoff each, and carries out its actions.
+
+Runs on the event loop. The engine is reached through `post`, in order, so whatever a handoff says
+about its blocks happens before anything that follows from it. What prefill workers say comes from
+`tandem.decode.handoff_messages`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+
+from tandem.decode.admission import PrefillRate
+from tandem.decode.config import DisaggConfig
+from tandem.decode.liveness import is_dead
+from tandem.decode.metrics import DecodeMetrics
+from tandem.decode.outcomes import HandoffOutcomes, RemotePrefill
+from tandem.decode.requests import ActiveRequest
+from tandem.engine.engine import Reservation
+from tandem.engine.loop import EngineLoop
+from tandem.queue.prefill_queue import PrefillQueue
+from tandem.runtime.errors import ServiceError, TransferError
+from tandem.runtime.messages import (
+    Claim,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    Instance,
+    PrefillJob,
+    encode,
+    pack_tokens,
+)
+from tandem.runtime.node import Node
+from tandem.runtime.request_plane import Responder
+from tandem.transfer.actions import (
+    Abort,
+    Action,
+    Admit,
+    PrefillLocally,
+    ReleaseQuarantined,
+    Retract,
+    Verify,
+)
+from tandem.transfer.agent import TransferAgent
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.handoff import DecodeHandoff, HandoffState
+
+logger = logging.getLogger(__name__)
+
+NUM_AFFINITY_HASHES = 8
+DEATH_CHECK_INTERVAL_S = 0.25  # between looks at a lost prefill worker's process
+_UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
+_ENDED = (HandoffState.ADMITTED, HandoffState.CLOSED)
+
+
+class RemotePrefills:
+    """The open handoffs of a decode worker, by handoff id."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        queue: PrefillQueue,
+        agent: TransferAgent,
+        loop: EngineLoop,
+        thresholds: Callable[[], DisaggConfig],
+        transfer: TransferConfig,
+        deployment: str,
+        prefill_instances: Mapping[str, Instance],
+        metrics: DecodeMetrics,
+        rate: PrefillRate,
+    ) -> None:
+        self._node = node
+        self._queue = queue
+        self._agent = agent
+        self._outcomes = HandoffOutcomes(loop, thresholds, metrics, rate)
+        self._thresholds = thresholds
+        self._transfer = transfer
+        self._deployment = deployment
+        self._prefill_instances = prefill_instances
+        self._metrics = metrics
+        self._aio = asyncio.get_running_loop()
+        self._open: dict[bytes, RemotePrefill] = {}
+        self._by_request: dict[str, RemotePrefill] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_taken = 0  # handoffs that were claimed or given up; read by the engine thread
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    # ---- the way of a handoff -----------------------------------------------------------------
+
+    def start(self, active: ActiveRequest, reservation: Reservation) -> None:
+        """Offers the prompt of `active`, whose blocks are reserved, to the prefill workers."""
+        config = self._thresholds()
+        num_uncached = active.seq.num_prompt_tokens - reservation.num_cached_tokens
+        timeout_ms = config.handoff_timeout_ms + round(
+            config.handoff_timeout_ms_per_token * num_uncached
+        )
+        request = active.request
+        grant = Claimed(
+            secret=secrets.token_bytes(16),
+            lease_ms=timeout_ms,
+            token_ids=pack_tokens(active.seq.token_ids),
+            sampling=request.sampling,
+            stop=request.stop,
+            fill=reservation.fill,
+            cached_ordinals=reservation.cached_ordinals,
+            cache_salt=request.cache_salt,
+        )
+        machine = DecodeHandoff(
+            secrets.token_bytes(16),
+            1,
+            grant,
+            deadline=time.perf_counter() + timeout_ms / 1e3,
+            grace_ms=self._transfer.grace_ms,
+            verify=self._transfer.verify,
+        )
+        remote = RemotePrefill(active, machine, num_uncached)
+        active.num_cached_tokens = reservation.num_cached_tokens
+        self._open[machine.handoff_id] = self._by_request[request.request_id] = remote
+        self._arm(remote)
+        if active.done.done():
+            self.run(remote, machine.cancel())
+            return
+        self._spawn(self._publish(remote, timeout_ms))
+        self._aio.call_later(config.claim_timeout_ms / 1e3, self._give_up_unclaimed, remote)
+
+    async def _publish(self, remote: RemotePrefill, timeout_ms: int) -> None:
+        active, machine = remote.active, remote.machine
+        job = PrefillJob(
+            handoff_id=machine.handoff_id,
+            attempt=machine.attempt,
+            deployment=self._deployment,
+            decode_instance=self._node.instance_id,
+            decode_address=self._node.server.address,
+            decode_epoch=self._node.epoch,
+            num_tokens=active.seq.num_prompt_tokens,
+            num_uncached_tokens=remote.num_uncached_tokens,
+            prefix_hashes=active.seq.block_hashes[:NUM_AFFINITY_HASHES],
+            deadline_ms=timeout_ms,
+            trace=active.context.headers,
+        )
+        try:
+            await self._queue.publish(job)
+        except ServiceError as error:
+            logger.warning("request %s: no ticket: %s", active.request.request_id, error)
+            if machine.state in _UNCLAIMED:  # else the broker has it, and only its answer was late
+                self.run(remote, machine.fail("the prefill queue is not reachable"))
+            return
+        active.timeline.mark("queued")
+        machine.published()
+
+    def find(self, handoff_id: bytes) -> RemotePrefill | None:
+        return self._open.get(handoff_id)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends the handoff of a request that is over, if it has one."""
+        remote = self._by_request.get(request_id)
+        if remote is not None:
+            self.run(remote, remote.machine.cancel())
+
+    async def close(self) -> None:
+        """Retracts what is open. The engine must still run, the agent still be registered."""
+        for remote in list(self._open.values()):
+            self.run(remote, remote.machine.cancel())
+            if remote.timer is not None:
+                remote.timer.cancel()
+            remote.ended.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def claim(self, remote: RemotePrefill, claim: Claim, stream: Responder) -> bool:
+        """Answers a claim on its stream; False when it was refused."""
+        was_unclaimed = remote.machine.state in _UNCLAIMED
+        granted = remote.machine.claim(claim, time.perf_counter())
+        stream.send(encode(granted))
+        if isinstance(granted, ClaimRefused):
+            return False
+        if was_unclaimed:
+            self.num_taken += 1
+            self._agent.expect(+1)
+            remote.active.timeline.mark("claimed")
+        remote.active.prefill_instance = claim.prefill_instance
+        remote.claim_stream = stream
+        self._arm(remote)
+        return True
+
+    def first_token(self, remote: RemotePrefill, first: FirstToken) -> None:
+        actions = remote.machine.first_token(first)
+        if remote.machine.first is first:
+            self._agent.expect(0)
+            self._outcomes.emit_first(remote, first)
+        self.run(remote, actions)
+
+    def stream_lost(self, remote: RemotePrefill, claim: Claim, stream: Responder) -> None:
+        """The claim's stream ended before the handoff did."""
+        if remote.claim_stream is not stream:
+            return
+        remote.claim_stream = None
+        self.run(remote, remote.machine.peer_lost(claim.prefill_instance))
+        claimant = self._prefill_instances.get(claim.prefill_instance)
+        if claimant is not None and remote.machine.state is HandoffState.CLOSING:
+            self._spawn(self._await_death(remote, claimant))
+
+    async def _await_death(self, remote: RemotePrefill, claimant: Instance) -> None:
+        """Ends the quarantine early if the lost worker turns out to be dead."""
+        while not remote.ended.is_set():
+            if is_dead(claimant):
+                gone = remote.machine.peer_gone(claimant.instance_id, claimant.epoch)
+                self.run(remote, gone)
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(remote.ended.wait(), DEATH_CHECK_INTERVAL_S)
+
+    # ---- what goes out ------------------------------------------------------------------------
+
+    def run(self, remote: RemotePrefill, actions: list[Action]) -> None:
+        """Carries out what the machine of `remote` asks for."""
+        for action in actions:
+            match action:
+                case Verify():
+                    self._spawn(self._verify(remote, action))
+                case Admit(first):
+                    self._outcomes.admit(remote, first)
+                case Retract():
+                    if remote.claim_stream is not None:
+                        remote.claim_stream.send(encode(action.message))
+                case PrefillLocally(reason, quarantined):
+                    self._outcomes.prefill_locally(remote, reason, quarantined=quarantined)
+                case Abort(quarantined):
+                    self._outcomes.abort(remote, quarantined=quarantined)
+                case ReleaseQuarantined(block_ids):
+                    self._outcomes.release_quarantined(list(block_ids))
+        self._arm(remote)
+
+    async def _verify(self, remote: RemotePrefill, verify: Verify) -> None:
+        try:
+            checksums = await self._agent.checksums([block for _, block, _ in verify.blocks])
+        except TransferError as error:
+            self.run(remote, remote.machine.fail(error.message))
+            return
+        for (ordinal, _, announced), found in zip(verify.blocks, checksums, strict=True):
+            actions = remote.machine.verified(ordinal, announced == found)
+            if announced != found:
+                logger.error(
+                    "request %s: block %d from %s is not what was announced",
+                    remote.active.request.request_id,
+                    ordinal,
+                    remote.machine.claimant,
+                )
+            if actions:
+                self.run(remote, actions)
+
+    # ---- time ---------------------------------------------------------------------------------
+
+    def _arm(self, remote: RemotePrefill) -> None:
+        """Sets the timer for the machine's next tick, or closes the books on an ended handoff."""
+        if remote.timer is not None:
+            remote.timer.cancel()
+            remote.timer = None
+        machine = remote.machine
+        if machine.state in _ENDED:
+            self._close_books(remote)
+            return
+        next_tick = machine.next_tick
+        assert next_tick is not None
+        delay_s = max(0.0, next_tick - time.perf_counter()) + 1e-3
+        remote.timer = self._aio.call_later(delay_s, self._tick, remote)
+
+    def _tick(self, remote: RemotePrefill) -> None:
+        remote.timer = None
+        self.run(remote, remote.machine.tick(time.perf_counter()))
+
+    def _give_up_unclaimed(self, remote: RemotePrefill) -> None:
+        if remote.machine.state in _UNCLAIMED:
+            self.run(remote, remote.machine.fail("no prefill worker claimed it in time"))
+
+    def _close_books(self, remote: RemotePrefill) -> None:
+        if self._open.pop(remote.machine.handoff_id, None) is None:
+            return
+        request_id = remote.active.request.request_id
+        if self._by_request.get(request_id) is remote:  # else its id is in use again
+            del self._by_request[request_id]
+        if remote.machine.claimant is None:
+            self.num_taken += 1
+        else:
+            self._agent.expect(-1)
+        for reason, count in remote.machine.dropped.items():
+            self._metrics.dropped(reason, count)
+        remote.ended.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._aio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

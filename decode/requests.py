@@ -1,0 +1,84 @@
+"""A request while it lives on a decode worker."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tandem.decode.admission import Decision
+from tandem.engine.engine import SequenceOutput
+from tandem.engine.sequence import Sequence
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import TandemError
+from tandem.runtime.messages import (
+    FinishReason,
+    GenerateRequest,
+    PrefillReport,
+    TokenDelta,
+    TokenLogprobs,
+    encode,
+)
+from tandem.runtime.request_plane import Responder
+from tandem.runtime.timeline import Timeline
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """One generate stream: what it asked for, where its prompt went, and where tokens go.
+
+    `done` resolves after the terminal delta was sent, or raises the typed error that ended it.
+    Owned by the event loop; the engine thread reads `request` and `seq` and sets `decision`.
+    """
+
+    request: GenerateRequest
+    seq: Sequence
+    context: RequestContext
+    responder: Responder
+    done: asyncio.Future[None]
+    timeline: Timeline = field(default_factory=Timeline)
+    decision: Decision | None = None
+    prefill_instance: str | None = None
+    num_cached_tokens: int = 0
+    num_sent_tokens: int = 0
+    reported: bool = False
+
+    def emit(self, output: SequenceOutput) -> None:
+        """Sends one step's outcome; a terminal one resolves `done`."""
+        if output.error is not None:
+            self.fail(output.error)
+            return
+        if not self.reported:
+            self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.send(output.token_ids, output.logprobs, output.finish_reason, output.stop_token_id)
+
+    def send(
+        self,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """Sends tokens in order; the first delta carries the prefill report."""
+        if self.done.done():
+            return
+        report = None if self.reported else self._report()
+        self.num_sent_tokens += len(token_ids)
+        delta = TokenDelta(token_ids, finish_reason, logprobs, report, stop_token_id)
+        self.responder.send(encode(delta))
+        if finish_reason is not None:
+            self.done.set_result(None)
+
+    def fail(self, error: TandemError) -> None:
+        """Ends the stream with a typed error, once."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _report(self) -> PrefillReport:
+        self.reported = True
+        self.timeline.mark("first_token")
+        assert self.decision is not None
+        return PrefillReport(
+            place=self.decision.place,
+            reason=self.decision.reason,
+            num_cached_tokens=self.num_cached_tokens,
+            prefill_instance=self.prefill_instance,
+            timeline_ms=self.timeline.ms(),
+        )

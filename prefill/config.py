@@ -1,0 +1,19 @@
+"""The prefill role's config."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PrefillConfig(BaseModel):
+    """How a prefill worker takes work from the queue."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch_tokens: int = Field(
+        8192,
+        ge=1,
+        description="uncached tokens of claimed jobs up to which more jobs are taken (tokens)",
+    )
+    max_batch_jobs: int = Field(16, ge=1, description="claimed jobs at one time")
+    receive_timeout_s: float = Field(
+        5.0, gt=0, description="longest single wait for a job at the queue (s)"
+    )

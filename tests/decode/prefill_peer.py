@@ -1,0 +1,283 @@
+"""A decode worker, and a prefill worker that does only what a test tells it to."""
+
+import asyncio
+import os
+import random
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from services import eventually
+
+from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.worker import DecodeWorker
+from tandem.engine.sequence import Sequence
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import register_instance
+from tandem.runtime.errors import TandemError
+from tandem.runtime.messages import (
+    CancelHandoff,
+    Claim,
+    ClaimAnswer,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    GenerateRequest,
+    PrefillJob,
+    PrefillReport,
+    SamplingParams,
+    Settled,
+    StopConditions,
+    TokenDelta,
+    encode,
+    pack_tokens,
+    unpack_tokens,
+)
+from tandem.runtime.request_plane import ResponseStream
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.landed import encode_landed, encode_settled
+
+PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
+
+
+def fresh_prompt(num_tokens: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 300) for _ in range(num_tokens)]
+
+
+@dataclass
+class Answer:
+    """A generate stream as it goes on. `text` is what arrived so far."""
+
+    context: RequestContext
+    text: Text = field(default_factory=lambda: Text([], []))
+    report: PrefillReport | None = None
+    error: TandemError | None = None
+    num_reports: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, stream: ResponseStream) -> None:
+        try:
+            async for item in stream:
+                self.take(msgspec.msgpack.decode(item, type=TokenDelta))
+        except TandemError as error:
+            self.error = error
+        self.ended.set()
+
+    def take(self, delta: TokenDelta) -> None:
+        assert self.text.finish_reason is None, "a delta after the last"
+        self.text.token_ids += delta.token_ids
+        self.text.logprobs += delta.logprobs or []
+        self.text.finish_reason, self.text.stop_token_id = delta.finish_reason, delta.stop_token_id
+        if delta.prefill is not None:
+            self.report = delta.prefill
+            self.num_reports += 1
+
+    async def whole(self) -> Text:
+        """The text, once it is complete; raises what ended it instead."""
+        async with asyncio.timeout(20):
+            await self.ended.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.num_reports == 1
+        return self.text
+
+
+@dataclass
+class Work:
+    """A claim of ours: what was granted, on which stream, and what we computed for it."""
+
+    job: PrefillJob
+    grant: Claimed
+    stream: ResponseStream
+    blocks: list[int] = field(default_factory=list)
+    first: FirstToken | None = None
+    num_written: int = 0
+
+
+class Stage:
+    """One real decode worker and one puppet. `config` overrides the disagg section."""
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        model: Path,
+        *,
+        transfer: TransferConfig = TRANSFER,
+        **config: object,
+    ) -> None:
+        fields = {"policy": Policy.ALWAYS_REMOTE, "handoff_timeout_ms": 5000}
+        disagg = DisaggConfig.model_validate({**fields, **config})
+        self.peer = HandoffPeer(runtime, model, "prefill", transfer)
+        self.worker = DecodeWorker(runtime, engine_config(model), transfer, QUEUE, disagg, MODEL)
+        self.readers: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Stage":
+        await self.peer.__aenter__()
+        await self.worker.startup()
+        await self.register(os.getpid())
+        await self.peer.agent.connect(self.worker.remote._agent.metadata())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.worker.stop()
+        await self.peer.__aexit__()
+        await asyncio.gather(*self.readers)
+
+    async def register(self, pid: int) -> None:
+        """Makes the puppet known as a prefill worker with this process id."""
+        instance = self.peer.node.instance("prefill")
+        instance = msgspec.structs.replace(instance, pid=pid, host=socket.gethostname())
+        await register_instance(self.peer.node.discovery, instance)
+        view = self.worker._prefill_instances
+        await eventually(lambda: view.items.get(instance.instance_id) == instance)
+
+    # ---- the client ---------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        prompt: list[int],
+        *,
+        sampling: SamplingParams | None = None,
+        stop: StopConditions | None = None,
+        request_id: str = "",
+    ) -> Answer:
+        request = GenerateRequest(
+            request_id=request_id or new_id(),
+            model=MODEL,
+            token_ids=pack_tokens(prompt),
+            sampling=sampling or SamplingParams(temperature=0),
+            stop=stop or StopConditions(max_tokens=6, ignore_eos=True),
+            deadline_ms=20_000,
+        )
+        answer = Answer(RequestContext(timeout_s=20))
+        stream = await self.peer.node.client.open(
+            self.worker.node.server.address, "generate", encode(request), answer.context
+        )
+        self.readers.add(asyncio.create_task(answer.read(stream)))
+        return answer
+
+    def undisturbed(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams | None = None,
+        stop: StopConditions | None = None,
+    ) -> Text:
+        sampling = sampling or SamplingParams(temperature=0)
+        stop = stop or StopConditions(max_tokens=6, ignore_eos=True)
+        return self.peer.undisturbed(prompt, sampling, stop)
+
+    # ---- the puppet ---------------------------------------------------------------------------
+
+    async def ticket(self) -> PrefillJob:
+        """The next ticket of the queue, acknowledged."""
+        (delivery,) = await self.peer.queue.receive(1, 5.0)
+        await delivery.ack()
+        return delivery.job
+
+    async def claim(self, job: PrefillJob, *, epoch: str = "") -> Work | ClaimRefused:
+        node = self.peer.node
+        claim = Claim(job.handoff_id, job.attempt, node.instance_id, epoch or node.epoch)
+        context = RequestContext(timeout_s=20)
+        stream = await node.client.open(job.decode_address, "claim", encode(claim), context)
+        answer = await self.hear(stream)
+        if isinstance(answer, ClaimRefused):
+            return answer
+        assert isinstance(answer, Claimed)
+        return Work(job, answer, stream)
+
+    async def hear(self, stream: ResponseStream) -> ClaimAnswer:
+        async with asyncio.timeout(5):
+            answer: ClaimAnswer = msgspec.msgpack.decode(await anext(stream), type=ClaimAnswer)
+            return answer
+
+    async def claimed(self) -> Work:
+        """Takes the next ticket, claims it and computes the prompt; nothing is sent yet."""
+        work = await self.claim(await self.ticket())
+        assert isinstance(work, Work)
+        grant, request_id = work.grant, work.job.handoff_id.hex()
+        token_ids = unpack_tokens(grant.token_ids)
+        seq = Sequence(
+            request_id, token_ids, len(token_ids), grant.sampling, grant.stop, prefill_only=True
+        )
+        self.peer.engine.add(seq)
+        last = self.peer.run(request_id)[-1]
+        work.blocks = list(seq.block_table)
+        logprobs = last.logprobs[0] if last.logprobs else None
+        work.first = FirstToken(
+            work.job.handoff_id, work.job.attempt, last.token_ids[0], logprobs=logprobs
+        )
+        return work
+
+    async def write(
+        self, work: Work, *, fill: list[tuple[int, int]] | None = None, flip: int = 0
+    ) -> bytes:
+        """Writes blocks as the ordinals say; the notice it came with. `flip` spoils checksums."""
+        fill = work.grant.fill if fill is None else fill
+        local = [work.blocks[ordinal] for ordinal, _ in fill]
+        sums = [checksum ^ flip for checksum in await self.peer.agent.checksums(local)]
+        ordinals = [ordinal for ordinal, _ in fill]
+        notice = encode_landed(
+            work.job.handoff_id,
+            work.job.attempt,
+            work.grant.secret,
+            work.num_written,
+            0,
+            list(zip(ordinals, sums, strict=True)),
+        )
+        pairs = list(zip(local, (block for _, block in fill), strict=True))
+        node = self.worker.node
+        await self.peer.agent.write(node.instance_id, node.epoch, pairs, notice)
+        work.num_written += 1
+        return notice
+
+    async def send_first(self, work: Work) -> None:
+        assert work.first is not None
+        await self.tell("first_token", encode(work.first))
+
+    async def settle(self, work: Work, *, error: str = "", num_failed: int = 0) -> None:
+        job = work.job
+        settled = Settled(job.handoff_id, job.attempt, work.num_written, num_failed, error)
+        await self.tell("settled", encode(settled))
+
+    async def settle_by_notice(self, work: Work) -> None:
+        job = work.job
+        notice = encode_settled(job.handoff_id, job.attempt, work.grant.secret, work.num_written, 0)
+        await self.notify(notice)
+
+    async def deliver(self, work: Work) -> None:
+        """All that a prefill worker does after computing, in the usual order."""
+        await self.send_first(work)
+        await self.write(work)
+        await self.settle(work)
+
+    async def notify(self, notice: bytes) -> None:
+        await self.peer.agent.notify(self.worker.node.instance_id, notice)
+
+    async def tell(self, endpoint: str, payload: bytes) -> None:
+        context = RequestContext(timeout_s=5)
+        address = self.worker.node.server.address
+        await self.peer.node.client.call(address, endpoint, payload, context)
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    @property
+    def num_quarantined(self) -> int:
+        return self.worker.engine.block_pool.num_quarantined
+
+    async def retracted(self, work: Work) -> None:
+        """Waits for the word that this claim is not wanted any more."""
+        assert isinstance(await self.hear(work.stream), CancelHandoff)
+
+    async def balanced(self) -> None:
+        """Until nothing is open and every block is free or cached; then the books are checked."""
+        worker, pool = self.worker, self.worker.engine.block_pool
+        await eventually(lambda: not worker.active and worker.remote.num_open == 0)
+        await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
+        await worker.loop.call(lambda engine: engine.check_invariants())
+        assert worker._num_reserved == worker.remote.num_taken
+        assert worker.remote._agent._num_expected == 0

@@ -1,0 +1,173 @@
+"""A decode worker against a prefill side that is late, wrong, double, or gone."""
+
+from itertools import permutations
+from pathlib import Path
+
+import msgspec
+import pytest
+from handoff_peer import BLOCK_SIZE, TRANSFER
+from prefill_peer import PROMPT, Stage, Work, fresh_prompt
+from services import eventually
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions
+
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=7)
+WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)
+
+
+# ---- what arrives in any order, and often ------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(permutations(["first", "write", "settle"])))
+async def test_the_text_is_the_same_in_whatever_order_messages_come(
+    stage: Stage, order: tuple[str, ...]
+) -> None:
+    """To the decode worker it is the notices of writes that come late, after their settling."""
+    answer = await stage.ask(PROMPT, sampling=WITH_LOGPROBS)
+    work = await stage.claimed()
+    half = len(work.grant.fill) // 2
+    for step in order:
+        match step:
+            case "first":
+                await stage.send_first(work)
+            case "write":
+                await stage.write(work, fill=work.grant.fill[half:])
+                await stage.write(work, fill=work.grant.fill[:half])
+            case "settle":
+                await stage.settle(work)
+    text = await answer.whole()
+    assert text == stage.undisturbed(PROMPT, WITH_LOGPROBS)
+    assert len(text.logprobs) == len(text.token_ids) and len(text.logprobs[0].top) == 2
+    assert answer.report is not None and answer.report.place == "remote"
+
+
+async def test_blocks_arrive_by_nixl_as_well(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    transfer = TRANSFER.model_copy(update={"backend": "nixl"})
+    async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
+        answer = await stage.ask(PROMPT)
+        work = await stage.claimed()
+        await stage.deliver(work)
+        await stage.settle_by_notice(work)
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        assert answer.report is not None and answer.report.place == "remote"
+        await stage.balanced()
+
+
+async def test_every_message_twice_is_as_good_as_once(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    again = await stage.claim(work.job)
+    assert isinstance(again, Work) and again.grant == work.grant
+    for _ in range(2):
+        await stage.send_first(work)
+    notice = await stage.write(work, fill=work.grant.fill[1:])
+    await stage.notify(notice)
+    await stage.write(work, fill=work.grant.fill[:1])
+    await stage.notify(notice)
+    for _ in range(2):
+        await stage.settle(work)
+        await stage.settle_by_notice(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    await stage.send_first(work)
+    await stage.notify(notice)
+    assert await stage.claim(work.job) == ClaimRefused("unknown")
+
+
+@pytest.mark.parametrize("num_tokens", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 20, 33])
+async def test_prompts_of_every_length_around_a_block(stage: Stage, num_tokens: int) -> None:
+    """The second time, all full blocks but the one of the last token are cached here."""
+    prompt = fresh_prompt(num_tokens, seed=num_tokens)
+    expected = stage.undisturbed(prompt)
+    num_full = (num_tokens - 1) // BLOCK_SIZE
+    for cached in ([], list(range(num_full))):
+        answer = await stage.ask(prompt)
+        work = await stage.claimed()
+        assert work.grant.cached_ordinals == cached
+        ordinals = [ordinal for ordinal, _ in work.grant.fill]
+        assert cached + ordinals == list(range(-(-num_tokens // BLOCK_SIZE)))
+        await stage.deliver(work)
+        assert await answer.whole() == expected
+        assert answer.report is not None
+        assert answer.report.num_cached_tokens == len(cached) * BLOCK_SIZE
+
+
+# ---- the first token ---------------------------------------------------------------------------
+
+
+async def test_the_first_token_is_sent_before_the_kv_and_kept_when_that_fails(
+    stage: Stage,
+) -> None:
+    answer = await stage.ask(PROMPT, sampling=SAMPLED)
+    work = await stage.claimed()
+    await stage.send_first(work)
+    await eventually(lambda: len(answer.text.token_ids) == 1)
+    await stage.settle(work, error="out of memory")
+    assert await answer.whole() == stage.undisturbed(PROMPT, SAMPLED)
+    assert answer.report is not None and answer.report.place == "remote"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", ["max_tokens=1", "stop token", "min_tokens"])
+async def test_a_first_token_that_may_be_the_last(stage: Stage, kind: str, fails: bool) -> None:
+    first = stage.undisturbed(PROMPT).token_ids[0]
+    stop = {
+        "max_tokens=1": StopConditions(max_tokens=1, ignore_eos=True),
+        "stop token": StopConditions(max_tokens=5, stop_token_ids=[first]),
+        "min_tokens": StopConditions(max_tokens=5, stop_token_ids=[first], min_tokens=2),
+    }[kind]
+    expected = stage.undisturbed(PROMPT, stop=stop)
+    answer = await stage.ask(PROMPT, stop=stop)
+    work = await stage.claimed()
+    await stage.send_first(work)
+    if fails:
+        await stage.settle(work, error="failed")
+    else:
+        await stage.deliver(work)
+    assert await answer.whole() == expected
+
+
+# ---- what must not be believed -----------------------------------------------------------------
+
+
+async def test_a_flipped_bit_is_caught_and_its_block_stays_in_quarantine(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.send_first(work)
+    await stage.write(work, fill=work.grant.fill[:3])
+    await stage.write(work, fill=work.grant.fill[3:], flip=1 << 63)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    await stage.retracted(work)
+    assert stage.num_quarantined == len(work.grant.fill)
+    await stage.settle_by_notice(work)
+    await eventually(lambda: stage.num_quarantined == 0)
+
+
+async def test_messages_of_others_are_not_applied(stage: Stage) -> None:
+    """Noise, a wrong secret, another attempt, another claimant."""
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.notify(b"TNDMnoise")
+    forged = Work(work.job, msgspec.structs.replace(work.grant, secret=bytes(16)), work.stream)
+    forged.blocks = list(reversed(work.blocks))
+    await stage.write(forged, fill=[(ordinal, block) for ordinal, block in work.grant.fill])
+    await stage.settle_by_notice(forged)
+    stale = msgspec.structs.replace(work.job, attempt=2)
+    assert await stage.claim(stale) == ClaimRefused("stale")
+    await stage.settle(Work(stale, work.grant, work.stream), error="stale")
+    assert await stage.claim(work.job, epoch="another") == ClaimRefused("stale")
+    assert not answer.ended.is_set() and stage.worker.remote.num_open == 1
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+
+
+async def test_a_write_to_a_place_that_was_not_granted_ends_the_handoff(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    work.blocks.append(work.blocks[0])
+    await stage.write(work, fill=[(len(work.blocks) - 1, work.grant.fill[0][1])])
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert answer.report is not None and "not given" in answer.report.reason
+    await stage.settle(work)

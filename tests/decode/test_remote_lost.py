@@ -1,0 +1,230 @@
+"""A decode worker whose clients cancel, whose prefill side or queue is lost, or that stops."""
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from handoff_peer import TRANSFER
+from prefill_peer import PROMPT, Stage, fresh_prompt
+from services import NatsServer, eventually
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import transfer_prefix
+from tandem.runtime.errors import (
+    InvalidRequestError,
+    ServiceError,
+    TransferError,
+    UnavailableError,
+)
+from tandem.runtime.messages import ClaimRefused, PrefillJob, StopConditions
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("state", ["queued", "claimed", "writing", "settled", "admitted"])
+async def test_a_cancelled_request_leaves_nothing_behind(stage: Stage, state: str) -> None:
+    answer = await stage.ask(PROMPT, stop=StopConditions(max_tokens=150, ignore_eos=True))
+    if state == "queued":
+        await eventually(lambda: stage.worker.remote.num_open == 1)
+        answer.context.cancel("enough")
+        await stage.balanced()
+        assert await stage.claim(await stage.ticket()) == ClaimRefused("unknown")
+        return
+    work = await stage.claimed()
+    await stage.send_first(work)
+    if state == "writing":
+        await stage.write(work, fill=work.grant.fill[:2])
+    elif state == "settled":
+        await stage.write(work, fill=work.grant.fill[:2])
+        await stage.settle(work)
+    elif state == "admitted":
+        await stage.deliver(work)
+        await eventually(lambda: len(answer.text.token_ids) > 1)
+    answer.context.cancel("enough")
+    if state in ("claimed", "writing"):
+        await stage.retracted(work)
+        await eventually(lambda: stage.num_quarantined == len(work.grant.fill))
+        await stage.write(work, fill=work.grant.fill[2:])  # was under way: lands in quarantine
+        await stage.settle(work)
+    await stage.balanced()
+
+
+async def test_a_request_cancelled_after_its_handoff_failed_stops_computing(stage: Stage) -> None:
+    """The handoff is still open, for its quarantine, while the sequence runs here."""
+    endless = StopConditions(max_tokens=200, ignore_eos=True)
+    answer = await stage.ask(PROMPT, stop=endless, request_id="same")
+    work = await stage.claimed()
+    await stage.write(work, flip=1)
+    await eventually(lambda: len(answer.text.token_ids) > 2)
+    answer.context.cancel("enough")
+    await eventually(lambda: not stage.worker.active)
+    load = await stage.worker.loop.call(lambda engine: engine.load())
+    assert load.num_running == load.num_waiting == 0
+    assert stage.num_quarantined == len(work.grant.fill)
+    again = await stage.ask(PROMPT, request_id="same")
+    works = [work, await stage.claimed()]
+    await stage.settle(works[0])
+    await stage.deliver(works[1])
+    assert await again.whole() == stage.undisturbed(PROMPT)
+
+
+async def test_a_request_id_that_runs_already_is_refused_and_the_first_goes_on(
+    stage: Stage,
+) -> None:
+    answer = await stage.ask(PROMPT, request_id="same")
+    work = await stage.claimed()
+    with pytest.raises(InvalidRequestError, match="same"):
+        await (await stage.ask(PROMPT, request_id="same")).whole()
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+
+
+# ---- the prefill worker or the queue is lost ---------------------------------------------------
+
+
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "only silent"])
+async def test_a_lost_prefill_worker_s_blocks_wait_for_its_death_or_its_lease(
+    runtime_config: RuntimeConfig, tiny_model: Path, is_dead: bool
+) -> None:
+    async with Stage(runtime_config, tiny_model, handoff_timeout_ms=1000) as stage:
+        await stage.register(dead_pid() if is_dead else os.getpid())
+        answer = await stage.ask(PROMPT)
+        claimed_at = time.perf_counter()
+        work = await stage.claimed()
+        await stage.write(work, fill=work.grant.fill[:1])
+        work.stream.cancel()
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        assert answer.report is not None and answer.report.prefill_instance is None
+        if not is_dead:
+            assert stage.num_quarantined == len(work.grant.fill)
+        await stage.balanced()
+        held_s = time.perf_counter() - claimed_at
+        lease_s = (work.grant.lease_ms + TRANSFER.grace_ms) / 1e3
+        assert (held_s >= lease_s) is not is_dead
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_a_handoff_ends_by_its_deadline_whatever_is_lost(
+    runtime_config: RuntimeConfig, tiny_model: Path, claimed: bool
+) -> None:
+    limits = {"handoff_timeout_ms": 200, "claim_timeout_ms": 100}
+    async with Stage(runtime_config, tiny_model, **limits) as stage:
+        answer = await stage.ask(PROMPT)
+        if claimed:
+            work = await stage.claimed()
+            await stage.write(work)
+            await stage.settle(work)  # and the first token never comes
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        assert answer.report is not None and answer.report.place == "local"
+        await stage.balanced()
+
+
+async def test_losing_the_queue_spares_claimed_handoffs_and_no_request(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    with NatsServer() as nats:
+        config = runtime_config.model_copy(update={"nats_url": nats.url})
+        async with Stage(config, tiny_model, claim_timeout_ms=300) as stage:
+            prompts = [fresh_prompt(18, seed) for seed in range(5)]
+            answers = [await stage.ask(prompt) for prompt in prompts[:2]]
+            works = [await stage.claimed(), await stage.claimed()]
+            answers.append(await stage.ask(prompts[2]))  # stays unclaimed
+            await eventually(lambda: stage.worker.remote.num_open == 3)
+            nats.kill()
+            answers += [await stage.ask(prompt) for prompt in prompts[3:]]
+            for work in works:
+                await stage.deliver(work)
+            texts = await asyncio.gather(*(answer.whole() for answer in answers))
+            assert texts == [stage.undisturbed(prompt) for prompt in prompts]
+            places = [answer.report.place for answer in answers if answer.report is not None]
+            assert places == ["remote", "remote", "local", "local", "local"]
+            await stage.balanced()
+
+
+async def test_a_late_answer_of_the_broker_does_not_undo_a_claim(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, claimed = stage.worker.queue.publish, asyncio.Event()
+
+    async def publish_late(job: PrefillJob) -> None:
+        await publish(job)
+        await claimed.wait()
+        raise ServiceError("no answer within 0.5 s")
+
+    monkeypatch.setattr(stage.worker.queue, "publish", publish_late)
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    claimed.set()
+    await eventually(lambda: not stage.worker.remote._tasks)
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert answer.report is not None and answer.report.place == "remote"
+
+
+async def test_kv_that_cannot_be_verified_is_not_used(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(block_ids: list[int]) -> list[int]:
+        raise TransferError("the transfer thread is gone")
+
+    monkeypatch.setattr(stage.worker.remote._agent, "checksums", fail)
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+
+
+# ---- load, drain and stop ----------------------------------------------------------------------
+
+
+async def test_a_burst_does_not_queue_more_than_its_limit(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    limits = {"policy": "threshold", "max_local_prefill_length": 0, "max_prefill_queue_size": 2}
+    async with Stage(runtime_config, tiny_model, claim_timeout_ms=150, **limits) as stage:
+        prompts = [fresh_prompt(12, seed) for seed in range(8)]
+        stage.worker.loop.post(lambda engine: time.sleep(0.2))  # the whole burst waits behind it
+        answers = [await stage.ask(prompt) for prompt in prompts]
+        texts = await asyncio.gather(*(answer.whole() for answer in answers))
+        assert texts == [stage.undisturbed(prompt) for prompt in prompts]
+        reasons = [answer.report.reason for answer in answers if answer.report is not None]
+        assert sum("queued" in reason for reason in reasons) == 6
+        await stage.balanced()
+
+
+async def test_a_draining_worker_finishes_its_remote_prefills(stage: Stage) -> None:
+    answers = [await stage.ask(PROMPT), await stage.ask(fresh_prompt(9, seed=1))]
+    work = await stage.claimed()
+    draining = asyncio.create_task(stage.worker.drain())
+    await eventually(lambda: stage.worker._is_draining)
+    with pytest.raises(UnavailableError, match="draining"):
+        await (await stage.ask(PROMPT)).whole()
+    discovery, namespace = stage.peer.node.discovery, stage.peer.node.config.namespace
+    assert len(await discovery.get_prefix(transfer_prefix(namespace))) == 1
+    await stage.deliver(await stage.claimed())
+    await stage.deliver(work)
+    texts = [await answer.whole() for answer in answers]
+    assert texts == [stage.undisturbed(PROMPT), stage.undisturbed(fresh_prompt(9, seed=1))]
+    assert all(answer.report and answer.report.place == "remote" for answer in answers)
+    async with asyncio.timeout(5):
+        await draining
+
+
+async def test_a_stopped_worker_retracts_its_claims_and_fails_its_requests(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    async with Stage(runtime_config, tiny_model) as stage:
+        answers = [await stage.ask(PROMPT), await stage.ask(fresh_prompt(9, seed=1))]
+        work = await stage.claimed()
+        await stage.worker.stop()
+        await stage.retracted(work)
+        for answer in answers:
+            with pytest.raises(UnavailableError, match="stopped"):
+                await answer.whole()

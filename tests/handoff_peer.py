@@ -1,0 +1,109 @@
+"""One side of a handoff, driven by hand: a node, an engine and a transfer agent of its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sequence import Sequence
+from tandem.models.random_model import write_random_model
+from tandem.queue.config import QueueConfig
+from tandem.queue.deployment import deployment_id
+from tandem.queue.jetstream import JetStreamQueue
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tandem.runtime.model_files import weights_fingerprint
+from tandem.runtime.node import Node
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.pool import agent_for, layout_of
+
+MODEL = "tiny"
+BLOCK_SIZE = 4
+NUM_BLOCKS = 64
+TRANSFER = TransferConfig(backend="loopback", grace_ms=100, lease_margin_ms=10)
+QUEUE = QueueConfig(ack_wait_s=1.0)
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """A model whose text changes with every token of its prompt."""
+    return write_random_model(
+        folder,
+        vocab_size=320,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        tie_word_embeddings=False,
+    )
+
+
+def engine_config(model: Path, **changes: object) -> EngineConfig:
+    fields = {"model": str(model), "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "threads": 1}
+    return EngineConfig.model_validate({**fields, "device": "cpu", **changes})
+
+
+@dataclass(slots=True)
+class Text:
+    """What a sequence gave, and why it ended."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+
+
+class HandoffPeer:
+    """Joins the cluster as `component`; its engine steps only when it is told to."""
+
+    def __init__(
+        self, runtime: RuntimeConfig, model: Path, component: str, transfer: TransferConfig
+    ) -> None:
+        self.node = Node(runtime, component, MODEL)
+        self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
+        kv_cache = self.engine.runner.kv_cache
+        self.agent = agent_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)
+        self.queue = JetStreamQueue(self.node.nats, QUEUE, runtime.namespace, MODEL)
+        self.notices: list[bytes] = []
+        self.deployment = deployment_id(
+            runtime.namespace,
+            MODEL,
+            weights_fingerprint(model),
+            layout_of(kv_cache.tensor).digest(),
+        )
+
+    async def __aenter__(self) -> "HandoffPeer":
+        await self.node.connect()
+        await self.agent.start(self.on_notice)
+        await self.queue.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.queue.close()
+        await self.agent.close()
+        await self.node.close()
+
+    def on_notice(self, data: bytes) -> None:
+        self.notices.append(data)
+
+    def run(self, request_id: str) -> list[SequenceOutput]:
+        """Steps until `request_id` has ended; its outputs."""
+        outputs = []
+        while not outputs or outputs[-1].finish_reason is None:
+            outputs += [output for output in self.engine.step() if output.request_id == request_id]
+        return outputs
+
+    def undisturbed(
+        self, prompt: list[int], sampling: SamplingParams, stop: StopConditions
+    ) -> Text:
+        """What an engine alone says to `prompt`."""
+        seq = Sequence("undisturbed", list(prompt), len(prompt), sampling, stop, "undisturbed")
+        self.engine.add(seq)
+        text = Text([], [])
+        for output in self.run("undisturbed"):
+            text.token_ids += output.token_ids
+            text.logprobs += output.logprobs or []
+            text.finish_reason, text.stop_token_id = output.finish_reason, output.stop_token_id
+        return text

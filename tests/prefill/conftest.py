@@ -1,0 +1,34 @@
+"""A prefill worker in this process, and the decode side that each test drives by hand."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `decode_peer`
+
+from decode_peer import Stage
+from handoff_peer import write_tiny_model
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackFabric
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def stage(runtime_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Stage]:
+    """Prompts longer than 32 tokens take several steps; afterwards nothing may be held."""
+    async with Stage(runtime_config, tiny_model) as running:
+        yield running
+        await running.balanced()
+
+
+@pytest.fixture
+def fabric() -> LoopbackFabric:
+    """What connects the two pools; undone by the test that harms it."""
+    return PROCESS_FABRIC

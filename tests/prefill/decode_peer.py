@@ -1,0 +1,262 @@
+"""A prefill worker, and a decode worker that does only what a test tells it to."""
+
+import asyncio
+import random
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from services import eventually
+
+from tandem.engine.sampler import SampledToken
+from tandem.engine.sequence import Sequence
+from tandem.prefill.config import PrefillConfig
+from tandem.prefill.worker import PrefillWorker
+from tandem.queue.config import QueueConfig
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import register_transfer
+from tandem.runtime.errors import UnavailableError
+from tandem.runtime.messages import (
+    Ack,
+    CancelHandoff,
+    Claim,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    PrefillJob,
+    SamplingParams,
+    Settled,
+    StopConditions,
+    encode,
+    pack_tokens,
+)
+from tandem.runtime.request_plane import Responder
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.landed import Landed, decode_landed, decode_settled
+
+GREEDY = SamplingParams(temperature=0)
+SIX = StopConditions(max_tokens=6, ignore_eos=True)
+
+
+def fresh_prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed + 1000 * num_tokens)
+    return [draw.randrange(3, 300) for _ in range(num_tokens)]
+
+
+@dataclass
+class Offer:
+    """A handoff of ours and what the prefill worker said about it."""
+
+    job: PrefillJob
+    seq: Sequence
+    answer: Claimed | ClaimRefused
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    claims: list[Claim] = field(default_factory=list)
+    first: FirstToken | None = None
+    refuses_first: bool = False
+    settled: list[Settled] = field(default_factory=list)
+    stream: Responder | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def retract(self) -> None:
+        assert self.stream is not None
+        self.stream.send(encode(CancelHandoff(self.job.handoff_id, self.job.attempt)))
+
+
+class Stage:
+    """One real prefill worker and one puppet. `config` overrides the prefill section."""
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        model: Path,
+        *,
+        transfer: TransferConfig = TRANSFER,
+        **config: object,
+    ) -> None:
+        self.queue_config = QueueConfig(ack_wait_s=0.3, max_deliver=QUEUE.max_deliver)
+        self.peer = HandoffPeer(runtime, model, "decode", transfer)
+        self.worker = PrefillWorker(
+            runtime,
+            engine_config(model, max_num_batched_tokens=32),
+            transfer,
+            self.queue_config,
+            PrefillConfig.model_validate({"receive_timeout_s": 1.0, **config}),
+            MODEL,
+        )
+        self.offers: dict[bytes, Offer] = {}
+
+    async def __aenter__(self) -> "Stage":
+        server = self.peer.node.server
+        server.register("claim", self._on_claim)
+        server.register("first_token", self._on_first_token)
+        server.register("settled", self._on_settled)
+        await self.peer.__aenter__()
+        node = self.peer.node
+        await register_transfer(node.discovery, node.config.namespace, self.peer.agent.metadata())
+        await self.worker.startup()
+        await eventually(lambda: node.instance_id in self.worker._peers.items)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for offer in self.offers.values():
+            offer.ended.set()
+        await self.worker.stop()
+        await self.peer.__aexit__()
+
+    # ---- the puppet's endpoints ---------------------------------------------------------------
+
+    async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        claim = msgspec.msgpack.decode(payload, type=Claim)
+        offer = self.offers[claim.handoff_id]
+        offer.claims.append(claim)
+        await offer.may_answer.wait()
+        offer.stream = answer
+        answer.send(encode(offer.answer))
+        if isinstance(offer.answer, Claimed):
+            context.on_cancel(offer.ended.set)
+            await offer.ended.wait()
+
+    async def _on_first_token(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        first = msgspec.msgpack.decode(payload, type=FirstToken)
+        offer = self.offers[first.handoff_id]
+        if offer.refuses_first:
+            raise UnavailableError("not now")
+        assert offer.first is None, "a first token sent twice"
+        offer.first = first
+        answer.send(encode(Ack()))
+
+    async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        settled = msgspec.msgpack.decode(payload, type=Settled)
+        self.offers[settled.handoff_id].settled.append(settled)
+        answer.send(encode(Ack()))
+
+    # ---- what a test tells it to do -----------------------------------------------------------
+
+    def prepare(
+        self,
+        prompt: list[int],
+        *,
+        sampling: SamplingParams = GREEDY,
+        stop: StopConditions = SIX,
+        lease_ms: int = 5000,
+    ) -> Offer:
+        """Reserves blocks for a prompt; nobody is told yet."""
+        handoff_id, node = secrets.token_bytes(16), self.peer.node
+        seq = Sequence(handoff_id.hex(), list(prompt), len(prompt), sampling, stop)
+        reservation = self.peer.engine.reserve(seq)
+        assert reservation is not None
+        job = PrefillJob(
+            handoff_id=handoff_id,
+            attempt=1,
+            deployment=self.peer.deployment,
+            decode_instance=node.instance_id,
+            decode_address=node.server.address,
+            decode_epoch=node.epoch,
+            num_tokens=len(prompt),
+            num_uncached_tokens=len(prompt) - reservation.num_cached_tokens,
+            prefix_hashes=[],
+            deadline_ms=10_000,
+        )
+        grant = Claimed(
+            secret=secrets.token_bytes(16),
+            lease_ms=lease_ms,
+            token_ids=pack_tokens(prompt),
+            sampling=sampling,
+            stop=stop,
+            fill=reservation.fill,
+            cached_ordinals=reservation.cached_ordinals,
+        )
+        offer = self.offers[handoff_id] = Offer(job, seq, grant)
+        return offer
+
+    async def offer(self, prompt: list[int], *, waits: bool = False, **options: object) -> Offer:
+        """Publishes a ticket; its claim is granted at once, unless it `waits` for `may_answer`."""
+        offer = self.prepare(prompt, **options)
+        if not waits:
+            offer.may_answer.set()
+        await self.peer.queue.publish(offer.job)
+        return offer
+
+    @contextmanager
+    def frozen_engine(self) -> Iterator[None]:
+        """The worker's engine thread computes nothing within."""
+        gate = threading.Event()
+        self.worker.loop.post(lambda engine: gate.wait(10))
+        try:
+            yield
+        finally:
+            gate.set()
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    def landed(self, offer: Offer) -> list[Landed]:
+        notices = [decode_landed(notice) for notice in self.peer.notices]
+        return [n for n in notices if n is not None and n.handoff_id == offer.job.handoff_id]
+
+    def settled_by_notice(self, offer: Offer) -> bool:
+        notices = [decode_settled(notice) for notice in self.peer.notices]
+        return any(n is not None and n.handoff_id == offer.job.handoff_id for n in notices)
+
+    async def settled(self, offer: Offer) -> Settled:
+        await eventually(lambda: bool(offer.settled))
+        (settled,) = offer.settled
+        offer.ended.set()
+        return settled
+
+    async def text(self, offer: Offer) -> Text:
+        """Decodes on what landed, after checking it as a decode worker does."""
+        assert isinstance(offer.answer, Claimed)
+        settled = await self.settled(offer)
+        assert (settled.num_failed, settled.error) == (0, "")
+        fill = dict(offer.answer.fill)
+        await eventually(lambda: sum(len(n.blocks) for n in self.landed(offer)) == len(fill))
+        notices = self.landed(offer)
+        assert len(notices) == settled.num_completed
+        assert all(notice.secret == offer.answer.secret for notice in notices)
+        announced = dict(block for notice in notices for block in notice.blocks)
+        found = await self.peer.agent.checksums([fill[ordinal] for ordinal in announced])
+        assert found == list(announced.values())
+        await eventually(lambda: offer.first is not None)
+        assert offer.first is not None
+        token = SampledToken(offer.first.token_id, offer.first.logprobs)
+        output = self.peer.engine.admit(offer.seq.request_id, token)
+        outputs = [output]
+        if output.finish_reason is None:
+            outputs += self.peer.run(offer.seq.request_id)
+        logprobs = [part for output in outputs for part in output.logprobs or []]
+        token_ids = [token_id for output in outputs for token_id in output.token_ids]
+        return Text(token_ids, logprobs, outputs[-1].finish_reason, outputs[-1].stop_token_id)
+
+    def undisturbed(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams = GREEDY,
+        stop: StopConditions = SIX,
+    ) -> Text:
+        return self.peer.undisturbed(prompt, sampling, stop)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks of the prefill worker that some job needs."""
+        return self.worker.engine.block_pool.num_held
+
+    async def balanced(self) -> None:
+        """Until no job is left anywhere and the prefill worker holds nothing."""
+        worker = self.worker
+        await eventually(lambda: not worker._jobs)
+        await worker.loop.call(lambda engine: engine.check_invariants())
+        pool = worker.engine.block_pool
+        assert pool.num_free + pool.num_cached == NUM_BLOCKS
+        assert not worker._outputs
+        async with asyncio.timeout(5):
+            while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
+                await asyncio.sleep(0.01)

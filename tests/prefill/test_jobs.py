@@ -1,0 +1,345 @@
+"""A prefill worker against a decode side that refuses, retracts, vanishes, or lies."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from decode_peer import Offer, Stage, fresh_prompt
+from handoff_peer import BLOCK_SIZE, TRANSFER
+from services import NatsServer, eventually
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
+from tandem.transfer.loopback import LoopbackFabric
+
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, logprobs=2)
+LONG = 100  # tokens: four steps of 32
+
+
+def changed(offer: Offer, **fields: object) -> None:
+    offer.answer = msgspec.structs.replace(offer.answer, **fields)
+
+
+async def publish_again(stage: Stage, offer: Offer) -> None:
+    """As a broker does that missed the acknowledgement: no header tells that it is the same."""
+    queue = stage.peer.queue
+    subject = f"{queue._names.subject}.{offer.job.num_uncached_tokens}"
+    await queue._jetstream.publish(subject, encode(offer.job))
+
+
+# ---- what must arrive --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_tokens", [1, BLOCK_SIZE, BLOCK_SIZE + 1, 32, 33, 64, LONG])
+async def test_a_decode_worker_goes_on_with_the_same_text(stage: Stage, num_tokens: int) -> None:
+    """Twice: the second time the worker has the prompt in its own prefix cache."""
+    prompt = fresh_prompt(num_tokens)
+    expected = stage.undisturbed(prompt, SAMPLED)
+    cached = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+    for num_cached in (0, cached):
+        stage.peer.engine.block_pool.enable_prefix_cache = False
+        offer = await stage.offer(prompt, sampling=SAMPLED)
+        text = await stage.text(offer)
+        assert (text.token_ids, text.finish_reason) == (expected.token_ids, "length")
+        assert text.logprobs[0].logprob == pytest.approx(expected.logprobs[0].logprob, abs=1e-4)
+        assert offer.first is not None and offer.first.num_cached_tokens == num_cached
+
+
+async def test_blocks_are_written_as_soon_as_a_step_has_filled_them(stage: Stage) -> None:
+    offer = await stage.offer(fresh_prompt(LONG))
+    await stage.text(offer)
+    ordinals = [[ordinal for ordinal, _ in notice.blocks] for notice in stage.landed(offer)]
+    assert ordinals == [list(range(i, min(i + 8, 25))) for i in range(0, 25, 8)]
+    num_writes = [notice.num_writes for notice in stage.landed(offer)]
+    assert num_writes[-1] == 4 and set(num_writes) <= {0, 4}  # known once the last is posted
+
+
+async def test_what_the_decode_worker_holds_already_is_not_sent(stage: Stage) -> None:
+    prompt = fresh_prompt(40)
+    expected = stage.undisturbed([*prompt, 9, 9, 9])
+    await stage.text(await stage.offer(prompt))
+    offer = await stage.offer([*prompt, 9, 9, 9])
+    assert await stage.text(offer) == expected
+    written = [ordinal for notice in stage.landed(offer) for ordinal, _ in notice.blocks]
+    assert written == [10]
+
+
+async def test_the_first_token_may_end_the_answer(stage: Stage) -> None:
+    prompt = fresh_prompt(21)
+    first = stage.undisturbed(prompt).token_ids[0]
+    for stop in (
+        StopConditions(max_tokens=1, ignore_eos=True),
+        StopConditions(max_tokens=5, stop_token_ids=[first]),
+        StopConditions(max_tokens=5, stop_token_ids=[first], min_tokens=2),
+    ):
+        expected = stage.undisturbed(prompt, stop=stop)
+        assert await stage.text(await stage.offer(prompt, stop=stop)) == expected
+
+
+async def test_blocks_arrive_by_nixl_as_well(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    transfer = TRANSFER.model_copy(update={"backend": "nixl"})
+    async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
+        offer = await stage.offer(fresh_prompt(LONG))
+        assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
+        await stage.balanced()
+
+
+async def test_many_jobs_at_once_do_not_mix(stage: Stage) -> None:
+    prompts = [fresh_prompt(12 + seed, seed) for seed in range(6)]
+    expected = [stage.undisturbed(prompt) for prompt in prompts]
+    offers = [await stage.offer(prompt) for prompt in prompts]
+    assert [await stage.text(offer) for offer in offers] == expected
+
+
+# ---- what is not begun -------------------------------------------------------------------------
+
+
+async def test_a_refused_or_stale_ticket_costs_nothing_and_does_not_come_again(
+    stage: Stage,
+) -> None:
+    for reason in ("stale", "cancelled", "expired", "unknown"):
+        offer = stage.prepare(fresh_prompt(9))
+        offer.answer = ClaimRefused(reason)
+        offer.may_answer.set()
+        await stage.peer.queue.publish(offer.job)
+        await stage.balanced()
+        assert len(offer.claims) == 1 and not offer.settled
+    for field in ("deployment", "decode_epoch"):
+        offer = stage.prepare(fresh_prompt(9))
+        await stage.peer.queue.publish(msgspec.structs.replace(offer.job, **{field: "old"}))
+        await stage.balanced()
+        assert not offer.claims
+    gone = msgspec.structs.replace(stage.prepare(fresh_prompt(9)).job, decode_address="[::1]:1")
+    await stage.peer.queue.publish(gone)
+    await stage.balanced()
+
+
+async def test_one_attempt_never_runs_twice_at_the_same_time(stage: Stage) -> None:
+    with stage.frozen_engine():
+        offer = await stage.offer(fresh_prompt(LONG))
+        await eventually(lambda: bool(offer.claims))
+        await publish_again(stage, offer)
+        other = await stage.offer(fresh_prompt(5))  # comes after it from the queue
+        await eventually(lambda: bool(other.claims))
+    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
+    await stage.text(other)
+    assert len(offer.claims) == 1
+    offer.answer = ClaimRefused("unknown")
+    await publish_again(stage, offer)
+    await eventually(lambda: len(offer.claims) == 2)
+    await stage.balanced()
+    assert len(offer.settled) == 1
+
+
+async def test_jobs_over_the_budget_are_left_to_others(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    async with Stage(runtime_config, tiny_model, max_batch_tokens=20) as stage:
+        large = await stage.offer(fresh_prompt(25), waits=True)
+        await eventually(lambda: bool(large.claims))
+        offers = [await stage.offer(fresh_prompt(12, seed), waits=True) for seed in range(4)]
+        large.may_answer.set()
+        await stage.text(large)
+        await eventually(lambda: sum(len(offer.claims) for offer in offers) == 2)
+        assert (await stage.peer.queue.depth()).num_jobs == 2
+        for offer in offers:
+            offer.may_answer.set()
+        for offer in offers:
+            await stage.text(offer)
+        await stage.balanced()
+
+
+# ---- every way out settles ---------------------------------------------------------------------
+
+
+async def before_the_answer(stage: Stage, offer: Offer) -> None:
+    await eventually(lambda: bool(offer.claims))
+
+
+async def before_the_first_step(stage: Stage, offer: Offer) -> None:
+    offer.may_answer.set()
+    await eventually(lambda: bool(stage.worker._outputs))
+
+
+def stop(stage: Stage, offer: Offer) -> Awaitable[None]:
+    return stage.worker.stop()
+
+
+async def retract(stage: Stage, offer: Offer) -> None:
+    offer.retract()
+
+
+async def end_the_stream(stage: Stage, offer: Offer) -> None:
+    offer.ended.set()
+
+
+@pytest.mark.parametrize(
+    ("moment", "end"),
+    [
+        (before_the_answer, stop),
+        (before_the_first_step, stop),
+        (before_the_first_step, retract),
+        (before_the_first_step, end_the_stream),
+    ],
+)
+async def test_a_job_that_is_broken_off_settles(
+    runtime_config: RuntimeConfig,
+    tiny_model: Path,
+    moment: Callable[[Stage, Offer], Awaitable[None]],
+    end: Callable[[Stage, Offer], Awaitable[None]],
+) -> None:
+    async with Stage(runtime_config, tiny_model) as stage:
+        with stage.frozen_engine():
+            offer = await stage.offer(fresh_prompt(LONG), waits=True)
+            await moment(stage, offer)
+            ending = asyncio.ensure_future(end(stage, offer))
+            steps = list(stage.worker._outputs.values())
+            await eventually(lambda: bool(offer.settled or (steps and steps[0].qsize())))
+        settled = await stage.settled(offer)
+        assert (settled.num_completed, settled.num_failed) == (0, 0) and settled.error
+        assert offer.first is None and not stage.landed(offer)
+        await ending
+        assert not stage.worker._jobs
+
+
+async def test_source_blocks_stay_while_a_write_may_read_them(
+    stage: Stage, fabric: LoopbackFabric
+) -> None:
+    """Retracted with a write under way: neither settled nor freed until it has ended."""
+    fabric.held = True
+    offer = await stage.offer(fresh_prompt(21))
+    await eventually(lambda: len(fabric.pending) == 1 and offer.first is not None)
+    offer.retract()
+    assert stage.num_held == 6 and not offer.settled
+    (write,) = fabric.pending
+    fabric.pending.clear()
+    fabric.held = False
+    write.copy()
+    write.finish()
+    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(21))
+
+
+async def test_a_retracted_job_posts_no_further_write(stage: Stage, fabric: LoopbackFabric) -> None:
+    fabric.held = True
+    offer = await stage.offer(fresh_prompt(LONG), waits=True)
+    with stage.frozen_engine():
+        await before_the_first_step(stage, offer)
+    await eventually(lambda: bool(fabric.pending))
+    offer.retract()
+    fabric.held = False
+    for write in fabric.pending:
+        write.copy()
+        write.finish()
+    num_writes = len(fabric.pending)
+    fabric.pending.clear()
+    settled = await stage.settled(offer)
+    assert settled.num_completed >= num_writes and settled.num_failed == 0
+
+
+async def test_a_failed_write_is_settled_as_such_and_the_next_job_connects_anew(
+    stage: Stage, fabric: LoopbackFabric
+) -> None:
+    name = f"{stage.peer.node.instance_id}.{stage.peer.node.epoch}"
+    fabric.failing.add(name)
+    settled = await stage.settled(await stage.offer(fresh_prompt(21)))
+    fabric.failing.discard(name)
+    assert (settled.num_completed, settled.num_failed) == (0, 1) and "failed" in settled.error
+    await stage.text(await stage.offer(fresh_prompt(22)))
+
+
+async def test_a_first_token_that_is_not_taken_fails_the_handoff_at_once(stage: Stage) -> None:
+    offer = stage.prepare(fresh_prompt(21))
+    offer.refuses_first = True
+    offer.may_answer.set()
+    await stage.peer.queue.publish(offer.job)
+    settled = await stage.settled(offer)
+    assert (settled.num_completed, settled.num_failed) == (1, 0)
+    assert "first token" in settled.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"token_ids": bytes(4 * 300)}, "300 tokens"),
+        ({"fill": [(0, 0), (99, 1)]}, "not every block"),
+        ({"fill": [(0, 10**6)]}, "out of range"),
+        ({"lease_ms": 1}, "lease"),
+    ],
+)
+async def test_a_grant_that_cannot_be_served_is_settled_with_the_reason(
+    stage: Stage, fields: dict[str, object], error: str
+) -> None:
+    offer = stage.prepare(fresh_prompt(21))
+    changed(offer, **fields)
+    offer.may_answer.set()
+    await stage.peer.queue.publish(offer.job)
+    assert error in (await stage.settled(offer)).error
+
+
+async def test_a_step_that_fails_is_settled_and_the_worker_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(chunks: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.worker.engine.runner, "run", fail)
+        settled = await stage.settled(await stage.offer(fresh_prompt(21)))
+    assert settled.num_completed == 0 and "engine failed" in settled.error
+    assert await stage.text(await stage.offer(fresh_prompt(21))) == stage.undisturbed(
+        fresh_prompt(21)
+    )
+
+
+async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(stage: Stage) -> None:
+    queue = stage.peer.queue
+    await queue._jetstream.publish(f"{queue._names.subject}.1", b"no job at all")
+    offer = stage.prepare(fresh_prompt(21))
+    changed(offer, token_ids=b"odd")  # decodes as a grant, and not as tokens
+    offer.may_answer.set()
+    await queue.publish(offer.job)
+    await stage.text(await stage.offer(fresh_prompt(22)))
+    async with asyncio.timeout(10):
+        while (await queue.depth()).num_dead < 2:
+            await asyncio.sleep(0.05)
+    assert len(offer.claims) == len(offer.settled) == stage.queue_config.max_deliver
+    assert all(settled.error for settled in offer.settled)
+
+
+# ---- drain, and a lost queue -------------------------------------------------------------------
+
+
+async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Stage) -> None:
+    with stage.frozen_engine():
+        offer = await stage.offer(fresh_prompt(LONG))
+        await eventually(lambda: bool(stage.worker._outputs))
+        draining = asyncio.create_task(stage.worker.drain())
+        await eventually(lambda: not stage.worker.node._registered)
+    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
+    async with asyncio.timeout(5):
+        await draining
+    late = await stage.offer(fresh_prompt(9))
+    (delivery,) = await stage.peer.queue.receive(1, 2.0)
+    assert (delivery.job, delivery.num_delivered) == (late.job, 1) and not late.claims
+    await delivery.ack()
+
+
+async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_back(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    with NatsServer() as nats:
+        config = runtime_config.model_copy(update={"nats_url": nats.url})
+        async with Stage(config, tiny_model) as stage:
+            with stage.frozen_engine():
+                offer = await stage.offer(fresh_prompt(LONG))
+                await eventually(lambda: bool(stage.worker._outputs))
+                nats.kill()
+            assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
+            nats.start()
+            await eventually(lambda: stage.peer.node.nats.connected)
+            await stage.text(await stage.offer(fresh_prompt(9)))
+            await stage.balanced()
