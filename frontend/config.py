@@ -1,0 +1,39 @@
+"""The frontend's config: where it listens, and the limits of what it accepts."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FrontendConfig(BaseModel):
+    """Address and limits of the HTTP server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback by default")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="longest time for a request's body to arrive (s); after it 408"
+    )
+    max_n: int = Field(16, ge=1, description="largest `n` of a request")
+    max_sequences: int = Field(
+        256, ge=1, description="most choices of one request: its prompts times `n`"
+    )
+    max_top_logprobs: int = Field(
+        20, ge=0, description="largest `top_logprobs` (chat) and `logprobs` (completions)"
+    )
+    max_stop_strings: int = Field(16, ge=1, description="most stop strings of a request")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="longest time from a request's arrival to its last token (s)"
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="decode workers a request is tried on before anything was streamed"
+    )
+    exclude_s: float = Field(
+        2.0, ge=0, description="time a decode worker that failed gets no new requests (s)"
+    )
+    keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
+    tokenizer_threads: int = Field(
+        2, ge=1, description="threads that tokenize long prompts beside the event loop"
+    )

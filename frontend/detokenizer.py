@@ -1,0 +1,159 @@
+"""Token ids to text, piece by piece, never half a character.
+
+A byte-level BPE (Qwen, Llama 3, GPT-2) is decoded from a table of bytes per token; any other
+tokenizer through its own decoder over a short window.
+"""
+
+import codecs
+import json
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_MAX_HELD_TOKENS = 12  # a character has at most 4 bytes: more held tokens are no character at all
+
+
+class Detokenizer(Protocol):
+    """The text of one growing sequence."""
+
+    def push(self, token_ids: list[int]) -> str:
+        """The text that these tokens complete."""
+
+    def flush(self) -> str:
+        """What is left when the sequence has ended; U+FFFD for an unfinished character."""
+
+
+class DetokenizerFactory:
+    """Makes the detokenizers of one model; special tokens are left out of the text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._table = _TokenBytes(tokenizer) if _is_byte_level(tokenizer) else None
+
+    def new(self) -> Detokenizer:
+        """A detokenizer for one sequence."""
+        if self._table is not None:
+            return ByteDetokenizer(self._table)
+        return WindowDetokenizer(self._tokenizer)
+
+    def token_text(self, token_id: int) -> tuple[str, list[int]]:
+        """One token for a list of logprobs: its text and its UTF-8 bytes; special ones by name."""
+        if self._table is None:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            return text, list(text.encode())
+        data = self._table.raw(token_id)
+        return data.decode("utf-8", "replace"), list(data)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The whole text of some tokens."""
+        detokenizer = self.new()
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+
+class ByteDetokenizer:
+    """Joins the bytes of tokens and keeps an unfinished character back."""
+
+    __slots__ = ("_pending", "_table")
+
+    def __init__(self, table: "_TokenBytes") -> None:
+        self._table = table
+        self._pending = b""
+
+    def push(self, token_ids: list[int]) -> str:
+        table = self._table
+        if len(token_ids) == 1:
+            data = table[token_ids[0]]
+        else:
+            data = b"".join([table[token_id] for token_id in token_ids])
+        if self._pending:
+            data = self._pending + data
+        text, num_consumed = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[num_consumed:] if num_consumed < len(data) else b""
+        return text
+
+    def flush(self) -> str:
+        text = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        return text
+
+
+class WindowDetokenizer:
+    """Decodes a window of recent tokens and emits what the newest ones added.
+
+    The window starts at tokens already emitted, because decoders treat a text's start specially.
+    """
+
+    __slots__ = ("_num_emitted", "_tokenizer", "_window")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_emitted = 0  # tokens at the window's start whose text is out
+
+    def push(self, token_ids: list[int]) -> str:
+        return "".join([self._push_one(token_id) for token_id in token_ids])
+
+    def _push_one(self, token_id: int) -> str:
+        self._window.append(token_id)
+        num_held = len(self._window) - self._num_emitted
+        return self._emit(force=num_held > _MAX_HELD_TOKENS)
+
+    def flush(self) -> str:
+        return self._emit(force=True)
+
+    def _emit(self, force: bool) -> str:
+        before = self._decode(self._window[: self._num_emitted])
+        text = self._decode(self._window)
+        if not force and (len(text) <= len(before) or text.endswith(_REPLACEMENT)):
+            return ""
+        self._window = self._window[self._num_emitted :]
+        self._num_emitted = len(self._window)
+        return text[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Token id |-> bytes of its text, filled as tokens occur; special and unknown ids are empty."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+
+    def __missing__(self, token_id: int) -> bytes:
+        data = b"" if token_id in self._special_ids else self.raw(token_id)
+        self[token_id] = data
+        return data
+
+    def raw(self, token_id: int) -> bytes:
+        """The token's bytes, of special tokens too."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:  # an added token, written as it is
+            return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: the character that stands for each byte in a byte-level vocabulary."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
+    if decoder is not None and decoder.get("type") == "Sequence":
+        decoders = decoder["decoders"]
+        decoder = decoders[0] if len(decoders) == 1 else None
+    return decoder is not None and decoder.get("type") == "ByteLevel"

@@ -1,0 +1,127 @@
+"""One HTTP request and its response, straight on the ASGI callables."""
+
+import asyncio
+import re
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from tandem.frontend.responses import BodyTimeoutError, BodyTooLargeError, error_body
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import OverloadedError, TandemError
+
+JSON = (b"content-type", b"application/json")
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_MAX_ID_BYTES = 256
+_PRINTABLE = re.compile(rb"[ -~]+")
+Header = tuple[bytes, bytes]
+
+
+class ClientGoneError(Exception):
+    """The client left while it was sending its request."""
+
+
+class Exchange:
+    """Reads one request and writes one response; knows how far the response is."""
+
+    __slots__ = ("_receive", "headers", "is_gone", "is_over", "is_started", "send", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self.send = send
+        self.is_started = False
+        self.is_over = False
+        self.is_gone = False
+        self.status = 0
+
+    def id_headers(self, request_id: str) -> list[Header]:
+        """Our id of the request, and the caller's own where it gave one."""
+        headers = [(b"x-tandem-request-id", request_id.encode())]
+        own = self.headers.get(b"x-request-id")
+        if own is not None and len(own) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(own):
+            headers.append((b"x-request-id", own))
+        return headers
+
+    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body.
+
+        Raises BodyTooLargeError as soon as that is known, BodyTimeoutError, ClientGoneError.
+        """
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                body, is_whole = await self._read_part()
+                while not is_whole and len(body) <= max_bytes:
+                    part, is_whole = await self._read_part()
+                    body += part
+        except TimeoutError:
+            raise BodyTimeoutError(f"the body did not arrive within {timeout_s:g} s") from None
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
+
+    async def _read_part(self) -> tuple[bytes, bool]:
+        """Some of the body, and whether it is the last of it."""
+        message: Any = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        return message.get("body", b""), not message.get("more_body", False)
+
+    async def cancel_when_gone(self, context: RequestContext) -> None:
+        """Cancels `context` when the client leaves; returns once the response is over."""
+        message = await self._receive()
+        while message["type"] != "http.disconnect":
+            message = await self._receive()
+        if not self.is_over:
+            self.is_gone = True
+            context.cancel("the client disconnected")
+
+    async def respond(self, status: int, body: bytes, headers: list[Header]) -> None:
+        """Send a whole JSON response."""
+        length = (b"content-length", b"%d" % len(body))
+        self.is_started = True
+        self.status = status
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]}
+        )
+        self.is_over = True
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self, headers: list[Header]) -> None:
+        """Send the status and headers of a stream of events."""
+        self.is_started = True
+        self.status = 200
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*_STREAM_HEADERS, *headers],
+            }
+        )
+
+    async def write(self, body: bytes) -> None:
+        """Send bytes of the stream."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end_stream(self, body: bytes) -> None:
+        """Send the stream's last bytes."""
+        self.is_over = True
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def respond_error(self, error: TandemError, headers: list[Header]) -> None:
+        """Send an error with its status, in OpenAI's shape."""
+        if isinstance(error, OverloadedError):
+            seconds = max(1, round(error.retry_after_s))
+            headers = [*headers, (b"retry-after", b"%d" % seconds)]
+        await self.respond(error.status, error_body(error), headers)
+
+
+def _too_large(max_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the request's body is larger than {max_bytes} bytes")

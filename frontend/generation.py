@@ -1,0 +1,259 @@
+"""Carries out a plan: each choice on a decode worker, its tokens to the client as they come."""
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tandem.frontend.catalog import Catalog
+from tandem.frontend.choice_text import ChoiceText
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.exchange import Exchange, Header
+from tandem.frontend.metrics import FrontendMetrics, HistogramChild
+from tandem.frontend.plan import Choice, Plan
+from tandem.frontend.responses import Usage, usage
+from tandem.router.policy import Router, RoutingDecision
+from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.errors import (
+    ConnectionLostError,
+    OverloadedError,
+    ProtocolError,
+    TandemError,
+    UnavailableError,
+)
+from tandem.runtime.messages import (
+    GenerateRequest,
+    PrefillReport,
+    TokenDelta,
+    TokenLogprobs,
+    encode,
+)
+from tandem.runtime.request_plane import RequestClient, ResponseStream
+
+_MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
+_UNPRINTABLE = re.compile(r"[^ -~]")
+_decode_delta = msgspec.msgpack.Decoder(TokenDelta).decode
+
+
+@dataclass(slots=True)
+class Services:
+    """What every generation needs of its process."""
+
+    config: FrontendConfig
+    catalog: Catalog
+    client: RequestClient
+    router: Router
+    metrics: FrontendMetrics
+
+
+@dataclass(slots=True)
+class ChoiceRun:
+    """A choice being generated; everything but `choice` starts anew with each attempt."""
+
+    choice: Choice
+    text: ChoiceText
+    instance_id: str = ""
+    report: PrefillReport | None = None
+    last_token_s: float = 0.0  # perf_counter
+    parts: list[str] = field(default_factory=list)  # of the text, when it is not streamed
+    token_ids: list[int] = field(default_factory=list)  # those with logprobs
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Generation:
+    """One request's choices; subclasses say what becomes of the tokens."""
+
+    def __init__(self, plan: Plan, exchange: Exchange, services: Services) -> None:
+        self.plan = plan
+        self.exchange = exchange
+        self.services = services
+        self.runs = [self._new_run(choice) for choice in plan.choices]
+        self.first_token_s = 0.0  # perf_counter; 0 before it
+        self._gaps: HistogramChild = services.metrics.inter_token_latency.of(plan.head.model)
+
+    async def run(self) -> None:
+        """Generate all choices and answer. The first error ends all of them and is raised."""
+        if len(self.runs) == 1:
+            await self._run_choice(0)
+        else:
+            await self._run_choices()
+
+    async def on_first(self, run: ChoiceRun) -> None:
+        """A choice's first tokens have come; its report is set."""
+
+    def on_deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+        """Take a choice's tokens; returns what is to be sent now."""
+        raise NotImplementedError
+
+    async def on_last(self, run: ChoiceRun, body: bytes) -> None:
+        """A choice has ended; `body` is what `on_deltas` returned last, not sent yet."""
+
+    def can_restart(self, run: ChoiceRun) -> bool:
+        """Whether the client has seen nothing of this choice yet."""
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far, over all choices."""
+        return sum(run.text.num_tokens for run in self.runs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in a prefix cache, each prompt counted once."""
+        n = len(self.runs) // len(self.plan.prompts)
+        reports = [run.report for run in self.runs[::n]]
+        return sum(report.num_cached_tokens for report in reports if report)
+
+    def usage(self) -> Usage:
+        """The token counts of the response."""
+        return usage(self.plan.num_prompt_tokens, self.num_tokens, self.num_cached_tokens)
+
+    def headers(self, run: ChoiceRun) -> list[Header]:
+        """Where the prompt of this choice was computed, and why."""
+        headers = [(b"x-tandem-decode-instance", _header_value(run.instance_id))]
+        if run.report is not None:
+            headers.append((b"x-tandem-prefill", run.report.place.encode()))
+            headers.append((b"x-tandem-prefill-reason", _header_value(run.report.reason)))
+        return headers + self.exchange.id_headers(self.plan.context.id)
+
+    def _new_run(self, choice: Choice) -> ChoiceRun:
+        stops = self.plan.body.stop_strings
+        factory = self.plan.model.text.detokenizers
+        return ChoiceRun(choice, ChoiceText(factory, stops, choice.request.stop.min_tokens))
+
+    async def _run_choices(self) -> None:
+        context = self.plan.context
+        errors: list[BaseException] = []
+
+        async def run_one(index: int) -> None:
+            try:
+                await self._run_choice(index)
+            except BaseException as error:
+                errors.append(error)
+                context.cancel("another choice of this request failed")
+
+        await asyncio.gather(*(run_one(index) for index in range(len(self.runs))))
+        if errors:
+            raise errors[0]
+
+    async def _run_choice(self, index: int) -> None:
+        """On another worker when one fails before the client has seen anything."""
+        tried: list[str] = []
+        while True:
+            run = self.runs[index]
+            decision = self._route(run.choice, tried)
+            run.instance_id = decision.instance_id
+            try:
+                await self._attempt(run, decision)
+                return
+            except (ConnectionLostError, ProtocolError, OverloadedError) as error:
+                self._exclude(decision.instance_id, error)
+                tried.append(decision.instance_id)
+                if not self.can_restart(run):
+                    raise
+                if len(tried) == self.services.config.max_attempts or not self._untried(tried):
+                    raise self._nobody_left(run, error) from error
+            self.services.metrics.count(self.services.metrics.retries, self.plan.head.model)
+            self.runs[index] = self._new_run(run.choice)
+
+    def _nobody_left(self, run: ChoiceRun, error: TandemError) -> TandemError:
+        """A worker that never answered was not there; one that broke off says so itself."""
+        if run.report is None and isinstance(error, ConnectionLostError):
+            return UnavailableError(f"no decode worker of {self.plan.head.model!r} answers now")
+        return error
+
+    def _untried(self, tried: list[str]) -> list[str]:
+        candidates = self.services.catalog.candidates(self.plan.model)
+        return [each for each in candidates if each not in tried] if tried else candidates
+
+    def _exclude(self, instance_id: str, error: Exception) -> None:
+        # An overloaded worker is well; it only has no room for this request.
+        if not isinstance(error, OverloadedError) or isinstance(error, UnavailableError):
+            self.services.catalog.exclude(instance_id, self.services.config.exclude_s)
+
+    def _route(self, choice: Choice, tried: list[str]) -> RoutingDecision:
+        candidates = self._untried(tried)
+        if not candidates:
+            raise UnavailableError(f"no decode worker serves {self.plan.head.model!r} now")
+        block_size = self.plan.model.card.block_size
+        token_ids = choice.prompt.token_ids
+        hashes = (
+            block_hashes(
+                token_ids[: _MAX_HASHED_BLOCKS * block_size],
+                block_size,
+                salt=choice.request.cache_salt,
+            )
+            if len(candidates) > 1
+            else []
+        )
+        num_blocks = -(-len(token_ids) // block_size)
+        decision = self.services.router.choose(candidates, hashes, num_blocks)
+        self.services.router.started(choice.request.request_id, decision, num_blocks)
+        return decision
+
+    async def _attempt(self, run: ChoiceRun, decision: RoutingDecision) -> None:
+        request = run.choice.request
+        try:
+            stream = await self._open(request, decision.instance_id)
+            try:
+                await self._follow(run, stream)
+            except StopAsyncIteration:
+                raise ProtocolError("the worker ended a sequence without a reason") from None
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"the worker sent a malformed delta: {error}") from error
+            finally:
+                if run.text.finish_reason is None or run.text.is_stopped:
+                    stream.cancel()
+        finally:
+            self.services.router.finished(request.request_id)
+
+    async def _follow(self, run: ChoiceRun, stream: ResponseStream) -> None:
+        """The hot loop: all that has come goes out in one write."""
+        send = self.exchange.send
+        text = run.text
+        items = await stream.take()
+        self._note_first(run, _decode_delta(items[0]))
+        await self.on_first(run)
+        while True:
+            num_tokens = text.num_tokens
+            body = self.on_deltas(run, [_decode_delta(item) for item in items])
+            if num_tokens:
+                self._note_gap(run, text.num_tokens - num_tokens)
+            if text.finish_reason is not None:
+                break
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            items = await stream.take()
+        await self.on_last(run, body)
+
+    async def _open(self, request: GenerateRequest, instance_id: str) -> ResponseStream:
+        instance = self.services.catalog.instances.get(instance_id)
+        if instance is None:
+            raise ConnectionLostError(f"instance {instance_id} has left")
+        context = self.plan.context
+        deadline_ms = int(context.remaining_s() * 1e3)
+        payload = encode(msgspec.structs.replace(request, deadline_ms=deadline_ms))
+        return await self.services.client.open(instance.address, "generate", payload, context)
+
+    def _note_first(self, run: ChoiceRun, delta: TokenDelta) -> None:
+        run.last_token_s = time.perf_counter()
+        self.first_token_s = self.first_token_s or run.last_token_s
+        self.services.router.prefilled(run.choice.request.request_id)
+        run.report = delta.prefill
+        if delta.prefill is not None:
+            metrics = self.services.metrics
+            metrics.count(metrics.prefills, self.plan.head.model, delta.prefill.place)
+
+    def _note_gap(self, run: ChoiceRun, num_tokens: int) -> None:
+        if num_tokens == 0:
+            return
+        now = time.perf_counter()
+        self._gaps.observe((now - run.last_token_s) / num_tokens, num_tokens)
+        run.last_token_s = now
+
+
+def _header_value(text: str) -> bytes:
+    """Printable ASCII only: a header has no room for anything else."""
+    return _UNPRINTABLE.sub("?", text).encode()

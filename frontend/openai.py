@@ -1,0 +1,314 @@
+"""The bodies of OpenAI's chat and completions requests, checked field by field.
+
+Types are strict, as at OpenAI: a number in a string is refused. A field that is neither served nor
+harmless is refused by name, unless it is null.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tandem.frontend.config import FrontendConfig
+from tandem.runtime.errors import InvalidRequestError
+
+Body = TypeVar("Body", bound="RequestBody")
+MAX_TOKEN_ID = 2**32 - 1
+_MAX_I64 = 2**63 - 1
+_MAX_LOGIT_BIAS = 100
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class StreamOptions(BaseModel):
+    """`include_usage` adds a last chunk with the token counts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis; none is added
+
+
+class ResponseFormat(BaseModel):
+    """Only plain text is served."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+
+class RequestBody(BaseModel):
+    """What chat and completions have in common."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Any] | None = None
+    seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
+
+    # Beyond OpenAI, under the names that other servers of open models use.
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    # Accepted and without effect: official clients send them.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def token_biases(self) -> dict[int, float]:
+        """`logit_bias` by token id. Raises InvalidRequestError for a wrong key or value."""
+        biases: dict[int, float] = {}
+        for key, value in (self.logit_bias or {}).items():
+            is_number = type(value) in (int, float)
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise InvalidRequestError(
+                    f"`logit_bias` has the key {key[:32]!r}, which is not a token id",
+                    param="logit_bias",
+                )
+            if not is_number or not -_MAX_LOGIT_BIAS <= value <= _MAX_LOGIT_BIAS:
+                raise InvalidRequestError(
+                    f"`logit_bias` of token {key} must be a number from -{_MAX_LOGIT_BIAS} to "
+                    f"{_MAX_LOGIT_BIAS}",
+                    param="logit_bias",
+                )
+            biases[int(key)] = float(value)
+        return biases
+
+    @property
+    def include_usage(self) -> bool:
+        """True when the stream ends with a usage chunk."""
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
+
+    def check(self, config: FrontendConfig) -> None:
+        """Raises InvalidRequestError for what types alone cannot say."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                raise InvalidRequestError(f"`{name}` is not supported", param=name)
+        if (self.n or 1) > config.max_n:
+            raise InvalidRequestError(f"`n` is {self.n}, the most is {config.max_n}", param="n")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "`stream_options` is only allowed when `stream` is true", param="stream_options"
+            )
+        self._check_stop(config)
+
+    def _check_stop(self, config: FrontendConfig) -> None:
+        if len(self.stop_strings) > config.max_stop_strings:
+            raise InvalidRequestError(
+                f"`stop` has {len(self.stop_strings)} strings, the most is "
+                f"{config.max_stop_strings}",
+                param="stop",
+            )
+        if "" in self.stop_strings:
+            raise InvalidRequestError("`stop` must not have an empty string", param="stop")
+
+
+class ContentPart(BaseModel):
+    """A piece of a message's content; only text is served."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+
+    def text(self, where: str) -> str:
+        """The content with its text parts joined. Raises InvalidRequestError naming the field."""
+        for name, value in (self.model_extra or {}).items():
+            if value:
+                raise InvalidRequestError(
+                    f"`{where}.{name}` is not supported", param=f"{where}.{name}"
+                )
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.role == "assistant":
+                return ""
+            raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
+        for index, part in enumerate(self.content):
+            if part.type != "text" or part.text is None:
+                raise InvalidRequestError(
+                    f"`{where}.content[{index}]` has type {part.type!r}; only text is supported",
+                    param=f"{where}.content[{index}].type",
+                )
+        return "".join(part.text or "" for part in self.content)
+
+
+class ChatRequest(RequestBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    parallel_tool_calls: bool | None = None  # without tools it says nothing
+    tools: list[Any] | None = None
+    tool_choice: Literal["none", "auto"] | None = None  # without tools both mean none
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None is off, k the k best beside the chosen token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages as a chat template reads them; a developer is a system to it."""
+        return [
+            {
+                "role": "system" if message.role == "developer" else message.role,
+                "content": message.text(f"messages[{index}]"),
+            }
+            for index, message in enumerate(self.messages)
+        ]
+
+    def check(self, config: FrontendConfig) -> None:
+        super().check(config)
+        if self.tools:
+            raise InvalidRequestError("`tools` is not supported", param="tools")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidRequestError(
+                f"`response_format.type` is {self.response_format.type!r}; only 'text' is "
+                "supported",
+                param="response_format.type",
+            )
+        if (self.top_logprobs or 0) > config.max_top_logprobs:
+            raise InvalidRequestError(
+                f"`top_logprobs` is {self.top_logprobs}, the most is {config.max_top_logprobs}",
+                param="top_logprobs",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError(
+                "`top_logprobs` is only allowed when `logprobs` is true", param="top_logprobs"
+            )
+
+
+class CompletionRequest(RequestBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; OpenAI's default is 16."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None is off, k the k best beside the chosen token."""
+        return self.logprobs
+
+    def prompts(self, config: FrontendConfig) -> list[str | list[int]]:
+        """Each prompt as text or token ids. Raises InvalidRequestError."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequestError("`prompt` is empty", param="prompt")
+        if _are_token_ids(self.prompt):
+            return [self.prompt]
+        num_choices = len(self.prompt) * (self.n or 1)
+        if num_choices > config.max_sequences:
+            raise InvalidRequestError(
+                f"`prompt` asks for {num_choices} choices, the most is {config.max_sequences}",
+                param="prompt",
+            )
+        is_texts = all(type(prompt) is str for prompt in self.prompt)
+        is_ids = all(type(p) is list and p and _are_token_ids(p) for p in self.prompt)
+        if not is_texts and not is_ids:
+            raise InvalidRequestError(
+                "`prompt` must be a string, a list of strings, a list of token ids or a list of "
+                "lists of token ids",
+                param="prompt",
+            )
+        return self.prompt
+
+    def check(self, config: FrontendConfig) -> None:
+        super().check(config)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequestError("`best_of` other than `n` is not supported", param="best_of")
+        if (self.logprobs or 0) > config.max_top_logprobs:
+            raise InvalidRequestError(
+                f"`logprobs` is {self.logprobs}, the most is {config.max_top_logprobs}",
+                param="logprobs",
+            )
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequestError("`echo` with `logprobs` is not supported", param="echo")
+
+
+def _are_token_ids(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= MAX_TOKEN_ID for value in values)
+
+
+def parse(kind: type[Body], raw: bytes | bytearray, config: FrontendConfig) -> Body:
+    """The checked request in `raw`. Raises InvalidRequestError naming the field."""
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _translate(error) from error
+    body.check(config)
+    return body
+
+
+# Pydantic names the branch of a union in a location; only names of fields belong in a message.
+_FIELDS = frozenset(
+    name
+    for model in (ChatRequest, CompletionRequest, ChatMessage, ContentPart)
+    for name in model.model_fields
+) | {"include_usage"}
+
+
+def _translate(error: ValidationError) -> InvalidRequestError:
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(errors, key=lambda each: len(each["loc"]))  # the branch of a union that was meant
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"the body is not JSON: {first['msg']}")
+    where = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part in _FIELDS:
+            where += f".{part}" if where else part
+    if not where:
+        return InvalidRequestError("the body must be a JSON object")
+    if first["type"] == "missing":
+        return InvalidRequestError(f"`{where}` is required", param=where)
+    return InvalidRequestError(f"`{where}`: {first['msg']}", param=where)

@@ -1,0 +1,236 @@
+"""From a checked body to the sequences that decode workers generate."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from tandem.frontend.catalog import ServedModel
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai import ChatRequest, CompletionRequest, RequestBody
+from tandem.frontend.sse import StreamHead
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ContextLengthError, InvalidRequestError
+from tandem.runtime.messages import (
+    GenerateRequest,
+    PrefillPlace,
+    SamplingParams,
+    StopConditions,
+    pack_tokens,
+)
+
+_PREFILL_HEADER = "x-tandem-prefill"
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """One prompt; `echo` is its text where the answer repeats it."""
+
+    token_ids: list[int]
+    echo: str
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """One sequence to generate; its place in the response is `index`."""
+
+    index: int
+    prompt: Prompt
+    request: GenerateRequest
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """A request that can be generated: each prompt `n` times, prompt by prompt."""
+
+    model: ServedModel
+    body: RequestBody
+    prompts: list[Prompt]
+    choices: list[Choice]
+    context: RequestContext
+    head: StreamHead
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts; choices of one prompt share it."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+class Planner:
+    """Tokenizes a body and fits it to its model."""
+
+    def __init__(self, config: FrontendConfig, executor: Executor) -> None:
+        self._config = config
+        self._executor = executor
+
+    async def plan(
+        self,
+        body: ChatRequest | CompletionRequest,
+        model: ServedModel,
+        context: RequestContext,
+        headers: Mapping[bytes, bytes],
+    ) -> Plan:
+        """Raises InvalidRequestError naming the field that does not fit."""
+        place = _prefill_place(headers)
+        if isinstance(body, ChatRequest):
+            prompts = [await self._chat_prompt(body, model)]
+        else:
+            texts = body.prompts(self._config)
+            prompts = [await self._completion_prompt(each, body, model) for each in texts]
+        kind = "chatcmpl-" if isinstance(body, ChatRequest) else "cmpl-"
+        head = StreamHead(
+            kind + context.id,
+            int(time.time()),
+            model.card.name,
+            isinstance(body, ChatRequest),
+            body.include_usage,
+        )
+        choices = _choices(body, model, prompts, context, place)
+        return Plan(model, body, prompts, choices, context, head)
+
+    async def _chat_prompt(self, body: ChatRequest, model: ServedModel) -> Prompt:
+        text = model.text.render(body.conversation(), body.chat_template_kwargs or {})
+        token_ids = await model.text.encode(text, is_chat=True, executor=self._executor)
+        if not token_ids:
+            raise InvalidRequestError("the messages have no tokens", param="messages")
+        return Prompt(token_ids, "")
+
+    async def _completion_prompt(
+        self, prompt: str | list[int], body: CompletionRequest, model: ServedModel
+    ) -> Prompt:
+        if isinstance(prompt, list):
+            _check_token_ids(prompt, model, "prompt")
+            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
+            return Prompt(prompt, echo)
+        token_ids = await model.text.encode(prompt, is_chat=False, executor=self._executor)
+        if not token_ids and model.text.bos_token_id is not None:
+            token_ids = [model.text.bos_token_id]
+        if not token_ids:
+            raise InvalidRequestError("`prompt` has no tokens", param="prompt")
+        return Prompt(token_ids, prompt if body.echo else "")
+
+
+def _choices(
+    body: ChatRequest | CompletionRequest,
+    model: ServedModel,
+    prompts: list[Prompt],
+    context: RequestContext,
+    place: PrefillPlace | None,
+) -> list[Choice]:
+    sampling = _sampling(body, model)
+    n = body.n or 1
+    deadline_ms = int(context.remaining_s() * 1e3)
+    is_single = len(prompts) * n == 1
+    choices: list[Choice] = []
+    for prompt in prompts:
+        stop = _stop_conditions(body, model, len(prompt.token_ids))
+        token_ids = pack_tokens(prompt.token_ids)
+        for ordinal in range(n):
+            index = len(choices)
+            # A given seed stands for each prompt anew: a batch answers as its prompts alone.
+            seed_ordinal = index if body.seed is None else ordinal
+            request = GenerateRequest(
+                request_id=context.id if is_single else f"{context.id}-{index}",
+                model=model.card.name,
+                token_ids=token_ids,
+                sampling=_with_derived_seed(sampling, seed_ordinal),
+                stop=stop,
+                deadline_ms=deadline_ms,
+                cache_salt=body.cache_salt or "",
+                prefill_place=place,
+            )
+            choices.append(Choice(index, prompt, request))
+    return choices
+
+
+def _sampling(body: ChatRequest | CompletionRequest, model: ServedModel) -> SamplingParams:
+    biases = body.token_biases
+    _check_token_ids(biases, model, "logit_bias")
+    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    return SamplingParams(
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=_or(body.min_p, 0.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=biases,
+        seed=seed,
+        logprobs=body.num_logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stop_conditions(
+    body: ChatRequest | CompletionRequest, model: ServedModel, num_prompt_tokens: int
+) -> StopConditions:
+    context_length = model.card.context_length
+    limit = body.token_limit
+    num_left = context_length - num_prompt_tokens
+    where = "messages" if isinstance(body, ChatRequest) else "prompt"
+    if num_left < 1 or (limit is not None and limit > num_left):
+        asked = "" if limit is None else f" and {limit} for the answer"
+        raise ContextLengthError(
+            f"the model's context is {context_length} tokens; this request has "
+            f"{num_prompt_tokens} in the prompt{asked}",
+            param=where if num_left < 1 else "max_tokens",
+        )
+    max_tokens = num_left if limit is None else limit
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens of the answer",
+            param="min_tokens",
+        )
+    stop_token_ids = body.stop_token_ids or []
+    _check_token_ids(stop_token_ids, model, "stop_token_ids")
+    return StopConditions(max_tokens, min_tokens, stop_token_ids, bool(body.ignore_eos))
+
+
+def _check_token_ids(
+    token_ids: list[int] | dict[int, float], model: ServedModel, param: str
+) -> None:
+    if token_ids and max(token_ids) >= model.card.vocab_size:
+        raise InvalidRequestError(
+            f"`{param}` has token {max(token_ids)}; the model's vocabulary ends at "
+            f"{model.card.vocab_size - 1}",
+            param=param,
+        )
+
+
+def _with_derived_seed(sampling: SamplingParams, ordinal: int) -> SamplingParams:
+    if ordinal == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=derived_seed(sampling.seed, ordinal))
+
+
+def derived_seed(seed: int, ordinal: int) -> int:
+    """The u64 seed of choice `ordinal`; choice 0 has the seed itself."""
+    if ordinal == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + ordinal.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+_PLACES: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
+
+
+def _prefill_place(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
+    value = headers.get(_PREFILL_HEADER.encode())
+    if value is None:
+        return None
+    place = _PLACES.get(value.strip().lower())
+    if place is None:
+        raise InvalidRequestError(
+            f"header `{_PREFILL_HEADER}` must be local or remote", param=_PREFILL_HEADER
+        )
+    return place

@@ -1,0 +1,1 @@
+"""KV index and cost function; pure."""

@@ -1,0 +1,22 @@
+"""The router's config: how prefix overlap and load are weighed."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RouterConfig(BaseModel):
+    """Weights of the cost function, and the size of the KV index."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overlap_weight: float = Field(
+        1.0,
+        ge=0,
+        description="cost of a block that has to be prefilled, against 1 for a block that is "
+        "being decoded; 0 routes by load alone",
+    )
+    max_index_entries: int = Field(
+        4_000_000,
+        ge=1,
+        description="most (block, instance) pairs the KV index remembers; the least recently "
+        "used go first",
+    )

@@ -1,0 +1,270 @@
+"""A frontend on a real port before fake decode workers on real sockets, in one process."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import cache
+
+import httpx
+import msgspec
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.server import FrontendServer
+from tandem.router.config import RouterConfig
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import (
+    MemoryDiscovery,
+    MemoryStore,
+    register_instance,
+    register_model,
+)
+from tandem.runtime.events import Listener, MemoryEvents
+from tandem.runtime.messages import (
+    GenerateRequest,
+    Instance,
+    KvEvent,
+    ModelCard,
+    ModelFiles,
+    PrefillReport,
+    TokenDelta,
+    encode,
+    unpack_tokens,
+)
+from tandem.runtime.model_files import files_digest
+from tandem.runtime.request_plane import RequestServer, Responder
+
+MODEL = "test/model"
+CONTEXT_LENGTH = 128
+ANSWER = "Hello wörld 😀!"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+Script = Callable[[GenerateRequest, RequestContext, Responder], Awaitable[None]]
+
+
+@cache
+def byte_level_tokenizer() -> Tokenizer:
+    """A tiny byte-level BPE; most characters beyond ASCII are several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["Hello world, hello there, the world"] * 4, trainer)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken("<added word>", normalized=False)])
+    return tokenizer
+
+
+def model_files() -> ModelFiles:
+    """The files of the model that fake workers serve."""
+    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|im_end|>"}}
+    return ModelFiles(
+        {
+            "tokenizer.json": byte_level_tokenizer().to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+            "config.json": b"{}",
+        }
+    )
+
+
+def token_ids(text: str) -> list[int]:
+    return byte_level_tokenizer().encode(text, add_special_tokens=False).ids
+
+
+@dataclass
+class FakeWorker:
+    """A decode worker without an engine; `script` answers, by default with ANSWER."""
+
+    store: MemoryStore
+    listeners: list[tuple[str, Listener]]
+    config: RuntimeConfig = field(default_factory=RuntimeConfig)
+    model: str = MODEL
+    instance_id: str = field(default_factory=new_id)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    contexts: list[RequestContext] = field(default_factory=list)
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+    script: Script | None = None
+    held: list[bytes] = field(default_factory=list)  # block hashes of the snapshot
+    last_event_id: int = 0
+
+    async def start(self) -> None:
+        self.server = RequestServer(self.config, self.instance_id)
+        self.server.register("generate", self._generate)
+        self.server.register("model_files", self._model_files)
+        self.server.register("kv_snapshot", self._kv_snapshot)
+        await self.server.start()
+        self.events = MemoryEvents(self.listeners)
+        await self.events.start()
+        self.discovery = MemoryDiscovery(self.store)
+        await self.discovery.start()
+        card = ModelCard(
+            name=self.model,
+            context_length=CONTEXT_LENGTH,
+            block_size=4,
+            vocab_size=byte_level_tokenizer().get_vocab_size(),
+            files_digest=files_digest(model_files()),
+            instance_id=self.instance_id,
+            created_s=1_700_000_000,
+        )
+        instance = Instance(
+            namespace="tandem",
+            component="decode",
+            endpoint="generate",
+            instance_id=self.instance_id,
+            address=self.server.address,
+            epoch="epoch",
+            model=self.model,
+        )
+        await register_instance(self.discovery, instance)
+        await register_model(self.discovery, "tandem", card)
+
+    async def leave(self) -> None:
+        await self.discovery.close()
+        await self.server.stop()
+
+    async def _generate(
+        self, payload: bytes, context: RequestContext, responder: Responder
+    ) -> None:
+        request = msgspec.msgpack.decode(payload, type=GenerateRequest)
+        self.requests.append(request)
+        self.contexts.append(context)
+        self.called.set()
+        await (self.script or answer_with(ANSWER))(request, context, responder)
+
+    async def _model_files(
+        self, _payload: bytes, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(model_files()))
+
+    async def _kv_snapshot(
+        self, _payload: bytes, _context: RequestContext, responder: Responder
+    ) -> None:
+        snapshot = KvEvent(self.instance_id, "epoch", self.last_event_id, stored=self.held)
+        responder.send(encode(snapshot))
+
+
+REPORT = PrefillReport("local", "uncached 3 <= max_local_prefill_length 1000", num_cached_tokens=2)
+
+
+def answer_with(text: str, tokens_per_delta: int = 1) -> Script:
+    """Answers with the tokens of `text`, ended by a stop token or by max_tokens."""
+
+    async def script(
+        request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        ids = token_ids(text)
+        is_cut = request.stop.max_tokens < len(ids)
+        ids = ids[: request.stop.max_tokens]
+        report: PrefillReport | None = REPORT
+        for start in range(0, len(ids), tokens_per_delta):
+            some = ids[start : start + tokens_per_delta]
+            responder.send(encode(TokenDelta(some, prefill=report)))
+            report = None
+            await asyncio.sleep(0)
+        responder.send(
+            encode(
+                TokenDelta(
+                    [],
+                    finish_reason="length" if is_cut else "stop",
+                    prefill=report,
+                    stop_token_id=None if is_cut else 0,
+                )
+            )
+        )
+
+    return script
+
+
+async def one_token_then_wait(
+    _request: GenerateRequest, context: RequestContext, responder: Responder
+) -> None:
+    responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
+    await context.cancelled()
+    context.raise_if_done()
+
+
+@dataclass
+class Stack:
+    """The frontend, its workers, and a client that talks to it."""
+
+    config: FrontendConfig = field(default_factory=lambda: FrontendConfig(port=0))
+    router: RouterConfig = field(default_factory=RouterConfig)
+    num_workers: int = 1
+    store: MemoryStore = field(default_factory=MemoryStore)
+    listeners: list[tuple[str, Listener]] = field(default_factory=list)
+    workers: list[FakeWorker] = field(default_factory=list)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    async def __aenter__(self) -> "Stack":
+        self._exits = AsyncExitStack()
+        for _ in range(self.num_workers):
+            await self.add_worker()
+        discovery = MemoryDiscovery(self.store)
+        await discovery.start()
+        events = MemoryEvents(self.listeners)
+        await events.start()
+        self.server = FrontendServer(self.config, self.runtime, self.router, discovery, events)
+        self._exits.push_async_callback(self.server.stop)
+        await self.server.start()
+        self.url = f"http://{self.server.address}"
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+        await self._exits.enter_async_context(self.http)
+        if self.num_workers:
+            await self.wait_until(lambda: bool(self.server.catalog.models))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def add_worker(
+        self, held: list[bytes] | None = None, last_event_id: int = 0
+    ) -> FakeWorker:
+        worker = FakeWorker(
+            self.store, self.listeners, held=held or [], last_event_id=last_event_id
+        )
+        await worker.start()
+        self._exits.push_async_callback(worker.leave)
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: object) -> httpx.Response:
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 64} | fields
+        return await self.http.post("/v1/completions", json=body)
+
+    def metrics(self) -> str:
+        return self.server.metrics.render().decode()
+
+
+def events_of(response: httpx.Response) -> list[dict[str, object]]:
+    """The events of a stream, [DONE] checked and dropped."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def prompt_tokens(request: GenerateRequest) -> list[int]:
+    return unpack_tokens(request.token_ids)

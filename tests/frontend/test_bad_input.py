@@ -1,0 +1,220 @@
+import asyncio
+import json
+
+import httpx
+import pytest
+from frontend_stack import CONTEXT_LENGTH, MODEL, Stack
+
+from tandem.frontend.config import FrontendConfig
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": MODEL, "prompt": "Hi"}
+
+BAD_CHATS: list[tuple[dict[str, object], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": CONTEXT_LENGTH}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"stream": "true"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": True}}, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"seed": "x"}, "seed"),
+    ({"seed": 2**63}, "seed"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"functions": []}, "functions"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"something_new": 1}, "something_new"),
+]
+BAD_COMPLETIONS: list[tuple[dict[str, object], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [[1], []]}, "prompt"),
+    ({"prompt": [[1], "a"]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [99999]}, "prompt"),
+    ({"prompt": ["a"] * 257}, "prompt"),
+    ({"prompt": [1] * CONTEXT_LENGTH}, "prompt"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+]
+
+
+def error_of(response: httpx.Response) -> dict[str, object]:
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    error: dict[str, object] = body["error"]
+    return error
+
+
+async def check(stack: Stack, path: str, body: dict[str, object], param: str) -> None:
+    response = await stack.http.post(path, json=body)
+    assert response.status_code == 400, (body, response.text)
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, (body, error)
+    assert param.split("[")[0] in str(error["message"]) or "context" in str(error["message"])
+
+
+async def test_each_bad_field_of_a_chat_is_a_400_that_names_it(stack: Stack) -> None:
+    for fields, param in BAD_CHATS:
+        await check(stack, "/v1/chat/completions", CHAT | fields, param)
+    assert not stack.worker.requests
+
+
+async def test_each_bad_field_of_a_completion_is_a_400_that_names_it(stack: Stack) -> None:
+    for fields, param in BAD_COMPLETIONS:
+        await check(stack, "/v1/completions", COMPLETION | fields, param)
+    assert not stack.worker.requests
+
+
+async def test_a_missing_field_is_named(stack: Stack) -> None:
+    for missing in ("model", "messages"):
+        body = {key: value for key, value in CHAT.items() if key != missing}
+        await check(stack, "/v1/chat/completions", body, missing)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"nul", b'{"model": "\xff"}', b"5"])
+async def test_a_body_that_is_no_json_object_is_a_400(stack: Stack, raw: bytes) -> None:
+    response = await stack.http.post("/v1/chat/completions", content=raw)
+    assert response.status_code == 400
+    assert "body" in str(error_of(response)["message"])
+
+
+async def test_a_prompt_over_the_context_says_both_numbers(stack: Stack) -> None:
+    response = await stack.complete(prompt=[1] * 200)
+    error = error_of(response)
+    assert response.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert "128" in str(error["message"]) and "200" in str(error["message"])
+
+
+async def test_an_unknown_model_is_a_404(stack: Stack) -> None:
+    response = await stack.chat(model="nobody/nothing")
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["code"] == "model_not_found" and MODEL in str(error["message"])
+
+
+async def test_unknown_paths_and_wrong_methods(stack: Stack) -> None:
+    assert (await stack.http.get("/v2/chat")).status_code == 404
+    assert error_of(await stack.http.get("/v2/chat"))["code"] == "not_found"
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        response = await stack.http.get(path)
+        assert response.status_code == 405 and response.headers["allow"] == "POST"
+        error_of(response)
+    response = await stack.http.post("/v1/models")
+    assert response.status_code == 405
+    error_of(response)
+
+
+async def test_a_wrong_prefill_header_is_a_400(stack: Stack) -> None:
+    response = await stack.http.post(
+        "/v1/chat/completions", json=CHAT, headers={"x-tandem-prefill": "moon"}
+    )
+    assert response.status_code == 400 and error_of(response)["param"] == "x-tandem-prefill"
+
+
+async def test_a_body_over_the_limit_is_a_413_with_and_without_its_length() -> None:
+    async with Stack(config=FrontendConfig(port=0, max_body_bytes=2048)) as stack:
+        body = json.dumps({**CHAT, "user": "x" * 4096}).encode()
+
+        async def chunks() -> object:
+            for start in range(0, len(body), 512):
+                yield body[start : start + 512]
+
+        for content in (body, chunks()):
+            response = await stack.http.post("/v1/chat/completions", content=content)
+            assert response.status_code == 413
+            assert "2048" in str(error_of(response)["message"])
+        assert (await stack.chat()).status_code == 200  # the connection is in order
+        assert len(stack.worker.requests) == 1
+
+
+async def test_a_body_that_does_not_come_is_a_408() -> None:
+    async with Stack(config=FrontendConfig(port=0, body_timeout_s=0.1)) as stack:
+        host, _, port = stack.server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n{")
+        async with asyncio.timeout(5):
+            assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_huge_list_of_wrong_values_does_not_hold_up_the_loop(stack: Stack) -> None:
+    body = b'{"model":"test/model","messages":[' + b"1," * 1_000_000 + b"1]}"
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    response = await stack.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400 and error_of(response)["param"] == "messages[0]"
+    assert loop.time() - started_s < 5  # milliseconds; several seconds without failing fast
+
+
+async def test_harmless_fields_of_official_clients_are_accepted(stack: Stack) -> None:
+    response = await stack.chat(
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        tools=[],
+        tool_choice="none",
+        functions=None,
+        response_format={"type": "text"},
+        modalities=["text"],
+        stop=None,
+        stream=None,
+        logit_bias=None,
+        temperature=0,
+    )
+    assert response.status_code == 200, response.text

@@ -1,0 +1,194 @@
+"""Several choices, batches of prompts, log probabilities, and what reaches the worker."""
+
+import pytest
+from frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    Stack,
+    events_of,
+    prompt_tokens,
+    token_ids,
+)
+
+from tandem.frontend.plan import derived_seed
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import (
+    GenerateRequest,
+    SamplingParams,
+    StopConditions,
+    TokenDelta,
+    TokenLogprobs,
+    encode,
+)
+from tandem.runtime.request_plane import Responder
+
+
+async def echo_prompt(
+    request: GenerateRequest, _context: RequestContext, responder: Responder
+) -> None:
+    """Answers with the prompt's own tokens."""
+    ids = prompt_tokens(request)
+    responder.send(encode(TokenDelta(ids[:1], prefill=REPORT)))
+    responder.send(encode(TokenDelta(ids[1:], finish_reason="length")))
+
+
+async def two_tokens_with_logprobs(
+    _request: GenerateRequest, _context: RequestContext, responder: Responder
+) -> None:
+    first, second = token_ids("a") + token_ids("b")
+    top = [(first, -0.25), (second, float("-inf"))]
+    responder.send(
+        encode(TokenDelta([first], logprobs=[TokenLogprobs(-0.25, top)], prefill=REPORT))
+    )
+    last = TokenLogprobs(-1.5, [])
+    responder.send(encode(TokenDelta([second], finish_reason="length", logprobs=[last])))
+
+
+async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
+    response = await stack.http.post(
+        "/v1/chat/completions",
+        headers={"x-tandem-prefill": "remote", "traceparent": "00-ab-cd-01"},
+        json={
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_completion_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 7,
+            "min_p": 0.1,
+            "presence_penalty": 1,
+            "frequency_penalty": -1,
+            "repetition_penalty": 1.5,
+            "logit_bias": {"5": -100},
+            "seed": -1,
+            "logprobs": True,
+            "top_logprobs": 3,
+            "min_tokens": 2,
+            "stop_token_ids": [8],
+            "ignore_eos": True,
+            "cache_salt": "tenant",
+        },
+    )
+    assert response.status_code == 200, response.text
+    (request,) = stack.worker.requests
+    assert request.sampling == SamplingParams(
+        0.5, 0.9, 7, 0.1, 1.0, -1.0, 1.5, {5: -100.0}, 2**64 - 1, 3
+    )
+    assert request.stop == StopConditions(9, 2, [8], True)
+    assert request.cache_salt == "tenant" and request.prefill_place == "remote"
+    assert 0 < request.deadline_ms <= 600_000
+    assert stack.worker.contexts[0].headers == {"traceparent": "00-ab-cd-01"}
+
+
+async def test_defaults_are_openais_and_the_seed_is_random(stack: Stack) -> None:
+    await stack.chat()
+    await stack.chat()
+    first, second = stack.worker.requests
+    assert first.sampling.seed != second.sampling.seed
+    assert first.sampling == SamplingParams(seed=first.sampling.seed)
+    assert first.stop.max_tokens == 128 - len(prompt_tokens(first))  # what the context leaves
+    await stack.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"})
+    assert stack.worker.requests[-1].stop.max_tokens == 16
+
+
+async def test_choices_have_derived_seeds_and_the_first_the_seed_itself(stack: Stack) -> None:
+    response = await stack.chat(n=3, seed=11)
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in choices} == {ANSWER}
+    seeds = {request.sampling.seed for request in stack.worker.requests}
+    assert seeds == {11, derived_seed(11, 1), derived_seed(11, 2)}
+    usage = response.json()["usage"]
+    assert usage["completion_tokens"] == 3 * (len(token_ids(ANSWER)) + 1)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 2  # the prompt is counted once
+
+
+async def test_streamed_choices_are_told_apart_by_their_index(stack: Stack) -> None:
+    response = await stack.chat(n=2, stream=True, stream_options={"include_usage": True})
+    events = events_of(response)
+    texts = {0: "", 1: ""}
+    reasons = {}
+    for event in events[:-1]:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        reasons[choice["index"]] = choice["finish_reason"]
+    assert texts == {0: ANSWER, 1: ANSWER} and reasons == {0: "stop", 1: "stop"}
+    assert events[-1]["usage"]["completion_tokens"] == 2 * (len(token_ids(ANSWER)) + 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_a_batch_of_prompts_is_answered_prompt_by_prompt(
+    stack: Stack, stream: bool, as_ids: bool
+) -> None:
+    stack.worker.script = echo_prompt
+    texts = ["Hello", "wörld"]
+    prompt = [token_ids(text) for text in texts] if as_ids else texts
+    response = await stack.complete(prompt=prompt, n=2, seed=5, stream=stream)
+    answers = dict.fromkeys(range(4), "")
+    choices = (
+        [event["choices"][0] for event in events_of(response)]
+        if stream
+        else response.json()["choices"]
+    )
+    for choice in choices:
+        answers[choice["index"]] += choice["text"]
+    assert answers == {0: "Hello", 1: "Hello", 2: "wörld", 3: "wörld"}
+    by_prompt = {tuple(prompt_tokens(r)): set() for r in stack.worker.requests}
+    for request in stack.worker.requests:
+        by_prompt[tuple(prompt_tokens(request))].add(request.sampling.seed)
+    assert list(by_prompt.values()) == [{5, derived_seed(5, 1)}] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_puts_the_prompt_before_the_answer(stack: Stack, stream: bool) -> None:
+    response = await stack.complete(prompt="Say: ", echo=True, stream=stream)
+    text = (
+        "".join(event["choices"][0]["text"] for event in events_of(response))
+        if stream
+        else response.json()["choices"][0]["text"]
+    )
+    assert text == "Say: " + ANSWER
+
+
+async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "developer", "content": "Be."}, {"role": "user", "content": parts}]
+    assert (await stack.chat(messages=messages)).status_code == 200
+    assert prompt_tokens(stack.worker.requests[0]) == token_ids(
+        "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_a_chat(stack: Stack, stream: bool) -> None:
+    stack.worker.script = two_tokens_with_logprobs
+    response = await stack.chat(logprobs=True, top_logprobs=2, stream=stream)
+    if stream:
+        choices = [event["choices"][0] for event in events_of(response)]
+        content = [t for c in choices if c["logprobs"] for t in c["logprobs"]["content"]]
+    else:
+        content = response.json()["choices"][0]["logprobs"]["content"]
+    assert [token["token"] for token in content] == ["a", "b"]
+    assert [token["logprob"] for token in content] == [-0.25, -1.5]
+    assert content[0]["bytes"] == [97]
+    assert [(top["token"], top["logprob"]) for top in content[0]["top_logprobs"]] == [
+        ("a", -0.25),
+        ("b", -9999.0),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_a_completion(stack: Stack, stream: bool) -> None:
+    stack.worker.script = two_tokens_with_logprobs
+    response = await stack.complete(logprobs=2, stream=stream)
+    if stream:
+        choices = [event["choices"][0] for event in events_of(response)]
+        listed = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    else:
+        listed = [response.json()["choices"][0]["logprobs"]]
+    assert [t for part in listed for t in part["tokens"]] == ["a", "b"]
+    assert [o for part in listed for o in part["text_offset"]] == [0, 1]
+    assert listed[0]["top_logprobs"][0] == {"a": -0.25, "b": -9999.0}

@@ -1,0 +1,100 @@
+"""The public Python client, unmodified."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from frontend_stack import ANSWER, MODEL, REPORT, Stack, one_token_then_wait, token_ids
+
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
+from tandem.runtime.request_plane import Responder
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
+    ) as running:
+        yield running
+
+
+async def test_it_chats(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+async def test_it_streams(client: openai.AsyncOpenAI) -> None:
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+    ]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == ANSWER
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 3
+
+
+async def test_it_completes_text_and_tokens(client: openai.AsyncOpenAI) -> None:
+    for prompt in ("Hi", ["Hi"], token_ids("Hi"), [token_ids("Hi")]):
+        answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=64)
+        assert answer.choices[0].text == ANSWER
+    stream = await client.completions.create(model=MODEL, prompt="Hi", max_tokens=64, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == ANSWER
+
+
+async def test_it_sees_typed_errors(client: openai.AsyncOpenAI, stack: Stack) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=0)
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.chat.completions.create(model="x", messages=MESSAGES)
+    assert unknown.value.code == "model_not_found"
+
+    async def fail(
+        _request: GenerateRequest, _context: RequestContext, _responder: Responder
+    ) -> None:
+        raise RuntimeError("a bug")
+
+    stack.worker.script = fail
+    with pytest.raises(openai.InternalServerError):
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+
+async def test_it_lists_models(client: openai.AsyncOpenAI) -> None:
+    models = await client.models.list()
+    assert [model.id for model in models.data] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).owned_by == "tandem"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("nobody/nothing")
+
+
+async def test_closing_a_stream_cancels_the_worker(
+    client: openai.AsyncOpenAI, stack: Stack
+) -> None:
+    stack.worker.script = one_token_then_wait
+    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+    await asyncio.wait_for(stack.worker.contexts[0].cancelled(), 2)
+
+
+async def test_an_error_in_a_stream_is_raised(client: openai.AsyncOpenAI, stack: Stack) -> None:
+    async def script(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
+        raise RuntimeError("a bug")
+
+    stack.worker.script = script
+    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    with pytest.raises(openai.APIError, match="error id"):
+        async for _ in stream:
+            pass

@@ -1,0 +1,65 @@
+"""The frontend as a process of its own, with real etcd and NATS."""
+
+import asyncio
+import signal
+import sys
+
+import httpx
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import watch_instances
+from tandem.runtime.etcd import EtcdDiscovery
+
+PROGRAM = """
+import sys
+import uvloop
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.server import run_frontend
+from tandem.router.config import RouterConfig
+from tandem.runtime.config import RuntimeConfig
+runtime = RuntimeConfig.model_validate_json(sys.argv[1])
+uvloop.run(run_frontend(FrontendConfig(port=0), runtime, RouterConfig()))
+"""
+
+
+async def start(config: RuntimeConfig) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, config.model_dump_json(), stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConfig) -> None:
+    discovery = EtcdDiscovery(runtime_config)
+    await discovery.start()
+    process = await start(runtime_config)
+    try:
+        view = watch_instances(discovery, runtime_config.namespace, "frontend")
+        await view.wait_for(lambda items: len(items) == 1, 20)
+        (instance,) = view.items.values()
+        async with httpx.AsyncClient(base_url=f"http://{instance.address}") as http:
+            assert (await http.get("/live")).status_code == 200
+            assert (await http.get("/health")).status_code == 503
+        process.send_signal(signal.SIGTERM)
+        await view.wait_for(lambda items: not items, 5)
+        async with asyncio.timeout(10):
+            _, log = await process.communicate()
+        assert process.returncode == 0, log.decode()
+        assert b"Traceback" not in log, log.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await discovery.close()
+
+
+async def test_without_nats_it_ends_with_the_address_it_tried(
+    runtime_config: RuntimeConfig,
+) -> None:
+    lost = runtime_config.model_copy(
+        update={"nats_url": "nats://127.0.0.1:1", "connect_attempts": 1}
+    )
+    process = await start(lost)
+    async with asyncio.timeout(20):
+        _, log = await process.communicate()
+    assert process.returncode != 0
+    assert b"127.0.0.1:1" in log

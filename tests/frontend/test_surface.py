@@ -1,0 +1,137 @@
+"""Everything but generating: models, health, metrics; joining and leaving workers."""
+
+import asyncio
+
+import msgspec
+import pytest
+from frontend_stack import MODEL, Stack, token_ids
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.server import FrontendServer
+from tandem.router.config import RouterConfig
+from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import MemoryDiscovery, models_prefix
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.events import MemoryEvents, kv_subject
+from tandem.runtime.messages import KvEvent, ModelCard, encode
+
+
+async def test_health_follows_the_workers() -> None:
+    async with Stack(num_workers=0) as stack:
+        assert (await stack.http.get("/live")).status_code == 200
+        response = await stack.http.get("/health")
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        worker = await stack.add_worker()
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        response = await stack.http.get("/health")
+        assert response.status_code == 200 and response.json()["models"] == [MODEL]
+        assert (await stack.http.get(f"/v1/models/{MODEL}/ready")).status_code == 200
+        await worker.leave()
+        await stack.wait_until(lambda: not stack.server.catalog.models)
+        assert (await stack.http.get("/health")).status_code == 503
+        assert (await stack.http.get(f"/v1/models/{MODEL}/ready")).status_code == 503
+        assert (await stack.http.get("/v1/models/none/ready")).status_code == 404
+
+
+async def test_a_model_is_described_with_its_context(stack: Stack) -> None:
+    expected = {
+        "id": MODEL,
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "tandem",
+        "max_model_len": 128,
+    }
+    assert (await stack.http.get("/v1/models")).json() == {"object": "list", "data": [expected]}
+    assert (await stack.http.get(f"/v1/models/{MODEL}")).json() == expected
+    assert (await stack.http.get("/v1/models/none")).status_code == 404
+
+
+async def test_metrics_count_what_happened(stack: Stack) -> None:
+    await stack.chat()
+    await stack.chat(max_tokens=0)
+    text = (await stack.http.get("/metrics")).text
+    path = 'endpoint="/v1/chat/completions"'
+    for line in (
+        f'tandem_frontend_requests_total{{{path},model="{MODEL}",status="200"}} 1.0',
+        f'tandem_frontend_requests_total{{{path},model="",status="400"}} 1.0',
+        f'tandem_frontend_prefill_total{{model="{MODEL}",place="local"}} 1.0',
+        f'tandem_frontend_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0',
+        f'tandem_frontend_request_duration_seconds_count{{model="{MODEL}"}} 1.0',
+        f'tandem_frontend_cached_tokens_bucket{{le="2",model="{MODEL}"}} 1.0',
+        f'tandem_frontend_decode_workers{{model="{MODEL}"}} 1.0',
+    ):
+        assert line in text, line
+
+
+async def test_the_frontend_is_known_while_it_serves(stack: Stack) -> None:
+    (key,) = [key for key in stack.store.items if "/instances/frontend/" in key]
+    assert stack.server.address in stack.store.items[key].decode()
+    await stack.server.stop()
+    assert not [key for key in stack.store.items if "/instances/frontend/" in key]
+
+
+async def test_a_port_that_is_taken_is_a_config_error(stack: Stack) -> None:
+    port = int(stack.server.address.rpartition(":")[2])
+    discovery, events = MemoryDiscovery(), MemoryEvents()
+    server = FrontendServer(
+        FrontendConfig(port=port), RuntimeConfig(), RouterConfig(), discovery, events
+    )
+    with pytest.raises(ConfigError, match=str(port)):
+        await server.start()
+    await server.stop()
+
+
+async def test_requests_follow_the_prefix_and_the_events_that_move_it() -> None:
+    prompt = token_ids("the world, " * 10)
+    hashes = block_hashes(prompt, 4)
+    assert len(hashes) > 3
+    async with Stack(num_workers=0) as stack:
+        one = await stack.add_worker(held=hashes, last_event_id=3)
+        two = await stack.add_worker()
+        index = stack.server.router.index
+        await stack.wait_until(lambda: len(stack.server.catalog.instances) == 2)
+        await stack.wait_until(lambda: bool(stack.server.catalog.models and index.match(hashes)))
+        events = MemoryEvents(stack.listeners)
+        await events.start()
+
+        async def served_by() -> set[str]:
+            answers = [await stack.complete(prompt=prompt, max_tokens=9) for _ in range(3)]
+            return {answer.headers["x-tandem-decode-instance"] for answer in answers}
+
+        assert await served_by() == {one.instance_id}
+        cleared = KvEvent(one.instance_id, "epoch", 4, cleared=True)
+        events.publish(kv_subject("tandem", one.instance_id), encode(cleared))
+        assert not index.match(hashes)
+        two.held, two.last_event_id = hashes, 9  # what a snapshot will say after the gap
+        gap = KvEvent(two.instance_id, "epoch", 9, stored=hashes[:1])
+        events.publish(kv_subject("tandem", two.instance_id), encode(gap))
+        await stack.wait_until(lambda: bool(index.match(hashes)))
+        assert await served_by() == {two.instance_id}
+
+
+async def test_a_worker_with_other_files_gets_no_requests() -> None:
+    async with Stack() as stack:
+        other = await stack.add_worker()
+        key = next(k for k in stack.store.items if k.endswith(other.instance_id) and "models" in k)
+        assert key.startswith(models_prefix("tandem"))
+        card = msgspec.json.decode(stack.store.items[key], type=ModelCard)
+        changed = msgspec.structs.replace(card, files_digest="other")
+        stack.store.set(key, msgspec.json.encode(changed))
+        for _ in range(4):
+            assert (await stack.chat()).status_code == 200
+        assert not other.requests
+        await stack.worker.leave()
+        async with asyncio.timeout(5):
+            while (await stack.chat()).status_code != 200:
+                await asyncio.sleep(0.01)
+        assert other.requests
+
+
+async def test_malformed_records_and_events_are_passed_over(stack: Stack) -> None:
+    stack.store.set(models_prefix("tandem") + "x/broken", b"{")
+    events = MemoryEvents(stack.listeners)
+    await events.start()
+    events.publish(kv_subject("tandem", "x"), b"\xc1")
+    events.publish("tandem.tandem.load.x", b"\xc1")
+    assert (await stack.chat()).status_code == 200

@@ -1,0 +1,114 @@
+import random
+from collections import Counter
+
+from tandem.router.config import RouterConfig
+from tandem.router.policy import Router, RoutingDecision
+from tandem.runtime.messages import KvEvent, LoadReport
+
+HASHES = [bytes([byte]) * 16 for byte in range(10)]
+
+
+def router(**fields: float) -> Router:
+    return Router(RouterConfig(**fields), rng=random.Random(1))
+
+
+def report(who: str, used: int = 0, waiting_tokens: int = 0) -> LoadReport:
+    return LoadReport(who, "e", "decode", 0, 0, waiting_tokens, 100, 100 - used, 0)
+
+
+def test_the_only_instance_is_chosen_without_ado() -> None:
+    decision = router().choose(["a"], [], 5)
+    assert decision == RoutingDecision("a", 0, "the only instance")
+
+
+def test_the_instance_with_the_prefix_is_chosen() -> None:
+    chosen = router()
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    decision = chosen.choose(["a", "b"], HASHES, 10)
+    assert (decision.instance_id, decision.num_overlap_blocks) == ("b", 6)
+    assert "overlap 6/10" in decision.reason
+
+
+def test_load_outweighs_a_prefix_when_it_is_larger() -> None:
+    chosen = router()
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    chosen.update_load(report("b", used=7))
+    assert chosen.choose(["a", "b"], HASHES, 10).instance_id == "a"
+    assert router(overlap_weight=2.0).config.overlap_weight == 2.0
+
+
+def test_the_weight_decides_between_prefix_and_load() -> None:
+    chosen = router(overlap_weight=2.0)
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    chosen.update_load(report("b", used=7))
+    assert chosen.choose(["a", "b"], HASHES, 10).instance_id == "b"
+    blind = router(overlap_weight=0.0)
+    blind.index.apply(KvEvent("b", "e", 1, stored=HASHES))
+    blind.update_load(report("b", used=1))
+    assert blind.choose(["a", "b"], HASHES, 10).instance_id == "a"
+
+
+def test_a_queue_of_prompts_counts_as_load() -> None:
+    chosen = router()
+    chosen.update_load(report("a", waiting_tokens=64), block_size=16)
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "b"
+
+
+def test_what_was_just_sent_counts_before_any_report() -> None:
+    chosen = router()
+    order = []
+    for number in range(6):
+        decision = chosen.choose(["a", "b", "c"], [], 4)
+        chosen.started(f"r{number}", decision, 4)
+        order.append(decision.instance_id)
+    assert Counter(order) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_finished_request_is_no_load_any_more() -> None:
+    chosen = router()
+    for number in range(3):
+        decision = RoutingDecision("a", 0, "")
+        chosen.started(f"r{number}", decision, 4)
+        chosen.prefilled(f"r{number}")
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "b"
+    for number in range(3):
+        chosen.finished(f"r{number}")
+        chosen.finished(f"r{number}")  # again: nothing
+    chosen.started("s", RoutingDecision("b", 0, ""), 1)
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "a"
+
+
+def test_a_report_is_not_counted_on_top_of_our_own_requests() -> None:
+    chosen = router()
+    chosen.started("r", RoutingDecision("a", 0, ""), 10)
+    chosen.prefilled("r")
+    chosen.update_load(report("a", used=10))  # the same ten blocks
+    chosen.update_load(report("b", used=11))
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "a"
+
+
+def test_requests_of_other_frontends_are_seen_through_reports() -> None:
+    chosen = router()
+    chosen.update_load(report("a", used=50))
+    chosen.started("r", RoutingDecision("b", 0, ""), 20)
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "b"
+
+
+def test_ties_go_to_the_fewest_requests_and_then_to_chance() -> None:
+    chosen = router(overlap_weight=0.0)
+    chosen.started("r", RoutingDecision("a", 0, ""), 0)
+    assert chosen.choose(["a", "b"], [], 0).instance_id == "b"
+    counts = Counter(router().choose(["a", "b"], [], 0).instance_id for _ in range(1))
+    free = router()
+    counts = Counter(free.choose(["a", "b"], [], 0).instance_id for _ in range(200))
+    assert min(counts.values()) > 50
+
+
+def test_a_removed_instance_starts_from_nothing() -> None:
+    chosen = router()
+    chosen.update_load(report("a", used=50))
+    chosen.started("r", RoutingDecision("a", 0, ""), 5)
+    chosen.remove_instance("a")
+    chosen.finished("r")
+    chosen.update_load(report("b", used=1))
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "a"
