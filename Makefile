@@ -1,0 +1,64 @@
+# make serve    set everything up and serve the bundled model on 127.0.0.1:8000
+# make test     run the tests          make check    formatter, linter, types
+# make install  set up only            make clean    remove what these made
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8000
+MODEL ?= bundled
+TOPOLOGY ?= disagg-1p1d
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+TORCH := $(shell grep '^torch==' constraints.txt)
+ROOMS := bench decode engine frontend kernels launch models prefill queue router runtime transfer
+# KV on a GPU lives in memory of CuPy's
+EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
+
+.PHONY: serve test check install install-dev typing-links clean
+
+# deathwatch: what is served ends with make, however make ends
+serve: $(READY)
+	@exec $(BIN)/python -I -S launch/deathwatch.py $$PPID \
+		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
+
+# one thread each: the tests start many processes, and none may claim every core for itself
+test: $(READY_DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+check: $(READY_DEV) typing-links
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+install: $(READY)
+
+install-dev: $(READY_DEV)
+
+# mypy can't follow the import hook of the editable install: it gets the rooms as links
+typing-links:
+	@mkdir -p build/typing/tandem
+	@$(foreach room,$(ROOMS),ln -sfn ../../../$(room) build/typing/tandem/$(room);)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12"; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: one exact version decides which of its builds everything else must fit
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing $(TORCH): the largest download, once"
+	$(PIP) -c constraints.txt $(TORCH)
+	@echo "installing tandem and the rest"
+	$(PIP) -c constraints.txt -e '.$(EXTRAS)'
+	@touch $@
+
+$(READY_DEV): $(READY)
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

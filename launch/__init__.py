@@ -1,0 +1,1 @@
+"""The tandem command, topologies, the local supervisor, embedded NATS and etcd."""

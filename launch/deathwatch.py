@@ -1,0 +1,27 @@
+"""Runs a command that the kernel kills when the process that started it dies.
+
+`python deathwatch.py PARENT_PID COMMAND ...`: asks for SIGKILL on the parent's death and becomes
+the command. A file to run, not to import: it stays between fork and exec, where a `preexec_fn`
+would run Python in a copy of a process that may have threads.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent_pid:  # it died before the request was in place
+        sys.exit(1)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

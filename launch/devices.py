@@ -1,0 +1,95 @@
+"""The GPUs and cores of this machine, asked without importing torch."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tandem.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """A GPU this process may use; `visible_id` is what CUDA_VISIBLE_DEVICES calls it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    visible_id: str
+
+
+@cache
+def list_gpus() -> tuple[GpuInfo, ...]:
+    """The GPUs the CUDA driver shows; empty without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
+    return tuple(
+        _describe(driver, index, visible[index] if index < len(visible) else str(index))
+        for index in range(count.value)
+    )
+
+
+def driver_version() -> str | None:
+    """The CUDA version that the driver supports, such as 13.0; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def device_for(gpu: str) -> str:
+    """The engine's device for `--gpu`: an index, `cpu` or `auto`.
+
+    Raises ConfigError saying what this machine has when it lacks that GPU.
+    """
+    if gpu in ("auto", "cpu"):
+        return gpu
+    if not gpu.isdecimal():
+        raise ConfigError(f"--gpu {gpu}: must be an index, cpu or auto", param="gpu")
+    require_gpu(int(gpu), f"--gpu {gpu}", "--gpu cpu", list_gpus())
+    return f"cuda:{int(gpu)}"
+
+
+def require_gpu(index: int, asked_by: str, without: str, gpus: Sequence[GpuInfo]) -> GpuInfo:
+    """The GPU of `gpus` with that index. Raises ConfigError naming those there are."""
+    for gpu in gpus:
+        if gpu.index == index:
+            return gpu
+    there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
+    has = f"this machine has GPU {there}" if gpus else "this machine has no GPU"
+    choice = f"choose one of these or {without}" if gpus else f"use {without}"
+    raise ConfigError(f"{asked_by}: {has}; {choice}", param="gpu")
+
+
+def num_usable_cores() -> int:
+    """Cores this process may use: its affinity, cut down to the container's CPU quota."""
+    num_cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            num_cores = min(num_cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return num_cores
+
+
+def _describe(driver: ctypes.CDLL, index: int, visible_id: str) -> GpuInfo:
+    name = ctypes.create_string_buffer(128)
+    memory = ctypes.c_size_t(0)
+    device = ctypes.c_int(0)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    return GpuInfo(index, name.value.decode(errors="replace"), memory.value, visible_id)

@@ -1,0 +1,46 @@
+"""`tandem doctor`: what this machine has, what is wrong, and how to mend it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from tandem.launch import checks_machine, checks_parts
+from tandem.launch.config import EffectiveConfig
+from tandem.launch.findings import Finding
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def run_doctor(effective: EffectiveConfig, *, as_json: bool) -> int:
+    """Prints every finding as it is made; the exit code is 1 when one is a failure."""
+    console = Console(highlight=False, soft_wrap=True)
+    findings: list[Finding] = []
+    for finding in examine(effective):
+        findings.append(finding)
+        if not as_json:
+            _print_finding(console, finding)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        counts = {g: sum(f.grade == g for f in findings) for g in STYLES}
+        console.print(", ".join(f"{count} {grade}" for grade, count in counts.items()))
+    return int(any(finding.grade == "fail" for finding in findings))
+
+
+def examine(effective: EffectiveConfig) -> Iterator[Finding]:
+    """All checks, quick ones first."""
+    yield from checks_machine.check_machine()
+    yield from checks_machine.check_ports(effective.config)
+    yield from checks_parts.check_packages()
+    yield from checks_parts.check_torch()
+    yield from checks_parts.check_services(effective)
+    yield from checks_parts.check_nixl()
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    console.print(f"[{STYLES[finding.grade]}]{finding.grade:4}[/]  ", end="")
+    console.print(f"{finding.subject}: {finding.detail}", markup=False)
+    if finding.remedy:
+        console.print(f"      -> {finding.remedy}", markup=False)

@@ -1,0 +1,28 @@
+"""What a check of this machine found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Grade = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `tandem doctor`; `remedy` says what to do when it is not ok."""
+
+    grade: Grade
+    subject: str
+    detail: str
+    remedy: str = ""
+
+
+def ok(subject: str, detail: str) -> Finding:
+    return Finding("ok", subject, detail)
+
+
+def warn(subject: str, detail: str, remedy: str) -> Finding:
+    return Finding("warn", subject, detail, remedy)
+
+
+def fail(subject: str, detail: str, remedy: str) -> Finding:
+    return Finding("fail", subject, detail, remedy)

@@ -1,0 +1,79 @@
+"""The clusters that `tandem serve` runs on this machine now, so that other commands find them."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from tandem.launch.config_sources import Setting
+from tandem.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """How to join what a launcher of this machine serves."""
+
+    pid: int
+    started_s: float  # of the process, so that a reused pid is not taken for it
+    namespace: str
+    nats_url: str
+    etcd_endpoints: str
+    http_url: str
+    run_dir: str
+
+    def settings(self) -> list[Setting]:
+        origin = f"tandem serve, pid {self.pid}"
+        return [
+            Setting("runtime.namespace", self.namespace, origin),
+            Setting("runtime.nats_url", self.nats_url, origin),
+            Setting("runtime.etcd_endpoints", self.etcd_endpoints, origin),
+        ]
+
+
+def state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "tandem" / "clusters"
+
+
+@contextlib.contextmanager
+def announced(cluster: LocalCluster) -> Iterator[None]:
+    """Makes a cluster findable while it is served."""
+    path = state_dir() / f"{cluster.pid}.json"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_text(json.dumps(asdict(cluster)))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running_clusters() -> list[LocalCluster]:
+    """Those whose launcher is alive; forgets the others."""
+    clusters: list[LocalCluster] = []
+    for path in sorted(state_dir().glob("*.json")):
+        try:
+            cluster = LocalCluster(**json.loads(path.read_text()))
+            alive = abs(psutil.Process(cluster.pid).create_time() - cluster.started_s) < 1.0
+        except (OSError, ValueError, TypeError, psutil.Error):
+            alive = False
+        if alive:
+            clusters.append(cluster)
+        else:
+            path.unlink(missing_ok=True)
+    return clusters
+
+
+def the_running_cluster() -> LocalCluster | None:
+    """The one there is. Raises ConfigError when there are several to choose from."""
+    clusters = running_clusters()
+    if len(clusters) > 1:
+        choices = "; ".join(
+            f"--etcd-endpoints {c.etcd_endpoints} --nats-url {c.nats_url} ({c.http_url})"
+            for c in clusters
+        )
+        raise ConfigError(f"{len(clusters)} clusters run here, choose one: {choices}")
+    return clusters[0] if clusters else None

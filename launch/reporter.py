@@ -1,0 +1,69 @@
+"""What the launcher tells the user: a line that moves on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+NO_TERMINAL_WIDTH = 240
+
+
+def wide_console() -> Console:
+    """Standard output for tables: as wide as the terminal, and wide enough into a file or pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=NO_TERMINAL_WIDTH)
+
+
+class Reporter:
+    """Progress of a launch on standard error, results on standard output."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._output = Console(highlight=False, soft_wrap=True)
+        self._status: Status | None = None
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clear()
+
+    def working(self, text: str) -> None:
+        """What is going on now: a spinner on a terminal, a line elsewhere."""
+        if not self._console.is_terminal:
+            self._console.print(f"... {escape(text)}")
+        elif self._status is None:
+            self._status = self._console.status(escape(text))
+            self._status.start()
+        else:
+            self._status.update(escape(text))
+
+    def done(self, text: str) -> None:
+        """Something has been reached; says how long after the start."""
+        elapsed_s = time.perf_counter() - self._started
+        self._console.print(f"[green]ok[/]  {escape(text)} [dim]({elapsed_s:.1f} s)[/]")
+
+    def note(self, text: str) -> None:
+        self._console.print(f"[dim]--[/]  {escape(text)}")
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"[yellow]!![/]  {escape(text)}")
+
+    def output(self, text: str) -> None:
+        """A result, on standard output as it is."""
+        self._clear()
+        self._output.print(text, markup=False)
+
+    def _clear(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,213 @@
+"""`tandem status`: what a cluster consists of and how it is doing, as its members say."""
+
+import asyncio
+import json
+
+import msgspec
+from rich.table import Table
+
+from tandem.launch.config import EffectiveConfig
+from tandem.launch.live_config import connected, live_settings, plain
+from tandem.launch.processes import http_get
+from tandem.launch.reporter import wide_console
+from tandem.queue.jetstream import JetStreamQueue
+from tandem.runtime.address import new_id
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import Discovery, config_prefix, instances_prefix
+from tandem.runtime.errors import ServiceError, TandemError
+from tandem.runtime.messages import Instance, WorkerStatus
+from tandem.runtime.nats import NatsConnection
+from tandem.runtime.request_plane import RequestClient
+
+CALL_TIMEOUT_S = 3.0
+COMPONENTS = ("frontend", "decode", "prefill")
+THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
+
+
+class InstanceReport(msgspec.Struct, frozen=True):
+    """One process; `worker` is None for a frontend, and for a worker that did not answer."""
+
+    instance: Instance
+    state: str
+    worker: WorkerStatus | None = None
+
+
+class QueueReport(msgspec.Struct, frozen=True):
+    """The prefill queue of one model; `error` when it could not be asked."""
+
+    model: str
+    num_jobs: int = 0
+    num_tokens: int = 0
+    num_in_progress: int = 0
+    num_dead: int = 0
+    error: str = ""
+
+
+class ClusterReport(msgspec.Struct, frozen=True):
+    """What `tandem status` shows."""
+
+    namespace: str
+    etcd_endpoints: str
+    nats_url: str
+    instances: list[InstanceReport]
+    queues: list[QueueReport]
+    thresholds: dict[str, str | int | float | bool | None]
+
+
+def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
+    """Prints the cluster's state. Raises ServiceError when etcd cannot be reached."""
+    report = asyncio.run(read_cluster(effective))
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+    else:
+        _print_report(report)
+
+
+async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
+    """Asks etcd who is there, each of them how it is, and NATS how long the queues are."""
+    runtime = effective.config.runtime
+    async with connected(effective) as discovery:
+        instances = await _read_instances(discovery, runtime.namespace)
+        live = await discovery.get_prefix(config_prefix(runtime.namespace))
+    with_live = effective.with_settings(
+        live_settings(runtime.namespace, live, lambda problem: None)
+    )
+    client = RequestClient(runtime, new_id())
+    try:
+        reports = await asyncio.gather(*(_ask(client, instance) for instance in instances))
+    finally:
+        await client.close()
+    models = sorted({i.model for i in instances if i.component == "decode" and i.model})
+    return ClusterReport(
+        namespace=runtime.namespace,
+        etcd_endpoints=runtime.etcd_endpoints,
+        nats_url=runtime.nats_url,
+        instances=reports,
+        queues=await _read_queues(effective, models),
+        thresholds={name: _in_force(name, reports, with_live) for name in THRESHOLDS},
+    )
+
+
+def _in_force(
+    name: str, reports: list[InstanceReport], effective: EffectiveConfig
+) -> str | int | float | bool | None:
+    """What the decode workers say; they differ where they were started with different values."""
+    key = f"disagg.{name}"
+    found = {
+        r.instance.instance_id[:8]: r.worker.details[key]
+        for r in reports
+        if r.worker is not None and key in r.worker.details
+    }
+    values = set(found.values())
+    if len(values) > 1:
+        return ", ".join(f"{value} at {instance}" for instance, value in found.items())
+    value: str | int | float | bool | None = values.pop() if values else plain(effective, key)
+    return value
+
+
+async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance]:
+    by_id: dict[str, Instance] = {}  # a process registers once per endpoint
+    for component in COMPONENTS:
+        found = await discovery.get_prefix(instances_prefix(namespace, component))
+        for value in found.values():
+            instance = msgspec.json.decode(value, type=Instance)
+            by_id[instance.instance_id] = instance
+    return list(by_id.values())
+
+
+async def _ask(client: RequestClient, instance: Instance) -> InstanceReport:
+    if instance.component == "frontend":
+        return InstanceReport(instance, await _frontend_state(instance.address))
+    try:
+        async with RequestContext(timeout_s=CALL_TIMEOUT_S) as context:
+            answer = await client.call(instance.address, "status", b"", context)
+        worker = msgspec.msgpack.decode(answer, type=WorkerStatus)
+    except (TandemError, msgspec.DecodeError) as error:
+        return InstanceReport(instance, f"no answer: {error}")
+    return InstanceReport(instance, worker.state, worker)
+
+
+async def _frontend_state(address: str) -> str:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    try:
+        status, _ = await http_get(host, int(port), "/health", CALL_TIMEOUT_S)
+    except ServiceError as error:
+        return f"no answer: {error}"
+    return "ready" if status == 200 else "not ready"
+
+
+async def _read_queues(effective: EffectiveConfig, models: list[str]) -> list[QueueReport]:
+    if not models:
+        return []
+    runtime = effective.config.runtime
+    nats = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
+    try:
+        await nats.start()
+        return [await _read_queue(nats, effective, model) for model in models]
+    except TandemError as error:
+        return [QueueReport(model, error=str(error)) for model in models]
+    finally:
+        await nats.close()
+
+
+async def _read_queue(nats: NatsConnection, effective: EffectiveConfig, model: str) -> QueueReport:
+    config = effective.config
+    queue = JetStreamQueue(nats, config.queue, config.runtime.namespace, model)
+    try:
+        depth = await queue.depth()
+    except TandemError as error:
+        return QueueReport(model, error=str(error))
+    return QueueReport(
+        model, depth.num_jobs, depth.num_tokens, depth.num_in_progress, depth.num_dead
+    )
+
+
+# ---- for people -------------------------------------------------------------------------------
+
+
+def _print_report(report: ClusterReport) -> None:
+    console = wide_console()
+    console.print(
+        f"namespace {report.namespace}  etcd {report.etcd_endpoints}  nats {report.nats_url}\n"
+    )
+    if not report.instances:
+        console.print("no instances: nothing is registered in this namespace")
+        return
+    console.print(_instances_table(report.instances))
+    console.print()
+    for queue in report.queues:
+        counts = (
+            f"{queue.num_jobs} jobs, {queue.num_tokens} tokens waiting, "
+            f"{queue.num_in_progress} in progress, {queue.num_dead} dead"
+        )
+        console.print(f"prefill queue of {queue.model}: {queue.error or counts}")
+    shown = ", ".join(f"{name} {value}" for name, value in report.thresholds.items())
+    console.print(f"thresholds: {shown}")
+
+
+def _instances_table(reports: list[InstanceReport]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("role", "instance", "epoch", "model", "address", "pid", "state"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("running", "waiting", "kv used", "cached", "free"):
+        table.add_column(heading, justify="right")
+    for report in sorted(reports, key=lambda r: COMPONENTS.index(r.instance.component)):
+        instance = report.instance
+        table.add_row(
+            *(instance.component, instance.instance_id[:8], instance.epoch[:8], instance.model),
+            *(instance.address, f"{instance.pid}", report.state),
+            *_load_cells(report.worker),
+        )
+    return table
+
+
+def _load_cells(worker: WorkerStatus | None) -> list[str]:
+    if worker is None:
+        return ["-"] * 5
+    load = worker.load
+    num_used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
+    share = f" ({100 * num_used / load.num_blocks:.0f}%)" if load.num_blocks else ""
+    return [
+        *(f"{load.num_running}", f"{load.num_waiting}"),
+        *(f"{num_used}{share}", f"{load.num_cached_blocks}", f"{load.num_free_blocks}"),
+    ]

@@ -1,0 +1,89 @@
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO
+
+import pytest
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import config_key
+from tandem.runtime.etcd import EtcdDiscovery
+
+Tandem = Callable[..., tuple[int, str, str]]
+
+KEY = "disagg.max_local_prefill_length"
+
+
+async def stored(config: RuntimeConfig) -> bytes | None:
+    discovery = EtcdDiscovery(config)
+    await discovery.start()
+    try:
+        key = config_key(config.namespace, KEY)
+        return (await discovery.get_prefix(key)).get(key)
+    finally:
+        await discovery.close()
+
+
+def test_a_value_that_is_set_is_read_back_and_shown_as_live(
+    tandem: Tandem, joined: list[str], runtime_config: RuntimeConfig
+) -> None:
+    code, output, errors = tandem("config", "set", KEY, "512", *joined)
+    assert (code, output, errors) == (0, f"{KEY} = 512 (was 1000)\n", "")
+    assert tandem("config", "get", KEY, *joined)[:2] == (0, "512\n")
+    shown = json.loads(tandem("config", "show", "--json", *joined)[1])
+    path = config_key(runtime_config.namespace, KEY)
+    assert shown[KEY] == {"value": 512, "origin": f"live, etcd {path}"}
+    assert tandem("config", "unset", KEY, *joined)[0] == 0
+    assert tandem("config", "get", KEY, *joined)[:2] == (0, "1000\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (KEY, "-1", "greater than or equal to 0"),
+        (KEY, "many", "valid integer"),
+        ("disagg.policy", "sometimes", "'always_local'"),
+        ("disagg.max_local_prefil_length", "5", f"did you mean {KEY}"),
+        ("engine.block_size", "32", "read at the start only"),
+    ],
+)
+def test_a_bad_live_value_is_refused_with_the_reason_and_changes_nothing(
+    tandem: Tandem, joined: list[str], key: str, value: str, reason: str
+) -> None:
+    code, output, errors = tandem("config", "set", *joined, "--", key, value)
+    assert code == 2
+    assert reason in errors
+    assert output == ""
+    assert tandem("config", "get", KEY, *joined)[1] == "1000\n"
+
+
+def test_a_value_is_stored_as_json(
+    tandem: Tandem, joined: list[str], runtime_config: RuntimeConfig
+) -> None:
+    tandem("config", "set", KEY, "64", *joined)
+    assert asyncio.run(stored(runtime_config)) == b"64"
+
+
+def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]) -> None:
+    tandem("config", "set", "disagg.policy", "threshold", *joined)
+    command = [sys.executable, "-P", "-m", "tandem.launch", "config", "watch", *joined]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
+        try:
+            lines: IO[str] | None = watcher.stdout
+            assert lines is not None
+            assert lines.readline() == 'disagg.policy = "threshold"\n'
+            tandem("config", "set", KEY, "7", *joined)
+            assert lines.readline() == f"{KEY} = 7\n"
+            tandem("config", "unset", KEY, *joined)
+            assert lines.readline() == f"{KEY} is unset\n"
+        finally:
+            watcher.terminate()
+
+
+def test_etcd_that_is_not_there_is_named(tandem: Tandem) -> None:
+    address = "http://127.0.0.1:9"
+    code, _, errors = tandem("config", "get", KEY, "--etcd-endpoints", address)
+    assert code == 1
+    assert errors.startswith(f"error: etcd not reachable at {address}")

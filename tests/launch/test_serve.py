@@ -1,0 +1,202 @@
+"""`tandem serve` end to end: real services, real roles, the bundled model."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+READY_TIMEOUT_S = 60.0
+
+
+class Served:
+    """A `tandem serve` in a process of its own, and what it has said so far."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+        command = [sys.executable, "-P", "-m", "tandem.launch", "serve", "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, "--run-dir", str(folder / "run"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"XDG_STATE_HOME": str(folder / "state")},
+        )
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Reads on until a line matches. The process's end, or the test's timeout, fails it."""
+        output: IO[str] | None = self.process.stdout
+        assert output is not None
+        for line in output:
+            self.lines.append(line)
+            if match := re.search(pattern, line):
+                return match
+        raise AssertionError(f"no line matched {pattern!r} in:\n{''.join(self.lines)}")
+
+    def children(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=READY_TIMEOUT_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.lines += self.process.stdout.readlines()
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One prefill and one decode worker, for the tests that leave them as they were."""
+    served = Served(tmp_path_factory.mktemp("served"))
+    try:
+        served.until("Ctrl-C stops")
+        yield served
+    finally:
+        served.close()
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a topology of the test's own; kills what is left of it."""
+    started: list[Served] = []
+
+    def run(*arguments: str) -> Served:
+        started.append(Served(tmp_path, *arguments))
+        return started[-1]
+
+    yield run
+    for served in started:
+        served.close()
+
+
+def tandem(served: Served, *arguments: str) -> str:
+    """The output of another `tandem` command, which finds the cluster by itself."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "tandem.launch", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"XDG_STATE_HOME": str(served.folder / "state")},
+    ).stdout
+
+
+def answer_to(curl_line: str) -> dict[str, object]:
+    """Sends what the printed curl line would send."""
+    words = shlex.split(curl_line)
+    headers = dict(h.split(": ", 1) for flag, h in pairwise(words) if flag == "-H")
+    body = words[words.index("-d") + 1].encode()
+    request = urllib.request.Request(words[1], body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            answer: dict[str, object] = json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise AssertionError(f"{error.code}: {error.read().decode()}") from None
+    return answer
+
+
+def test_the_printed_curl_line_gets_an_answer(served: Served) -> None:
+    line = next(line for line in served.lines if line.startswith("curl "))
+    answer = answer_to(line)
+    assert answer["model"] == "tandem-tiny"
+    assert "content" in json.dumps(answer["choices"])
+
+
+def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
+    report = json.loads(tandem(served, "status", "--json"))
+    states = {r["instance"]["component"]: r["state"] for r in report["instances"]}
+    assert states == {"frontend": "ready", "decode": "serving", "prefill": "serving"}
+    assert [(q["model"], q["num_jobs"], q["error"]) for q in report["queues"]] == [
+        ("tandem-tiny", 0, "")
+    ]
+    text = tandem(served, "status")
+    assert "thresholds: policy" in text
+    assert "prefill queue of tandem-tiny: 0 jobs" in text
+
+
+def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Served) -> None:
+    tandem(served, "config", "set", "disagg.max_local_prefill_length", "77")
+    deadline_s = time.perf_counter() + 5
+    log = served.folder / "run" / "decode-0.log"
+    while "max_local_prefill_length is now 77" not in log.read_text():
+        assert time.perf_counter() < deadline_s
+        time.sleep(0.01)
+    report = json.loads(tandem(served, "status", "--json"))
+    assert report["thresholds"]["max_local_prefill_length"] == 77
+    tandem(served, "config", "unset", "disagg.max_local_prefill_length")
+
+
+def test_a_role_that_dies_is_started_again_and_it_is_said(served: Served) -> None:
+    pid = next(
+        int(match[1])
+        for line in served.lines
+        if (match := re.search(r"prefill-0.* pid (\d+)", line))
+    )
+    os.kill(pid, signal.SIGKILL)
+    served.until("prefill-0 was killed by signal 9; starting it again")
+    assert int(served.until(r"prefill-0 is ready .*pid (\d+)")[1]) != pid
+
+
+def test_one_interrupt_drains_and_leaves_nothing(
+    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
+) -> None:
+    served = start("--topology", "aggregated")
+    served.until("Ctrl-C stops")
+    children = served.children()
+    assert len(children) == 4  # nats, etcd, decode, frontend
+    assert served.end(signal.SIGINT) == 0
+    wait_until_gone(children)
+    served.close()
+    assert "stopped; nothing is left running" in "".join(served.lines)
+    assert not list((served.folder / "run").glob("*-store-*"))
+
+
+def test_an_interrupt_while_starting_leaves_nothing(
+    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
+) -> None:
+    served = start("--topology", "aggregated")
+    served.until("loading tandem-tiny")
+    children = served.children()
+    assert served.end(signal.SIGTERM) == 0
+    wait_until_gone(children)
+
+
+def test_a_killed_launcher_takes_everything_with_it(
+    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
+) -> None:
+    served = start("--topology", "aggregated")
+    served.until("loading tandem-tiny")
+    children = served.children()
+    assert len(children) == 4
+    served.end(signal.SIGKILL)
+    wait_until_gone(children)
+
+
+def test_a_role_that_cannot_start_shows_the_end_of_its_log(start: Start, tmp_path: Path) -> None:
+    model = tmp_path / "broken"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    served = start(str(model), "--topology", "aggregated")
+    served.until(r"^error: decode-0 exited with 1 while starting; its log, .*decode-0.log, ends:")
+    served.until(r"^error: model folder .*broken has no tokenizer.json")
+    assert served.process.wait(timeout=READY_TIMEOUT_S) == 1
