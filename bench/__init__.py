@@ -1,0 +1,1 @@
+"""Load, sweeps, plots and their definitions."""
