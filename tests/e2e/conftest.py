@@ -1,0 +1,24 @@
+"""One cluster per test module; tests that harm it heal it again."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `cluster`
+
+from cluster import Cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cluster]:
+    """`NUM_WORKERS = (prefill, decode)` and `FLAGS` of the module say what is started."""
+    num_prefill, num_decode = getattr(request.module, "NUM_WORKERS", (1, 1))
+    flags = getattr(request.module, "FLAGS", ())
+    async with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        await cluster.start_all(num_prefill, num_decode, *flags)
+        yield cluster

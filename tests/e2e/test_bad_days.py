@@ -1,0 +1,198 @@
+"""Workers and services that die, stop, and come back: same tokens or a clean error, no hang."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from cluster import SETTLE_TIMEOUT_S, Answer, Cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = 1500  # prompt tokens: long enough to be caught in the act
+NOTICE_S = 3.0
+SLACK_S = 3.0  # a loaded machine
+
+
+def prompt(seed: int, num_tokens: int = LONG) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 1000) for _ in range(num_tokens)]
+
+
+async def ask(cluster: Cluster, seed: int, place: str, **options: object) -> Answer:
+    return await cluster.complete(
+        prompt(seed),
+        max_tokens=12,
+        temperature=0,
+        cache_salt=f"{place} {seed} {time.monotonic_ns()}",
+        headers={"x-tandem-prefill": place},
+        **options,
+    )
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def caught_in_the_act(cluster: Cluster) -> None:
+    async def is_working() -> bool:
+        return any(w.details["num_jobs"] for w in await cluster.statuses("prefill"))
+
+    await until(is_working)
+
+
+async def remote_works(cluster: Cluster) -> None:
+    async def is_remote() -> bool:
+        answer = await ask(cluster, 1, "remote")
+        assert answer.status == 200
+        return answer.place == "remote"
+
+    await until(is_remote)
+
+
+async def test_a_prefill_worker_killed_in_the_middle_costs_time_and_nothing_else(
+    cluster: Cluster,
+) -> None:
+    undisturbed = [await ask(cluster, seed, "local") for seed in (1, 2)]
+    asking = [asyncio.create_task(ask(cluster, seed, "remote")) for seed in (1, 2)]
+    await caught_in_the_act(cluster)
+    cluster.send_signal("prefill0", signal.SIGKILL)
+    answers = await asyncio.gather(*asking)
+    assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
+    await cluster.end("prefill0")
+    await cluster.ready(0, 1)
+    alone = await ask(cluster, 3, "remote")
+    assert (alone.place, alone.headers["x-tandem-prefill-reason"]) == ("local", "no prefill worker")
+    await cluster.balanced()
+    await cluster.start("prefill0", "prefill")
+    await cluster.ready(1, 1)
+    await remote_works(cluster)
+
+
+async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:
+    undisturbed = await ask(cluster, 4, "local")
+    asking = asyncio.create_task(ask(cluster, 4, "remote"))
+    await caught_in_the_act(cluster)
+    stopped_at = time.perf_counter()
+    cluster.send_signal("prefill0", signal.SIGSTOP)
+    answer = await asking
+    local_s = 2.0  # the prompt once more, on a loaded machine
+    assert time.perf_counter() - stopped_at < NOTICE_S + local_s + SLACK_S
+    assert answer.text == undisturbed.text
+    cluster.send_signal("prefill0", signal.SIGCONT)
+    await cluster.ready(1, 1)
+    await remote_works(cluster)
+    await cluster.balanced()
+
+
+async def test_a_job_that_nobody_claims_is_prefilled_locally(cluster: Cluster) -> None:
+    """The prefill worker is frozen, but its lease has not run out: it looks alive."""
+    cluster.send_signal("prefill0", signal.SIGSTOP)
+    answer = await ask(cluster, 5, "remote")
+    assert answer.status == 200
+    assert answer.place == "local" and "claimed" in answer.headers["x-tandem-prefill-reason"]
+    cluster.send_signal("prefill0", signal.SIGCONT)
+    await cluster.ready(1, 1)
+    await remote_works(cluster)
+    await cluster.balanced()
+
+
+async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluster) -> None:
+    streaming = asyncio.create_task(
+        cluster.complete([5, 6, 7], max_tokens=2000, ignore_eos=True, stream=True, temperature=0)
+    )
+    undisturbed = await ask(cluster, 6, "local")
+    child = cluster.nats.child
+    child.kill()
+    await child.wait()
+
+    async def is_local() -> bool:
+        answer = await ask(cluster, 6, "remote")
+        assert (answer.status, answer.text) == (200, undisturbed.text)
+        return answer.place == "local"
+
+    await until(is_local)
+    await cluster.nats.restart(empty=True)
+    await remote_works(cluster)
+    streamed = await streaming
+    assert streamed.status == 200 and streamed.chunks[-1]["choices"][0]["finish_reason"] == "length"
+    await cluster.balanced()
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["same store", "empty store"])
+async def test_losing_etcd_stops_nothing_and_everyone_comes_back(
+    cluster: Cluster, empty: bool
+) -> None:
+    child = cluster.etcd.child
+    child.kill()
+    await child.wait()
+    for place in ("local", "remote"):
+        answer = await ask(cluster, 7, place)
+        assert (answer.status, answer.place) == (200, place)
+    await cluster.etcd.restart(empty=empty)
+    await cluster.ready(1, 1)
+    await cluster.set_config("disagg.max_local_prefill_length", 900 + empty)
+    await remote_works(cluster)
+
+
+async def test_a_stopped_decode_worker_gives_a_typed_error_within_three_seconds(
+    cluster: Cluster,
+) -> None:
+    async with cluster.http.post(
+        cluster.base_url + "/v1/completions",
+        json={
+            "model": cluster.model_name,
+            "prompt": [5, 6],
+            "max_tokens": 4000,
+            "ignore_eos": True,
+            "stream": True,
+        },
+    ) as response:
+        await response.content.readline()
+        stopped_at = time.perf_counter()
+        cluster.send_signal("decode0", signal.SIGSTOP)
+        rest = await response.content.read()
+    assert time.perf_counter() - stopped_at < NOTICE_S + SLACK_S
+    assert b'"error"' in rest and b"[DONE]" not in rest
+    cluster.send_signal("decode0", signal.SIGCONT)
+    await cluster.ready(1, 1)
+
+    async def answers() -> bool:
+        return (await ask(cluster, 8, "local")).status == 200
+
+    await until(answers)
+    await cluster.balanced()
+
+
+async def test_a_killed_decode_worker_ends_its_streams_cleanly_and_is_replaced(
+    cluster: Cluster,
+) -> None:
+    streaming = asyncio.create_task(
+        cluster.complete([5, 6], max_tokens=4000, ignore_eos=True, stream=True)
+    )
+    whole = asyncio.create_task(cluster.complete([5, 7], max_tokens=4000, ignore_eos=True))
+
+    async def is_running() -> bool:
+        return (await cluster.statuses("decode"))[0].load.num_running == 2
+
+    await until(is_running)
+    cluster.send_signal("decode0", signal.SIGKILL)
+    streamed, failed = await asyncio.gather(streaming, whole)
+    assert "error" in streamed.chunks[-1]
+    assert failed.status in (502, 503) and failed.body["error"]["message"]
+    refused = await cluster.complete([5], max_tokens=1)
+    assert refused.status == 503 and int(refused.headers["Retry-After"]) >= 1
+    assert (await cluster.get("/health")).status == 503
+    await cluster.end("decode0")
+    await cluster.start("decode1", "decode")
+    await cluster.ready(1, 1)
+    await remote_works(cluster)
+
+
+async def test_no_block_is_lost_in_all_of_this(cluster: Cluster) -> None:
+    async with asyncio.timeout(SETTLE_TIMEOUT_S):
+        await cluster.balanced()

@@ -1,0 +1,143 @@
+"""The public OpenAI client, unmodified, against the whole stack."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+from cluster import Cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=cluster.base_url + "/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+async def test_the_model_is_listed(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    assert [model.id async for model in client.models.list()] == [cluster.model_name]
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+async def test_a_chat_answers_in_words(
+    client: openai.AsyncOpenAI, cluster: Cluster, place: str
+) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
+        model=cluster.model_name,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        max_tokens=30,
+        extra_headers={"x-tandem-prefill": place},
+    )
+    answer = raw.parse()
+    assert raw.headers["x-tandem-prefill"] == place
+    assert "capital" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+async def test_a_streamed_chat_is_the_unstreamed_one_in_pieces(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    question = [{"role": "user", "content": "Tell me a story about a fox."}]
+    options = {"model": cluster.model_name, "messages": question, "temperature": 0, "n": 2}
+    whole = await client.chat.completions.create(**options, max_tokens=50)
+    texts = ["", ""]
+    stream = await client.chat.completions.create(
+        **options, max_tokens=50, stream=True, stream_options={"include_usage": True}
+    )
+    usage = None
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert usage is not None and whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.total_tokens == whole.usage.total_tokens
+
+
+async def test_logprobs_name_the_tokens_of_the_text(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    answer = await client.chat.completions.create(
+        model=cluster.model_name,
+        messages=[{"role": "user", "content": "Hello!"}],
+        temperature=0,
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    text = "".join(token.token for token in logprobs.content)
+    assert text == answer.choices[0].message.content
+    for token in logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
+
+
+async def test_a_batch_of_completions_keeps_its_order(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    prompts = ["The fox", "The river", "The house"]
+    batch = await client.completions.create(
+        model=cluster.model_name, prompt=prompts, max_tokens=8, temperature=0
+    )
+    for index, prompt in enumerate(prompts):
+        alone = await client.completions.create(
+            model=cluster.model_name, prompt=prompt, max_tokens=8, temperature=0
+        )
+        assert batch.choices[index].index == index
+        assert batch.choices[index].text == alone.choices[0].text
+
+
+async def test_a_stop_string_ends_the_answer_before_it(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    options = {"model": cluster.model_name, "prompt": "The fox", "temperature": 0}
+    text = (await client.completions.create(**options, max_tokens=30)).choices[0].text
+    stop = text[len(text) // 2 :][:5]
+    stopped = (await client.completions.create(**options, max_tokens=30, stop=stop)).choices[0]
+    assert stopped.text == text[: text.index(stop)]
+    assert stopped.finish_reason == "stop"
+
+
+async def test_errors_are_the_client_s_own_kinds(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    hello = [{"role": "user", "content": "Hello!"}]
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        await client.chat.completions.create(model="no-such-model", messages=hello)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(
+            model=cluster.model_name, messages=hello, temperature=9
+        )
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError, match="8192"):
+        await client.completions.create(model=cluster.model_name, prompt=[5] * 9000)
+
+
+async def test_leaving_a_stream_stops_the_work(
+    client: openai.AsyncOpenAI, cluster: Cluster
+) -> None:
+    stream = await client.completions.create(
+        model=cluster.model_name,
+        prompt="The fox",
+        max_tokens=4000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    async with asyncio.timeout(5):
+        while any(worker.load.num_running for worker in await cluster.statuses("decode")):
+            await asyncio.sleep(0.02)
+    await cluster.balanced()
