@@ -125,8 +125,7 @@ class DecodeWorker:
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
-        looking = asyncio.create_task(self._look_around())
-        stack.callback(looking.cancel)
+        stack.callback(asyncio.create_task(self._look_around()).cancel)
         card = model_card(node, self.engine, self._model_files)
         key = model_key(self._runtime.namespace, self._model_name, node.instance_id)
         await node.put(key, msgspec.json.encode(card))

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import msgspec
@@ -62,7 +63,7 @@ class ChoiceRun:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-class Generation:
+class Generation(ABC):
     """One request's choices; subclasses say what becomes of the tokens."""
 
     def __init__(self, plan: Plan, exchange: Exchange, services: Services) -> None:
@@ -83,16 +84,16 @@ class Generation:
     async def on_first(self, run: ChoiceRun) -> None:
         """A choice's first tokens have come; its report is set."""
 
+    @abstractmethod
     def on_deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         """Take a choice's tokens; returns what is to be sent now."""
-        raise NotImplementedError
 
     async def on_last(self, run: ChoiceRun, body: bytes) -> None:
         """A choice has ended; `body` is what `on_deltas` returned last, not sent yet."""
 
+    @abstractmethod
     def can_restart(self, run: ChoiceRun) -> bool:
         """Whether the client has seen nothing of this choice yet."""
-        raise NotImplementedError
 
     @property
     def num_tokens(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -38,7 +39,7 @@ _TICK = 0.2
 _MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch, with what surrounds it, under the limit
 
 
-class PlaneConnection(asyncio.Protocol):
+class PlaneConnection(asyncio.Protocol, ABC):
     """A peer, as a protocol of the event loop.
 
     Subclasses say how they greet, what they do with frames, and what to do when it is over
@@ -73,20 +74,20 @@ class PlaneConnection(asyncio.Protocol):
 
     # ---- for subclasses -----------------------------------------------------------------------
 
+    @abstractmethod
     def on_frame(self, frame: Frame) -> None:
         """Handle any frame but Hello and Heartbeat."""
-        raise NotImplementedError
 
     def on_ready(self) -> None:
         """The handshake is complete."""
 
+    @abstractmethod
     def on_lost(self, error: TandemError) -> None:
         """The connection is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_greeting(self, preamble: Preamble) -> None:
         """Accept or refuse the peer's preamble. Raises ProtocolError."""
-        raise NotImplementedError
 
     # ---- sending ------------------------------------------------------------------------------
 
