@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sampler import SampledToken, SampleRow
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -116,9 +117,10 @@ def prompts(count: int = 20) -> list[list[int]]:
 
 @torch.no_grad()
 def assert_same_as_transformers(model: Any, runner: ModelRunner, num_tokens: int = 64) -> None:
-    """Greedy continuations are what `model` would choose, and log-probabilities within 1e-4."""
+    """Greedy continuations are what `model` would choose; logits and logprobs within 1e-4."""
     sampling = SamplingParams(temperature=0, logprobs=VOCAB_SIZE)
     driver = Driver(runner)
+    seen = logits_of(runner)
     seqs = [driver.sequence(prompt, sampling) for prompt in prompts()]
     rows = driver.generate(seqs, num_tokens)
     for index, seq in enumerate(seqs):
@@ -126,6 +128,23 @@ def assert_same_as_transformers(model: Any, runner: ModelRunner, num_tokens: int
         assert logits.argmax(-1).tolist() == seq.token_ids[seq.num_prompt_tokens :]
         ours = torch.tensor([[row[token] for token in range(VOCAB_SIZE)] for row in rows[index]])
         torch.testing.assert_close(ours, logits.log_softmax(-1), rtol=0, atol=1e-4)
+        positions = range(seq.num_prompt_tokens, len(seq.token_ids))
+        raw = torch.stack([seen[id(seq), position] for position in positions])
+        torch.testing.assert_close(raw, logits, rtol=0, atol=1e-4)
+
+
+def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
+    """(id of a sequence, position to be drawn) |-> logits [vocab_size], filled as `runner` runs."""
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    sample = runner._sampler.sample
+
+    def sample_and_tell(logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
+        for row, its_logits in zip(rows, logits.clone(), strict=True):
+            seen[id(row.seq), row.position] = its_logits
+        return sample(logits, rows)
+
+    runner._sampler.sample = sample_and_tell
+    return seen
 
 
 @pytest.mark.parametrize(
