@@ -1,29 +1,14 @@
-"""What a decode worker tells the others about itself: its model, load and prefix cache."""
+"""What a decode worker tells the others about itself: its model and its prefix cache."""
 
 import asyncio
 import time
 from collections import deque
 
-from tandem.engine.engine import Engine, LoadStats
+from tandem.engine.engine import Engine
 from tandem.runtime.events import Events, kv_subject
-from tandem.runtime.messages import KvEvent, LoadReport, ModelCard, ModelFiles, encode
+from tandem.runtime.messages import KvEvent, ModelCard, ModelFiles, encode
 from tandem.runtime.model_files import files_digest
 from tandem.runtime.node import Node
-
-
-def load_report(node: Node, load: LoadStats) -> LoadReport:
-    """The load of a decode worker's engine; who waits for a remote prefill waits."""
-    return LoadReport(
-        instance_id=node.instance_id,
-        epoch=node.epoch,
-        role="decode",
-        num_running=load.num_running,
-        num_waiting=load.num_waiting + load.num_remote,
-        num_waiting_tokens=load.num_waiting_tokens,
-        num_blocks=load.num_blocks,
-        num_free_blocks=load.num_free_blocks,
-        num_cached_blocks=load.num_cached_blocks,
-    )
 
 
 def model_card(node: Node, engine: Engine, files: ModelFiles) -> ModelCard:

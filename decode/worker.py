@@ -12,12 +12,12 @@ from tandem.decode.admission import Decision, PrefillSide, decide
 from tandem.decode.config import DisaggConfig
 from tandem.decode.handoff_messages import HandoffMessages
 from tandem.decode.metrics import DecodeMetrics
-from tandem.decode.publisher import CachePublisher, load_report, model_card
+from tandem.decode.publisher import CachePublisher, model_card
 from tandem.decode.remote import RemotePrefills
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine, LoadStats, SequenceOutput
 from tandem.engine.loop import EngineLoop
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sequence import Sequence
@@ -42,12 +42,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle
-from tandem.runtime.messages import (
-    GenerateRequest,
-    WorkerStatus,
-    encode,
-    unpack_tokens,
-)
+from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
@@ -321,7 +316,7 @@ class DecodeWorker:
             "nats": self.node.nats.connected,
             "etcd": self.node.discovery.connected,
         }
-        instance, report = self.node.instance("generate"), load_report(self.node, load)
+        instance, report = self.node.instance("generate"), self._report(load)
         answer.send(encode(WorkerStatus(instance, self.state(), report, details)))
 
     async def _send_model_files(
@@ -334,6 +329,9 @@ class DecodeWorker:
     ) -> None:
         answer.send(encode(self._cache.snapshot()))
 
+    def _report(self, load: LoadStats) -> LoadReport:
+        return load.report(self.node.instance_id, self.node.epoch, "decode")
+
     async def _look_around(self) -> None:
         """Keeps the view of the queue fresh, and tells of the load also when it is quiet."""
         subject = load_subject(self._runtime.namespace, self.node.instance_id)
@@ -344,7 +342,7 @@ class DecodeWorker:
             except ServiceError as error:
                 logger.debug("queue depth not known: %s", error)
             stats = await self.loop.call(lambda engine: engine.load())
-            load = load_report(self.node, stats)
+            load = self._report(stats)
             self.metrics.loaded(load)
             self.node.events.publish(subject, encode(load))
             await asyncio.sleep(LOOK_AROUND_INTERVAL_S)

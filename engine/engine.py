@@ -16,7 +16,7 @@ from tandem.runtime.errors import (
     NotFoundError,
     TandemError,
 )
-from tandem.runtime.messages import FinishReason, TokenLogprobs
+from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprobs
 
 if TYPE_CHECKING:
     from tandem.engine.kv_cache import KvCache
@@ -72,6 +72,20 @@ class LoadStats:
     num_cached_blocks: int
     num_quarantined_blocks: int
     num_preemptions: int  # since the start
+
+    def report(self, instance_id: str, epoch: str, role: Role) -> LoadReport:
+        """What others are told of it; who waits for a remote prefill waits."""
+        return LoadReport(
+            instance_id=instance_id,
+            epoch=epoch,
+            role=role,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting + self.num_remote,
+            num_waiting_tokens=self.num_waiting_tokens,
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=self.num_cached_blocks,
+        )
 
 
 class Engine:

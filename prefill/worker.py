@@ -230,17 +230,7 @@ class PrefillWorker:
 
     async def _load(self) -> LoadReport:
         load = await self.loop.call(lambda engine: engine.load())
-        return LoadReport(
-            instance_id=self.node.instance_id,
-            epoch=self.node.epoch,
-            role="prefill",
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_waiting_tokens=load.num_waiting_tokens,
-            num_blocks=load.num_blocks,
-            num_free_blocks=load.num_free_blocks,
-            num_cached_blocks=load.num_cached_blocks,
-        )
+        return load.report(self.node.instance_id, self.node.epoch, "prefill")
 
     async def _report_load(self) -> None:
         subject = load_subject(self._runtime.namespace, self.node.instance_id)

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 
@@ -14,7 +12,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_IMPATIENT = 70  # a second signal came before the first was served
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_PR_SET_PDEATHSIG = 1
 
 Stage = Callable[[], Awaitable[None]]
 
@@ -98,15 +95,3 @@ class Lifecycle:
             logger.warning("second signal (%s): exiting at once", number.name)
             os._exit(EXIT_IMPATIENT)
         self.shut_down(number.name)
-
-
-def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send us `number` when the parent's starting thread ends (Linux only).
-
-    Exits at once when the parent, `parent_pid`, is gone already.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent_pid:
-        raise SystemExit(EXIT_IMPATIENT)

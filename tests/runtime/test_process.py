@@ -119,26 +119,6 @@ asyncio.run(main())
         assert process.wait(20) == EXIT_IMPATIENT
 
 
-def test_a_child_dies_with_its_parent() -> None:
-    child = """
-import os, signal, sys
-from tandem.runtime.lifecycle import die_with_parent
-die_with_parent(int(sys.argv[1]), signal.SIGKILL)
-print(os.getpid(), flush=True)
-signal.pause()
-"""
-    parent = f"""
-import os, signal, subprocess, sys
-subprocess.Popen([sys.executable, "-c", {child!r}, str(os.getpid())])
-signal.pause()
-"""
-    with run_python(parent) as process:
-        assert process.stdout is not None
-        assert int(process.stdout.readline())
-        process.kill()
-        assert process.stdout.read() == ""  # returns when the child, too, has closed its end
-
-
 def test_a_log_line_names_the_role_and_the_instance(capfd: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level
