@@ -52,7 +52,11 @@ def get(
     get_value(session.load_for_cluster(), key)
 
 
-@config_app.command("set", epilog="Example: tandem config set disagg.max_local_prefill_length 512")
+@config_app.command(
+    "set",
+    epilog="Example: tandem config set disagg.max_local_prefill_length 512",
+    context_settings={"ignore_unknown_options": True},  # -5 is a value, to be refused as one
+)
 def set_(
     ctx: typer.Context,
     key: Key,

@@ -52,7 +52,7 @@ def test_a_value_that_is_set_is_read_back_and_shown_as_live(
 def test_a_bad_live_value_is_refused_with_the_reason_and_changes_nothing(
     tandem: Tandem, joined: list[str], key: str, value: str, reason: str
 ) -> None:
-    code, output, errors = tandem("config", "set", *joined, "--", key, value)
+    code, output, errors = tandem("config", "set", key, value, *joined)
     assert code == 2
     assert reason in errors
     assert output == ""
