@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +15,8 @@ from tandem.engine.sequence import Sequence
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import TandemError, TransferError
+from tandem.runtime.discovery import TypedView
+from tandem.runtime.errors import DeadlineError, TandemError, TransferError
 from tandem.runtime.messages import (
     Claim,
     ClaimAnswer,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
 SETTLE_TIMEOUT_S = 5.0
+PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +50,7 @@ class JobTools:
     agent: TransferAgent
     loop: EngineLoop
     outputs: dict[str, "asyncio.Queue[SequenceOutput]"]  # request id |-> its steps' outcomes
-    peers: Mapping[str, TransferMetadata]
+    peers: TypedView[TransferMetadata]
     metrics: PrefillMetrics
     deployment: str
     block_size: int
@@ -97,9 +99,9 @@ class Job:
 
     async def _handle(self) -> str:
         tools, ticket = self._tools, self.ticket
-        peer = tools.peers.get(ticket.decode_instance)
         if ticket.deployment != tools.deployment:
             return "stale"
+        peer = await self._find_peer()
         if peer is not None and peer.epoch != ticket.decode_epoch:
             return "stale"
         claim_sent_at = time.perf_counter()
@@ -122,6 +124,14 @@ class Job:
                 margin_ms=tools.lease_margin_ms,
             )
             return await self._deliver(stream, machine, peer)
+
+    async def _find_peer(self) -> TransferMetadata | None:
+        """D's transfer metadata; a ticket can overtake the news of a D that has just come."""
+        peers, decode_instance = self._tools.peers, self.ticket.decode_instance
+        if decode_instance not in peers.items:
+            with contextlib.suppress(DeadlineError):
+                await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
+        return peers.items.get(decode_instance)
 
     async def _read_answer(self, stream: ResponseStream) -> ClaimAnswer:
         try:

@@ -158,7 +158,7 @@ class PrefillWorker:
             agent=self._agent,
             loop=self.loop,
             outputs=self._outputs,
-            peers=self._peers.items,
+            peers=self._peers,
             metrics=self.metrics,
             deployment=self._deployment,
             block_size=self._engine_config.block_size,
