@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 HashListener = Callable[[list[bytes]], None]
 
 QUARANTINED = -1  # in place of a reference count
+# How much more than it must an eviction frees, of the pool. With nothing left over an allocation
+# has to take every hole there is: in a full pool of 4,096 blocks, whose sequences grow a little,
+# 512 blocks came in 89 runs (median), and come in 17 with this.
+EVICT_AHEAD_FRACTION = 1 / 64
 
 
 class FreeRuns:
@@ -129,6 +133,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, next victim first
         self._free = FreeRuns(num_blocks)
+        self._num_evict_ahead = int(num_blocks * EVICT_AHEAD_FRACTION)
 
     @property
     def num_free(self) -> int:
@@ -183,7 +188,7 @@ class BlockPool:
         if shortage > 0:
             if shortage > len(self._evictable):
                 return None
-            self._evict(shortage)
+            self._evict(min(shortage + self._num_evict_ahead, len(self._evictable)))
         block_ids = self._free.take(num_blocks, after)
         for block_id in block_ids:
             self._num_refs[block_id] = 1

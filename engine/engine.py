@@ -1,16 +1,17 @@
 """The engine: sequences in, tokens out, one step at a time, on one thread."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.engine.block_pool import BlockPool, HashListener
 from tandem.engine.config import EngineConfig
+from tandem.engine.limits import check_limits, longest_sequence
 from tandem.engine.scheduler import Scheduler
-from tandem.engine.sequence import Chunk, Sequence, SequenceStatus
+from tandem.engine.sequence import Chunk, OnLayers, Sequence, SequenceStatus
+from tandem.engine.streaming import LayersListener, LayerStream
 from tandem.runtime.errors import (
-    CapacityError,
-    ContextLengthError,
     InternalError,
     InvalidRequestError,
     NotFoundError,
@@ -32,8 +33,13 @@ class Runner(Protocol):
     model_config: "ModelConfig"
     kv_cache: "KvCache"
 
-    def run(self, chunks: list[Chunk]) -> "list[SampledToken]":
-        """One token per chunk that samples, in order."""
+    def run(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> "list[SampledToken]":
+        """One token per chunk that samples, in order; `on_layers` hears of each boundary."""
 
 
 @dataclass(slots=True)
@@ -92,6 +98,7 @@ class Engine:
     """Continuous batching over a paged KV cache. Not thread-safe: one thread calls everything.
 
     `on_stored` and `on_removed` hear of block hashes that enter and leave the prefix cache.
+    `on_layers` hears, within a step, how far the prompts got that ask for it (num_layer_groups).
     """
 
     def __init__(
@@ -101,9 +108,13 @@ class Engine:
         *,
         on_stored: HashListener | None = None,
         on_removed: HashListener | None = None,
+        on_layers: LayersListener | None = None,
     ) -> None:
         self.runner = runner
-        self.max_model_len = _max_model_len(config, runner)
+        self.on_layers = on_layers
+        self.max_model_len = longest_sequence(
+            config, runner.model_config.max_position_embeddings, runner.kv_cache.num_blocks
+        )
         self.block_pool = BlockPool(
             runner.kv_cache.num_blocks,
             config.block_size,
@@ -126,7 +137,7 @@ class Engine:
         if not chunks:
             return []
         try:
-            tokens = self.runner.run(chunks)
+            tokens = self._run(chunks)
         except Exception as error:
             return self._fail([chunk.seq for chunk in chunks], error)
         return self._postprocess(chunks, tokens)
@@ -154,6 +165,25 @@ class Engine:
             cached_ordinals=list(range(num_cached)),
             num_cached_tokens=seq.num_cached_tokens,
         )
+
+    def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
+        """Blocks to pull the first `num_blocks` of `seq`'s prompt into, before `seq` is added.
+
+        (ordinal, block id) of those that the prefix cache lacks; none when it lacks none. They
+        and the ones before them stay until `adopt_prefix` or `abort`. None: there is no prefix
+        cache, or no room now. Raises what `add` raises.
+        """
+        self._accept(seq)
+        if seq.request_id in self.scheduler.pulls:
+            raise InvalidRequestError(f"request {seq.request_id} pulls its prefix already")
+        return self.scheduler.reserve_prefix(seq, num_blocks)
+
+    def adopt_prefix(self, request_id: str, *, proven: bool) -> None:
+        """Let `add` find the blocks of `reserve_prefix`, or free them when nothing is `proven`.
+
+        No write may land in them any more. Harmless if there are none.
+        """
+        self.scheduler.end_pull(request_id, proven=proven)
 
     def admit(self, request_id: str, first: "SampledToken") -> SequenceOutput:
         """Go on after a remote prefill: the K/V of the whole prompt is here and verified.
@@ -184,11 +214,13 @@ class Engine:
     def abort(self, request_id: str, *, quarantined: bool = False) -> bool:
         """Forget a sequence in any state; False when there is none. It gives no more output.
 
-        `quarantined`: writes may still land in its reserved blocks, as in `prefill_locally`.
+        `quarantined`: writes may still land in its reserved blocks, as in `prefill_locally`;
+        in those of `reserve_prefix` too.
         """
+        was_pulling = self.scheduler.end_pull(request_id, proven=False, quarantined=quarantined)
         seq = self.scheduler.find(request_id)
         if seq is None:
-            return False
+            return was_pulling
         self.scheduler.drop(seq, quarantined=quarantined)
         return True
 
@@ -228,27 +260,8 @@ class Engine:
         """Check that `seq` can fit an empty engine, and give it the model's stop tokens."""
         if self.scheduler.find(seq.request_id) is not None:
             raise InvalidRequestError(f"request {seq.request_id} is here already")
-        if not seq.token_ids:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
-        max_tokens = 1 if seq.prefill_only else seq.stop.max_tokens
-        if max_tokens < 1:
-            raise InvalidRequestError(
-                f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens"
-            )
-        num_tokens = seq.num_prompt_tokens + max_tokens
-        if num_tokens > self.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {seq.num_prompt_tokens} tokens and max_tokens is {max_tokens}: "
-                f"{num_tokens} in all, the model takes {self.max_model_len}",
-                param="max_tokens" if seq.num_prompt_tokens < self.max_model_len else "prompt",
-            )
         pool = self.block_pool
-        num_blocks = -(-num_tokens // pool.block_size)
-        if num_blocks > pool.num_blocks:
-            raise CapacityError(
-                f"{num_tokens} tokens need {num_blocks} KV blocks of {pool.block_size}, "
-                f"the pool has {pool.num_blocks}"
-            )
+        check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size)
         stop_token_ids = seq.stop.stop_token_ids
         seq.stop_ids = frozenset() if seq.stop.ignore_eos else self._eos_token_ids
         if stop_token_ids:
@@ -259,6 +272,14 @@ class Engine:
         if seq is None:
             raise NotFoundError(f"request {request_id} does not wait for a remote prefill")
         return seq
+
+    def _run(self, chunks: list[Chunk]) -> "list[SampledToken]":
+        runner = self.runner
+        if self.on_layers is not None:
+            stream = LayerStream(chunks, runner.model_config.num_layers, self.on_layers)
+            if stream:
+                return runner.run(chunks, stream, stream.boundaries)
+        return runner.run(chunks)
 
     def _postprocess(
         self, chunks: list[Chunk], tokens: "list[SampledToken]"
@@ -315,11 +336,3 @@ class Engine:
         return [
             SequenceOutput(seq.request_id, [], finish_reason="error", error=typed) for seq in seqs
         ]
-
-
-def _max_model_len(config: EngineConfig, runner: Runner) -> int:
-    """Tokens of prompt and answer; without a configured limit, what model and KV pool hold."""
-    max_positions = runner.model_config.max_position_embeddings
-    if config.max_model_len is not None:
-        return min(config.max_model_len, max_positions)
-    return min(max_positions, runner.kv_cache.num_blocks * config.block_size)

@@ -12,12 +12,23 @@ from tandem.runtime.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
 
+Memory = Literal["DRAM", "VRAM"]
+
 MIB = 2**20
 GPU_FREE_FRACTION = 0.9  # of what is free now; the rest is for activations
+# What a transfer times itself on: enough that the wire and not the posting is measured.
+SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 32 * MIB}
+# More descriptors than a handoff of 4k tokens has tell nothing new.
+MAX_SPARE_BLOCKS = 256
+# One to be written and one to stay as it was: what a self-test cannot do without.
+MIN_SPARE_BLOCKS = 2
 
 
 class KvCache:
     """Blocks of keys and values, zeroed, registrable with a transport from `base_address` on.
+
+    Behind the `num_blocks` that sequences use lie `num_spare_blocks` that they never get: there
+    transfers calibrate and test themselves.
 
     On a GPU the memory is a cudaMalloc of its own: memory of torch's caching allocator may be
     mapped from pieces, over which transports fall back to a fraction of their bandwidth.
@@ -30,12 +41,15 @@ class KvCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.block_bytes = block_bytes(config, block_size)
-        self.memory: Literal["DRAM", "VRAM"] = "VRAM" if device.type == "cuda" else "DRAM"
+        self.memory: Memory = memory_of(device)
+        self.num_spare_blocks = num_spare_blocks(self.block_bytes, self.memory, num_blocks)
         self.device_id = device.index or 0
+        num_all = num_blocks + self.num_spare_blocks
         allocate = _cuda_bytes if device.type == "cuda" else _host_bytes
-        flat = allocate(num_blocks * self.block_bytes, self.device_id)
+        flat = allocate(num_all * self.block_bytes, self.device_id)
+        # [num_blocks + num_spare_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         self.tensor = flat.view(dtype).view(
-            num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
+            num_all, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
         )
         self.base_address = self.tensor.data_ptr()
 
@@ -46,8 +60,24 @@ def block_bytes(config: ModelConfig, block_size: int) -> int:
     return values * int(getattr(torch, config.dtype).itemsize)
 
 
+def memory_of(device: torch.device) -> Memory:
+    return "VRAM" if device.type == "cuda" else "DRAM"
+
+
+def num_spare_blocks(block_bytes: int, memory: Memory, num_blocks: int) -> int:
+    """Blocks behind a pool of `num_blocks` for transfers to try themselves on.
+
+    A small pool gives at most a quarter of its size: it is small because memory is.
+    """
+    wanted = min(-(-SPARE_BYTES[memory] // block_bytes), MAX_SPARE_BLOCKS, num_blocks // 4)
+    return max(MIN_SPARE_BLOCKS, wanted)
+
+
 def choose_num_blocks(config: EngineConfig, model: ModelConfig, device: torch.device) -> int:
-    """Blocks that the configured budget holds; on a GPU, called after the weights are there."""
+    """Blocks for sequences that the configured budget holds, the spare ones beside them.
+
+    On a GPU, called after the weights are there.
+    """
     if config.num_blocks is not None:
         return config.num_blocks
     if device.type == "cpu":
@@ -57,7 +87,9 @@ def choose_num_blocks(config: EngineConfig, model: ModelConfig, device: torch.de
         num_free, num_total = torch.cuda.mem_get_info(device)
         allowed = int(num_total * config.kv_memory_fraction) - torch.cuda.memory_reserved(device)
         budget = min(allowed, int(num_free * GPU_FREE_FRACTION))
-    return max(0, budget) // block_bytes(model, config.block_size)
+    block = block_bytes(model, config.block_size)
+    num_all = max(0, budget) // block
+    return max(0, num_all - num_spare_blocks(block, memory_of(device), num_all))
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:

@@ -5,10 +5,12 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.streaming import LayersListener
 from tandem.runtime.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -28,9 +30,9 @@ IDLE_CHECK_AFTER_S = 1.0
 class EngineLoop:
     """Owns the engine thread. Commands run between steps, in the order they were posted.
 
-    `on_outputs` is called on the asyncio thread, once per step that has outputs. Once it has been
-    idle for a while the engine's invariants are checked; a violation is logged, and if `strict`
-    also raised by `stop`.
+    `on_outputs` is called on the asyncio thread, once per step that has outputs; `on_layers` too,
+    within steps and before their outputs. Once it has been idle for a while the engine's
+    invariants are checked; a violation is logged, and if `strict` also raised by `stop`.
     """
 
     def __init__(
@@ -38,11 +40,14 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[list[SequenceOutput]], None],
         *,
+        on_layers: LayersListener | None = None,
         strict: bool = False,
         idle_check_after_s: float = IDLE_CHECK_AFTER_S,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
+        if on_layers is not None:
+            engine.on_layers = partial(self._to_asyncio, on_layers)
         self._strict = strict
         self._idle_check_after_s = idle_check_after_s
         self._violation: AssertionError | None = None

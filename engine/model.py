@@ -1,6 +1,6 @@
 """The decoder: tokens of one batch in, logits out, keys and values into the paged cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -41,18 +41,27 @@ class Model:
         self,
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        on_layers: Callable[[int], None] | None = None,
+        boundaries: Collection[int] = (),
     ) -> torch.Tensor:
-        """Logits [num_samples, vocab_size] of `batch.logits_indices`; the cache in place."""
+        """Logits [num_samples, vocab_size] of `batch.logits_indices`; the cache in place.
+
+        `on_layers(n)` is called for each of `boundaries` as soon as the first n layers' K/V is
+        stored: in stream order on a GPU, where nothing has been computed yet.
+        """
         hidden = F.embedding(batch.token_ids, self._weights.embedding)
         cos, sin = self._rope_table.index_select(0, batch.positions).split_with_sizes([1, 1], dim=1)
         for index, layer in enumerate(self._weights.layers):
-            hidden = self._attention(hidden, layer, batch, kv_cache[:, index], cos, sin)
+            q = self._store_kv(hidden, layer, batch, kv_cache[:, index], cos, sin)
+            if on_layers is not None and index + 1 in boundaries:
+                on_layers(index + 1)
+            hidden = self._attention(hidden, q, layer, batch, kv_cache[:, index])
             hidden = self._mlp(hidden, layer)
         if batch.logits_indices.shape[0] != hidden.shape[0] or batch.num_prefills:
             hidden = hidden.index_select(0, batch.logits_indices)
         return F.linear(self._norm(hidden, self._weights.final_norm), self._weights.lm_head)
 
-    def _attention(
+    def _store_kv(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
         layer: LayerWeights,
@@ -61,7 +70,8 @@ class Model:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        config, kernels = self._config, self._kernels
+        """The queries [num_tokens, num_heads, head_dim]; keys and values go into the cache."""
+        config = self._config
         num_tokens, num_heads, num_kv_heads = hidden.shape[0], config.num_heads, config.num_kv_heads
         qkv = F.linear(self._norm(hidden, layer.input_norm), layer.qkv)
         qkv = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
@@ -71,8 +81,18 @@ class Model:
             normed = F.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps) * layer.qk_norm
         apply_rope(normed, cos, sin, out=qk)
         kv = qkv[:, num_heads:].view(num_tokens, 2, num_kv_heads, config.head_dim)
-        kernels.store_kv(kv, kv_cache, batch.slot_mapping)
-        q = qkv[:, :num_heads]
+        self._kernels.store_kv(kv, kv_cache, batch.slot_mapping)
+        return qkv[:, :num_heads]
+
+    def _attention(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        layer: LayerWeights,
+        batch: Batch,
+        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    ) -> torch.Tensor:
+        kernels = self._kernels
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if batch.num_decodes:
             kernels.paged_decode_attention(
@@ -94,7 +114,7 @@ class Model:
                 self._scale,
                 out[batch.num_decodes :],
             )
-        return torch.addmm(hidden, out.view(num_tokens, -1), layer.output)
+        return torch.addmm(hidden, out.view(hidden.shape[0], -1), layer.output)
 
     def _mlp(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         gate_up = F.linear(self._norm(hidden, layer.post_norm), layer.gate_up)

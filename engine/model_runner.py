@@ -3,7 +3,9 @@
 import ctypes
 import logging
 import os
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,7 +16,7 @@ from tandem.engine.model import AttentionKernels, Model
 from tandem.engine.model_config import load_model_config
 from tandem.engine.rope import rope_table
 from tandem.engine.sampler import SampledToken, Sampler, SampleRow
-from tandem.engine.sequence import Chunk
+from tandem.engine.sequence import Chunk, OnLayers
 from tandem.engine.weights import load_weights
 from tandem.kernels import reference
 from tandem.runtime.errors import ConfigError
@@ -74,12 +76,17 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def run(self, chunks: list[Chunk]) -> list[SampledToken]:
+    def run(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> list[SampledToken]:
         """Compute every chunk's tokens and store their K/V; one token per chunk that samples.
 
         Tokens come in the order of `chunks`. Blocks for positions [0, end) must be in the
         sequence's block table. Blocks until the tokens are on the host and all K/V is in the pool,
-        where a transfer may read it next.
+        where a transfer may read it next; `on_layers` hears before of `boundaries`, in order.
         """
         if not chunks:
             return []
@@ -88,12 +95,23 @@ class ModelRunner:
         batch = build_batch(chunks, self.kv_cache.block_size, self._device)
         if self._clears_started_blocks and batch.started_blocks.shape[0]:
             self.kv_cache.tensor.index_fill_(0, batch.started_blocks, 0)
-        logits = self._model.forward(batch, self.kv_cache.tensor)
+        tell = None
+        if on_layers is not None:
+            tell = partial(_tell_layers, on_layers, self._device)
+        logits = self._model.forward(batch, self.kv_cache.tensor, tell, boundaries)
         rows = [SampleRow(chunk.seq, chunk.end) for chunk in chunks if chunk.samples]
         tokens = self._sampler.sample(logits, rows)
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return tokens
+
+
+def _tell_layers(on_layers: OnLayers, device: torch.device, num_layers: int) -> None:
+    event = None
+    if device.type == "cuda":
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    on_layers(num_layers, event)
 
 
 def _keep_freed_memory() -> None:

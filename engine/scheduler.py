@@ -6,7 +6,8 @@ add ─▶ waiting ─start─▶ running ─finish─▶ gone, or parked until 
   requeue └──── remote ───────┘        reserve ─▶ remote
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from itertools import chain
 
 from tandem.engine.block_pool import BlockPool
@@ -15,6 +16,15 @@ from tandem.engine.sequence import Chunk, Sequence, SequenceStatus
 from tandem.runtime.block_hash import block_hashes
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixPull:
+    """The head of a prompt whose K/V comes from elsewhere, before its sequence is added."""
+
+    block_table: list[int]
+    block_hashes: list[bytes]  # of these blocks
+    num_cached_blocks: int  # leading ones that were here already; held, so that they stay
 
 
 class Scheduler:
@@ -35,6 +45,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}  # oldest first
         self.remote: dict[str, Sequence] = {}
         self.parked: dict[str, Sequence] = {}  # finished, but a transfer may read their blocks
+        self.pulls: dict[str, PrefixPull] = {}
         self.num_preemptions = 0
         self.is_blocked = False  # the last schedule found nothing; only a change from outside helps
         self._num_blocks_awaited = 0  # what the head of the queue lacked when it was last tried
@@ -102,6 +113,43 @@ class Scheduler:
         seq.num_reserved_cached_blocks = seq.num_published_blocks
         seq.status = SequenceStatus.WAITING_FOR_REMOTE_KVS
         self.remote[seq.request_id] = seq
+        return True
+
+    def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
+        """Hold the first `num_blocks` of `seq`'s blocks that can be shared until `end_pull`.
+
+        (ordinal, block id) of those to be filled; nothing is held when there are none. None:
+        there is no prefix cache, or taking them would starve others, as in `reserve`.
+        """
+        if not self.pool.enable_prefix_cache:
+            return None
+        hashes = self._prefix_hashes(seq)[:num_blocks]
+        cached = self.pool.match_prefix(hashes)
+        num_missing = len(hashes) - len(cached)
+        if num_missing == 0:
+            self.pool.free(cached)
+            return []
+        num_spare_blocks = self.num_watermark_blocks + self._num_blocks_awaited
+        fresh = self._extend(cached, num_missing, num_spare_blocks)
+        if fresh is None:
+            return None
+        self.pulls[seq.request_id] = PrefixPull(cached + fresh, hashes, len(cached))
+        return list(enumerate(fresh, start=len(cached)))
+
+    def end_pull(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
+        """Let go of a pull's blocks, published if `proven`; False when there is no such pull."""
+        pull = self.pulls.pop(request_id, None)
+        if pull is None:
+            return False
+        num_cached, num_freed = pull.num_cached_blocks, len(pull.block_table)
+        if proven:
+            for i in range(num_cached, num_freed):
+                self.pool.publish(pull.block_table[i], pull.block_hashes[i])
+        elif quarantined:
+            self.pool.quarantine(pull.block_table[num_cached:])
+            num_freed = num_cached
+        self.pool.free(pull.block_table[:num_freed])
+        self.is_blocked = False
         return True
 
     def admit(self, seq: Sequence) -> None:
@@ -175,12 +223,8 @@ class Scheduler:
     def _take_blocks(self, seq: Sequence, num_spare_blocks: int) -> bool:
         """Blocks for every token of `seq`, leading ones from the prefix cache; all or nothing."""
         cached = self.pool.match_prefix(self._prefix_hashes(seq))
-        num_missing = self._num_blocks(seq) - len(cached)
-        fresh = None
-        if num_missing + num_spare_blocks <= self.pool.num_available:
-            fresh = self.pool.allocate(num_missing, after=cached[-1] if cached else None)
+        fresh = self._extend(cached, self._num_blocks(seq) - len(cached), num_spare_blocks)
         if fresh is None:
-            self.pool.free(cached)
             return False
         seq.block_table = cached + fresh
         seq.num_published_blocks = len(cached)
@@ -188,6 +232,17 @@ class Scheduler:
         if seq.num_generated_tokens == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
+
+    def _extend(
+        self, cached: list[int], num_blocks: int, num_spare_blocks: int
+    ) -> list[int] | None:
+        """Fresh blocks to follow the held `cached`; without enough of them `cached` is freed."""
+        fresh = None
+        if num_blocks + num_spare_blocks <= self.pool.num_available:
+            fresh = self.pool.allocate(num_blocks, after=cached[-1] if cached else None)
+        if fresh is None:
+            self.pool.free(cached)
+        return fresh
 
     def _grow(self, seq: Sequence) -> bool:
         """One more block for `seq`, from the youngest sequence at need. False: that was `seq`."""
@@ -250,12 +305,11 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert that states, tables and the pool's references agree, block by block."""
-        num_holders: dict[int, int] = {}
+        tables = [pull.block_table for pull in self.pulls.values()]
         for seq in chain(self.running.values(), self.remote.values(), self.parked.values()):
             assert len(seq.block_table) * self.pool.block_size >= seq.num_computed_tokens
-            for block_id in seq.block_table:
-                num_holders[block_id] = num_holders.get(block_id, 0) + 1
-        self.pool.check_invariants(num_holders)
+            tables.append(seq.block_table)
+        self.pool.check_invariants(Counter(chain.from_iterable(tables)))
         assert all(not seq.block_table for seq in self.waiting.values())
         assert len(self.running) + len(self.remote) <= self.max_num_seqs
         for group, status in (

@@ -1,10 +1,17 @@
 """A request's state inside the engine, and the piece of it that one step computes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
+
+if TYPE_CHECKING:
+    import torch
+
+# (number of layers, event): K/V of that many layers is in the pool once the event has happened.
+OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
 
 class SequenceStatus(Enum):
@@ -29,6 +36,7 @@ class Sequence:
     stop: StopConditions
     cache_salt: str = ""
     prefill_only: bool = False  # ends with its first token and keeps its blocks until released
+    num_layer_groups: int = 1  # in how many the last chunk of a prefill_only prompt is announced
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -64,3 +72,26 @@ class Chunk(NamedTuple):
     start: int
     end: int
     samples: bool
+
+
+@dataclass(slots=True, frozen=True)
+class LayerProgress:
+    """K/V of layers below `num_layers`, of positions below `num_computed_tokens`, is in the pool.
+
+    It is so once `event` has happened; None: it is so now. The last group of layers has no such
+    news, its news is the sequence's output.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_layers: int
+    event: "torch.cuda.Event | None"
+
+
+def layer_boundaries(num_layers: int, num_groups: int) -> tuple[int, ...]:
+    """Where each of `num_groups` even groups of layers ends: strictly increasing, to `num_layers`.
+
+    No group is empty, so there are at most `num_layers` of them, and at least one.
+    """
+    num_groups = max(1, min(num_groups, num_layers))
+    return tuple(round(num_layers * (i + 1) / num_groups) for i in range(num_groups))

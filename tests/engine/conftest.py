@@ -1,6 +1,7 @@
 """A runner without a model whose text is wrong as soon as one KV slot is."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -9,9 +10,10 @@ import pytest
 from tandem.engine.block_pool import BlockPool
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine, SequenceOutput
-from tandem.engine.sequence import Chunk, Sequence
+from tandem.engine.sequence import Chunk, OnLayers, Sequence
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
+NUM_LAYERS = 6
 VOCAB_SIZE = 500
 EOS = VOCAB_SIZE + 1  # never drawn by chance
 
@@ -36,7 +38,8 @@ class FakeToken:
 class FakeRunner:
     """Keeps in every slot a hash of the tokens up to it, and reads them as attention would.
 
-    `script`: position |-> the token drawn there, whatever came before.
+    `script`: position |-> the token drawn there, whatever came before. Its layers have no K/V of
+    their own: what it tells of them is told once all is in the slots.
     """
 
     num_blocks: int
@@ -46,11 +49,14 @@ class FakeRunner:
     pool: BlockPool | None = None
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)
     logprobs: bool = False
+    asked_for_layers: list[tuple[int, ...]] = field(default_factory=list)  # in steps that did
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
         self.kv_cache = SimpleNamespace(num_blocks=self.num_blocks)
-        self.model_config = SimpleNamespace(eos_token_ids=(EOS,), max_position_embeddings=100_000)
+        self.model_config = SimpleNamespace(
+            eos_token_ids=(EOS,), max_position_embeddings=100_000, num_layers=NUM_LAYERS
+        )
 
     def slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self.block_size] * self.block_size + (
@@ -68,7 +74,21 @@ class FakeRunner:
             self.slots[self.slot(seq, position)] = chain
         return chain
 
-    def run(self, chunks: list[Chunk]) -> list[FakeToken]:
+    def land(self, token_ids: list[int], fill: list[tuple[int, int]]) -> None:
+        """Write the K/V of `token_ids` from outside: all of each (ordinal, block id)."""
+        block_of, chain = dict(fill), 0
+        for position, token_id in enumerate(token_ids):
+            chain = chained(chain, token_id)
+            ordinal, offset = divmod(position, self.block_size)
+            if ordinal in block_of:
+                self.slots[block_of[ordinal] * self.block_size + offset] = chain
+
+    def run(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> list[FakeToken]:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
@@ -89,6 +109,10 @@ class FakeRunner:
             if samples:
                 token_id = drawn(chain, seq.sampling.seed, self.script, end)
                 tokens.append(FakeToken(token_id, TokenLogprobs(-0.5) if self.logprobs else None))
+        if on_layers is not None:
+            self.asked_for_layers.append(tuple(boundaries))
+            for num_layers in boundaries:
+                on_layers(num_layers, None)
         return tokens
 
 
@@ -115,6 +139,7 @@ def make_seq(
     *,
     seed: int = 0,
     prefill_only: bool = False,
+    num_layer_groups: int = 1,
     cache_salt: str = "",
     stop: StopConditions | None = None,
 ) -> Sequence:
@@ -126,6 +151,7 @@ def make_seq(
         stop=stop or StopConditions(max_tokens=max_tokens),
         cache_salt=cache_salt,
         prefill_only=prefill_only,
+        num_layer_groups=num_layer_groups,
     )
 
 
@@ -177,11 +203,12 @@ def make_harness(
 
 @pytest.fixture
 def fake() -> SimpleNamespace:
-    """The helpers of this file: make_harness, make_seq, undisturbed, FakeToken, EOS."""
+    """The helpers of this file: make_harness, make_seq, undisturbed, FakeToken, EOS, NUM_LAYERS."""
     return SimpleNamespace(
         make_harness=make_harness,
         make_seq=make_seq,
         undisturbed=undisturbed,
         FakeToken=FakeToken,
         EOS=EOS,
+        NUM_LAYERS=NUM_LAYERS,
     )

@@ -1,4 +1,6 @@
-"""Any interleaving of arrivals, remote prefills, late writes, aborts and failures: same text."""
+"""Any interleaving of arrivals, remote prefills, prefix pulls, late writes, aborts and failures:
+same text.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.seqs: dict[str, Sequence] = {}
         self.expected: dict[str, list[int]] = {}
         self.fills: dict[str, list[int]] = {}  # of open reservations
+        self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.streamed: set[str] = set()  # their first token has reached the client already
         self.quarantined: list[list[int]] = []
         self.dropped: set[str] = set()  # aborted or failed
@@ -63,6 +66,25 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.add(seq)
         else:
             self.fills[seq.request_id] = [block_id for _, block_id in reservation.fill]
+
+    @rule(tokens=prompts, num_blocks=st.integers(0, 6))
+    def begin_a_pull(self, tokens: list[int], num_blocks: int) -> None:
+        seq = self.sequence(tokens, 1, prefill_only=True)
+        fill = self.engine.reserve_prefix(seq, num_blocks)
+        if fill:
+            self.pulls[seq.request_id] = fill
+        else:
+            self.engine.add(seq)
+
+    @precondition(lambda self: self.pulls)
+    @rule(data=st.data(), proven=st.booleans())
+    def end_a_pull(self, data: st.DataObject, proven: bool) -> None:
+        seq = self.seqs[data.draw(st.sampled_from(sorted(self.pulls)))]
+        fill = self.pulls.pop(seq.request_id)
+        if proven:
+            self.runner.land(seq.token_ids, fill)
+        self.engine.adopt_prefix(seq.request_id, proven=proven)
+        self.engine.add(seq)
 
     def an_open_handoff(self, data: st.DataObject) -> Sequence:
         return self.seqs[data.draw(st.sampled_from(sorted(self.fills)))]
@@ -96,10 +118,12 @@ class EngineMachine(RuleBasedStateMachine):
         if quarantined:
             self.quarantined.append(block_ids)
 
-    @precondition(lambda self: self.fills or self.quarantined)
+    @precondition(lambda self: self.fills or self.pulls or self.quarantined)
     @rule(data=st.data())
     def a_write_lands(self, data: st.DataObject) -> None:
-        for block_id in data.draw(st.sampled_from([*self.fills.values(), *self.quarantined])):
+        pulls = [[block_id for _, block_id in fill] for fill in self.pulls.values()]
+        targets = [*self.fills.values(), *pulls, *self.quarantined]
+        for block_id in data.draw(st.sampled_from(targets)):
             for offset in range(self.runner.block_size):
                 self.runner.slots[block_id * self.runner.block_size + offset] = GARBAGE
 
@@ -117,6 +141,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.dropped.add(request_id)
         block_ids = self.fills.pop(request_id, None)
         assert is_remote == (block_ids is not None)
+        if request_id in self.pulls:
+            block_ids = [block_id for _, block_id in self.pulls.pop(request_id)]
         if block_ids is not None and quarantined:
             self.quarantined.append(block_ids)
 
@@ -148,6 +174,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert text == self.expected[request_id][: len(text)]
 
     def teardown(self) -> None:
+        for request_id in list(self.pulls):
+            self.engine.adopt_prefix(request_id, proven=False)
+            self.engine.add(self.seqs[request_id])
         for request_id in list(self.fills):
             self.engine.prefill_locally(request_id, quarantined=False)
             self.fills.pop(request_id)

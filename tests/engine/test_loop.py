@@ -9,6 +9,7 @@ import pytest
 
 from tandem.engine.engine import Engine, SequenceOutput
 from tandem.engine.loop import EngineLoop
+from tandem.engine.sequence import LayerProgress
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
 
 
@@ -72,6 +73,53 @@ async def test_outputs_of_one_step_come_together_on_the_asyncio_thread(
         assert {name: outputs.text(name) for name in expected} == expected
         assert outputs.threads == {threading.get_ident()}
         assert loop.progress[0] == 6
+
+
+async def test_news_of_layers_comes_on_the_asyncio_thread_before_its_steps_outputs(
+    fake: SimpleNamespace,
+) -> None:
+    order: list[object] = []
+    threads: set[int] = set()
+    ended = asyncio.Event()
+
+    def on_layers(progress: list[LayerProgress]) -> None:
+        threads.add(threading.get_ident())
+        order.append([(each.request_id, each.num_layers) for each in progress])
+
+    def on_outputs(outputs: list[SequenceOutput]) -> None:
+        order.append([output.request_id for output in outputs])
+        ended.set()
+
+    loop = EngineLoop(fake.make_harness().engine, on_outputs, on_layers=on_layers, strict=True)
+    await loop.start()
+    seq = fake.make_seq("r", [1, 2, 3], 1, prefill_only=True, num_layer_groups=3)
+    loop.post(lambda engine: engine.add(seq))
+    await asyncio.wait_for(ended.wait(), 20)
+    await loop.stop()
+    assert order == [[("r", 2)], [("r", 4)], ["r"]]
+    assert threads == {threading.get_ident()}
+
+
+async def test_a_step_does_not_wait_until_the_news_of_its_layers_is_heard(
+    fake: SimpleNamespace,
+) -> None:
+    told = threading.Event()
+    heard: list[LayerProgress] = []
+    engine = fake.make_harness().engine
+    async with running(engine, on_layers=heard.extend) as (loop, outputs):
+        announce = engine.on_layers
+
+        def announce_and_tell(progress: list[LayerProgress]) -> None:
+            announce(progress)
+            told.set()
+
+        engine.on_layers = announce_and_tell
+        seq = fake.make_seq("r", [1, 2, 3], 1, prefill_only=True, num_layer_groups=2)
+        loop.post(lambda engine: engine.add(seq))
+        assert told.wait(20)  # with the asyncio thread, which therefore has heard nothing yet
+        assert heard == []
+        await outputs.until(lambda: outputs.finished() == {"r"})
+        assert [each.num_layers for each in heard] == [3]
 
 
 async def test_a_call_returns_what_its_command_returns_or_raises(fake: SimpleNamespace) -> None:

@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from transformers.utils import logging as transformers_logging
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.kv_cache import Memory, num_spare_blocks
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sampler import SampledToken, SampleRow
 from tandem.engine.sequence import Chunk, Sequence
@@ -233,12 +235,52 @@ def test_a_step_without_chunks_gives_no_tokens(folder: Path) -> None:
 def test_the_kv_pool_is_aligned_zeroed_and_one_record_per_block(folder: Path) -> None:
     cache = ModelRunner(EngineConfig(model=str(folder), kv_memory_bytes=10**6, threads=1)).kv_cache
     assert cache.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
-    assert cache.num_blocks == 10**6 // cache.block_bytes
-    assert cache.tensor.shape == (cache.num_blocks, 2, 2, 2, 16, 16)
+    num_all = cache.num_blocks + cache.num_spare_blocks
+    assert cache.num_blocks < num_all <= 10**6 // cache.block_bytes
+    assert cache.tensor.shape == (num_all, 2, 2, 2, 16, 16)
     assert cache.tensor.stride(0) * 4 == cache.block_bytes and cache.tensor.is_contiguous()
     assert cache.base_address % 4096 == 0 and cache.base_address == cache.tensor.data_ptr()
     assert (cache.memory, cache.device_id) == ("DRAM", 0)
     assert not cache.tensor.any()
+
+
+def test_a_configured_number_of_blocks_is_for_sequences_alone(folder: Path) -> None:
+    cache = make_runner(folder).kv_cache
+    assert cache.num_blocks == 400 and cache.num_spare_blocks == 100
+    assert cache.tensor.shape[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "memory", "num_blocks", "num_spare"),
+    [
+        (32 * 2**10, "DRAM", 8192, 128),  # 4 MiB
+        (3 * 2**20, "DRAM", 8192, 2),
+        (2**20, "VRAM", 8192, 32),  # 32 MiB
+        (2**10, "VRAM", 8192, 256),
+        (2**10, "DRAM", 100, 25),
+        (2**10, "DRAM", 1, 2),
+    ],
+)
+def test_spare_blocks_are_a_few_megabytes_and_little_of_a_small_pool(
+    block_bytes: int, memory: Memory, num_blocks: int, num_spare: int
+) -> None:
+    assert num_spare_blocks(block_bytes, memory, num_blocks) == num_spare
+
+
+def test_spare_blocks_are_never_given_to_a_sequence(folder: Path) -> None:
+    runner = make_runner(folder, num_blocks=24)
+    runner.kv_cache.tensor[24:].fill_(-42.0)
+    engine = Engine(runner.config, runner)
+    for index, prompt in enumerate(prompts(16)):
+        stop = StopConditions(max_tokens=30, ignore_eos=True)
+        engine.add(Sequence(f"r{index}", list(prompt), len(prompt), GREEDY, stop))
+    while engine.has_work:
+        assert all(output.error is None for output in engine.step())
+    assert engine.load().num_preemptions > 0
+    assert runner.kv_cache.tensor.shape[0] == 24 + runner.kv_cache.num_spare_blocks == 30
+    assert bool((runner.kv_cache.tensor[24:] == -42.0).all())
+    table = engine.block_pool.allocate(24)
+    assert table is not None and sorted(table) == list(range(24))
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused_with_the_numbers(folder: Path) -> None:
