@@ -110,6 +110,8 @@ class _Reader:
             if choice.finish_reason is not None:
                 self._record.finish_reason = choice.finish_reason
                 self._is_complete = True
+            if choice.tandem is not None:
+                self._record.timeline_ms = choice.tandem.timeline_ms
 
     def _take_usage(self, chunk: Chunk) -> None:
         usage = chunk.usage

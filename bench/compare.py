@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tandem.bench.breakdown import breakdown_tables
 from tandem.bench.client import OpenAIClient
-from tandem.bench.metrics import Summary
+from tandem.bench.metrics import Distribution, Summary, breakdown_ms
 from tandem.bench.openai_wire import BodyBuilder
 from tandem.bench.report import result_json, warnings
 from tandem.bench.session import Measurement, Session
@@ -100,9 +102,12 @@ async def run_comparison(
     summaries = {name: [run.summary for run in runs] for name, runs in rounds.items()}
     rows = compare_rounds(summaries["A"], summaries["B"])
     _print_rows(console, legs, rows)
+    breakdowns = {name: _breakdown(runs) for name, runs in rounds.items()}
+    for table in breakdown_tables(breakdowns):
+        console.print(table)
     _print_counts(console, legs, rounds)
     results = {
-        "comparison": _rows_json(legs, rows),
+        "comparison": _rows_json(legs, rows) | {"breakdown_ms": msgspec.to_builtins(breakdowns)},
         "interrupted": session.interrupt.is_set,
         "rounds": {
             name: [result_json(run, with_records=session.options.records) for run in runs]
@@ -132,6 +137,12 @@ async def _run_leg(
     measurement = await session.measure(client, body, label=label, round_index=round_index)
     if not measurement.result.interrupted:
         rounds[leg.name].append(measurement)
+
+
+def _breakdown(runs: Sequence[Measurement]) -> dict[str, dict[str, Distribution]]:
+    """Of all rounds of one side together."""
+    records = [record for run in runs for record in run.result.records]
+    return breakdown_ms(record for record in records if record.succeeded)
 
 
 def _legs(session: Session) -> tuple[Leg, Leg]:

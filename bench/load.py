@@ -125,9 +125,10 @@ class LoadRun:
 
     async def _slot(self) -> None:
         for request in self._requests:  # built before its scheduled time is read
-            if self._is_over(self.elapsed_s):
+            now_s = self.elapsed_s
+            if self._is_over(now_s):
                 return
-            await self._send(request, self._add_record(self.elapsed_s))
+            await self._send(request, self._add_record(now_s))
 
     async def _open_loop(self) -> None:
         plan = self._plan

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.timeline import course, intervals_ms
 
 SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 
@@ -33,6 +34,11 @@ DEFINITIONS: Mapping[str, str] = {
     "token throughput": "tokens of successful requests as `usage` counts them / duration; input "
     "tokens include those served from the prefix cache.",
     "goodput": "successful requests that meet every --goodput limit / duration.",
+    "breakdown": "parts of ttft and ttst by the decode worker's own clock, for servers that tell "
+    "the timeline of a request. Outside the decode worker: ttft less the worker's time from "
+    "receiving a request to sending its first token. Exposed transfer: end of computing to the "
+    "last block of KV landed; verification: from there until all blocks are proven; first step: "
+    "from there to the second token. Medians of parts need not add up to the median of the whole.",
     "percentiles": "linear interpolation between the two nearest ranks.",
 }
 
@@ -54,6 +60,7 @@ class RequestRecord:
     status: int = 0
     prefill_place: str = ""  # local | remote, from the x-tandem-prefill header
     finish_reason: str = ""
+    timeline_ms: dict[str, float] = field(default_factory=dict)  # of its decode worker, if told
     error: str = ""  # kind
     error_message: str = ""
     unfinished: bool = False  # cut off by an interrupted run
@@ -126,7 +133,9 @@ class Summary:
     num_short_answers: int  # fewer tokens than the fixed length asked for
     num_without_usage: int  # their output tokens are counted as output events
     prefill_places: dict[str, int]
+    num_fallbacks: int  # prompts taken back from a handoff; they enter no breakdown
     latencies_ms: dict[str, Distribution]
+    breakdown_ms: dict[str, dict[str, Distribution]]  # local, remote |-> part of the time
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -219,8 +228,37 @@ def summarize(records: Sequence[RequestRecord], slos: Mapping[str, float]) -> Su
         ),
         num_without_usage=sum(not record.has_usage for record in good),
         prefill_places=dict(Counter(r.prefill_place for r in good if r.prefill_place)),
+        num_fallbacks=sum(course(record.timeline_ms) == "fallback" for record in good),
         latencies_ms=_latencies_ms(good),
+        breakdown_ms=breakdown_ms(good),
     )
+
+
+def breakdown_ms(good: Iterable[RequestRecord]) -> dict[str, dict[str, Distribution]]:
+    """Course |-> part |-> its distribution over the successful records that have a timeline."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for record in good:
+        stages = record.timeline_ms
+        kind = course(stages)
+        if "first_token" not in stages or kind == "fallback":
+            continue
+        mine = parts.setdefault(kind, {})
+        for part, ms in _parts_ms(record).items():
+            mine.setdefault(part, []).append(ms)
+    return {
+        kind: {part: spread for part, ms in mine.items() if (spread := distribution(ms))}
+        for kind, mine in sorted(parts.items())
+    }
+
+
+def _parts_ms(record: RequestRecord) -> dict[str, float]:
+    parts = intervals_ms(record.timeline_ms)
+    if record.ttft_s is not None:
+        parts["ttft"] = record.ttft_s * 1e3
+        parts["outside"] = max(0.0, parts["ttft"] - record.timeline_ms["first_token"])
+    if record.ttst_s is not None:
+        parts["ttst"] = record.ttst_s * 1e3
+    return parts
 
 
 def _latencies_ms(good: Sequence[RequestRecord]) -> dict[str, Distribution]:

@@ -21,10 +21,17 @@ class Delta(msgspec.Struct):
     reasoning_content: str | None = None
 
 
+class Course(msgspec.Struct):
+    """What Tandem tells of a choice that has ended."""
+
+    timeline_ms: dict[str, float] = {}
+
+
 class Choice(msgspec.Struct):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
+    tandem: Course | None = None
 
 
 class CachedTokens(msgspec.Struct):

@@ -147,7 +147,9 @@ class BenchOptions:
 
     def headers(self) -> dict[str, str]:
         """Request headers; the key itself never appears on a command line or in a result."""
-        headers = {} if self.prefill is None else {"x-tandem-prefill": self.prefill}
+        headers = {"x-tandem-timeline": "true"}  # other servers pass over it
+        if self.prefill is not None:
+            headers["x-tandem-prefill"] = self.prefill
         if self.api_key_env is not None:
             key = os.environ.get(self.api_key_env)
             if not key:

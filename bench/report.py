@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tandem.bench.breakdown import breakdown_tables, short
 from tandem.bench.load import LoadResult
 from tandem.bench.metrics import DEFINITIONS, RequestRecord, Summary
 from tandem.bench.session import Measurement
@@ -47,9 +48,11 @@ def print_summary(
         spread = summary.latencies_ms.get(name)
         if spread is not None:
             marks = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
-            table.add_row(label, *(_short(mark) for mark in marks))
+            table.add_row(label, *(short(mark) for mark in marks))
     if table.row_count:
         console.print(table)
+    for part in breakdown_tables({"": summary.breakdown_ms}):
+        console.print(part)
     for line in _lines(summary, result, slos):
         console.print(Text(line), soft_wrap=True)
 
@@ -163,6 +166,8 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
     if summary.prefill_places:
         places = ", ".join(f"{count} {place}" for place, count in summary.prefill_places.items())
         lines.append(f"prefill     {places}")
+    if summary.num_fallbacks:
+        lines.append(f"handoffs    {summary.num_fallbacks} were given up, and prefilled locally")
     lines.append(
         f"client      {result.client_cpu_s / max(result.wall_s, 1e-9):.0%} of a core, "
         f"{result.num_reconnects} reconnects"
@@ -175,10 +180,6 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
 def _example(kind: str, records: Sequence[RequestRecord]) -> str:
     first = next(record for record in records if record.error == kind)
     return f", the first: {first.error_message}" if first.error_message else ""
-
-
-def _short(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 1000 else f"{value:.0f}"
 
 
 def _cpu_name() -> str:

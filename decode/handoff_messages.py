@@ -1,13 +1,21 @@
 """What prefill workers tell a decode worker about its handoffs, by either plane."""
 
 import logging
-import time
 
 import msgspec
 
 from tandem.decode.remote import RemotePrefills
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import Ack, Claim, ClaimRefused, FirstToken, Settled, encode
+from tandem.runtime.messages import (
+    Ack,
+    Claim,
+    ClaimRefused,
+    FirstToken,
+    PrefixBlocks,
+    PrefixRequest,
+    Settled,
+    encode,
+)
 from tandem.runtime.request_plane import RequestServer, Responder
 from tandem.transfer.landed import decode_landed, decode_settled
 
@@ -15,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class HandoffMessages:
-    """Three endpoints and the transfer plane's notices; what no open handoff expects is dropped."""
+    """Four endpoints and the transfer plane's notices; what no open handoff expects is dropped."""
 
     def __init__(self, remotes: RemotePrefills) -> None:
         self._remotes = remotes
@@ -25,6 +33,7 @@ class HandoffMessages:
         server.register("claim", self._on_claim)
         server.register("first_token", self._on_first_token)
         server.register("settled", self._on_settled)
+        server.register("prefix_blocks", self._on_prefix_blocks)
 
     async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Grants the claim; the stream stays open until no write of it can land any more."""
@@ -54,17 +63,26 @@ class HandoffMessages:
         settled = msgspec.msgpack.decode(payload, type=Settled)
         remote = self._remotes.find(settled.handoff_id)
         if remote is not None:
-            self._remotes.run(remote, remote.machine.settled(settled))
+            self._remotes.settled(remote, settled)
         answer.send(encode(Ack()))
 
-    def on_notification(self, data: bytes) -> None:
-        """A message over the transfer plane, from anybody."""
+    async def _on_prefix_blocks(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
+        remote = self._remotes.find(request.handoff_id)
+        blocks = PrefixBlocks()
+        if remote is not None:
+            blocks = await self._remotes.prefix_blocks(remote, request)
+        answer.send(encode(blocks))
+
+    def on_notification(self, decode_rank: int, data: bytes) -> None:
+        """A message to one of our ranks over the transfer plane, from anybody."""
         landed = decode_landed(data)
         if landed is not None:
             remote = self._remotes.find(landed.handoff_id)
             if remote is not None:
-                actions = remote.machine.landed(landed, time.perf_counter())
-                self._remotes.run(remote, actions)
+                self._remotes.landed(remote, landed, decode_rank)
             return
         settled = decode_settled(data)
         remote = None if settled is None else self._remotes.find(settled.handoff_id)

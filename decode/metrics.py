@@ -1,8 +1,16 @@
 """Prometheus metrics of a decode worker."""
 
 from tandem.decode.requests import ActiveRequest
-from tandem.runtime.messages import LoadReport
-from tandem.runtime.metrics import counter, gauge, histogram
+from tandem.engine.engine import LoadStats
+from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
+from tandem.runtime.timeline import Stage, course, intervals_ms
+
+# Verification on a GPU is tens of microseconds, a wait in the queue can be seconds.
+INTERVAL_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, *LATENCY_BUCKETS_S)
+HANDOFF_STAGES: tuple[Stage, ...] = (
+    "queued", "claimed", "prefix_pulled", "computed", "first_write", "last_write", "landed",
+    "verified", "first_step",
+)  # fmt: skip
 
 
 class DecodeMetrics:
@@ -24,44 +32,87 @@ class DecodeMetrics:
             "Messages of handoffs that were not applied",
             ["model", "reason"],
         )
+        self._mismatches = counter(
+            "decode_kv_mismatches_total",
+            "Landed blocks whose checksum was not the announced one",
+            ["model", "prefill_instance"],
+        )
         self._first_token = histogram(
             "decode_first_token_seconds",
             "From the request's arrival at the worker to its first token",
             ["model", "place"],
         )
-        self._landed = histogram(
+        self._stages = histogram(
             "decode_handoff_stage_seconds",
             "From the request's arrival to each stage of its handoff",
             ["model", "stage"],
+        )
+        self._intervals = histogram(
+            "decode_handoff_interval_seconds",
+            "Parts of the time to the first and to the second token of an admitted handoff",
+            ["model", "interval"],
+            INTERVAL_BUCKETS_S,
+        )
+        self._preemptions = counter(
+            "decode_preemptions_total",
+            "Sequences that lost their blocks to others and were computed again",
+            ["model"],
+        )
+        self._num_preemptions = 0  # counted so far
+        self._excluded = gauge(
+            "decode_excluded_prefill_workers",
+            "Prefill workers that get no work because their KV failed verification repeatedly",
+            ["model"],
         )
         self._blocks = gauge("decode_kv_blocks", "KV blocks by state", ["model", "state"])
         self._sequences = gauge("decode_sequences", "Sequences by state", ["model", "state"])
 
     def finished(self, active: ActiveRequest) -> None:
         """One stream has ended, for whatever reason."""
-        error = None if active.done.cancelled() else active.done.exception()
-        outcome = "finished" if error is None else getattr(error, "code", "internal")
-        self._requests.labels(self._model, outcome).inc()
+        self._requests.labels(self._model, active.outcome).inc()
         if active.decision is None:
             return
         place = active.decision.place
         self._prefills.labels(self._model, place, active.decision.cause).inc()
-        for stage, ms in active.timeline.ms().items():
-            if stage == "first_token":
-                self._first_token.labels(self._model, place).observe(ms / 1e3)
-            else:
-                self._landed.labels(self._model, stage).observe(ms / 1e3)
+        stages = active.timeline.ms()
+        if "first_token" in stages:
+            first_token_s = stages["first_token"] / 1e3
+            self._first_token.labels(self._model, place).observe(first_token_s)
+        self._observe_handoff(stages)
+
+    def _observe_handoff(self, stages_ms: dict[str, float]) -> None:
+        kind = course(stages_ms)
+        if kind == "local":
+            return
+        for stage in HANDOFF_STAGES:
+            # What follows a handoff that was given up says nothing about handoffs.
+            if stage in stages_ms and (kind == "remote" or stage != "first_step"):
+                self._stages.labels(self._model, stage).observe(stages_ms[stage] / 1e3)
+        for interval, ms in intervals_ms(stages_ms).items():
+            self._intervals.labels(self._model, interval).observe(ms / 1e3)
 
     def handoff_ended(self, end: str) -> None:
         """`end`: admitted, cancelled, or a cause that `remote._end_of` names."""
         self._handoffs.labels(self._model, end).inc()
 
+    def excluded(self, num_instances: int) -> None:
+        self._excluded.labels(self._model).set(num_instances)
+
+    def mismatched(self, prefill_instance: str) -> None:
+        """A landed block was not what that prefill worker announced."""
+        self._mismatches.labels(self._model, prefill_instance).inc()
+
     def dropped(self, reason: str, count: int) -> None:
         self._dropped.labels(self._model, reason).inc(count)
 
-    def loaded(self, load: LoadReport) -> None:
+    def loaded(self, load: LoadStats) -> None:
+        """The engine's load as it is now."""
         self._blocks.labels(self._model, "total").set(load.num_blocks)
         self._blocks.labels(self._model, "free").set(load.num_free_blocks)
         self._blocks.labels(self._model, "cached").set(load.num_cached_blocks)
         self._sequences.labels(self._model, "running").set(load.num_running)
         self._sequences.labels(self._model, "waiting").set(load.num_waiting)
+        self._blocks.labels(self._model, "quarantined").set(load.num_quarantined_blocks)
+        self._sequences.labels(self._model, "remote").set(load.num_remote)
+        self._preemptions.labels(self._model).inc(load.num_preemptions - self._num_preemptions)
+        self._num_preemptions = load.num_preemptions

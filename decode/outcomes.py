@@ -13,7 +13,7 @@ from tandem.engine.engine import Engine, SequenceOutput
 from tandem.engine.loop import EngineLoop
 from tandem.engine.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
-from tandem.runtime.messages import FirstToken
+from tandem.runtime.messages import FirstToken, Instance
 from tandem.runtime.request_plane import Responder
 from tandem.transfer.handoff import DecodeHandoff
 
@@ -27,6 +27,8 @@ class RemotePrefill:
     active: ActiveRequest
     machine: DecodeHandoff
     num_uncached_tokens: int
+    cached_blocks: list[int]  # of the leading ordinals, which a prefill worker may READ
+    claimant: Instance | None = None  # as etcd knew it when it claimed
     claim_stream: Responder | None = None
     first_was_sent: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,7 +54,6 @@ class HandoffOutcomes:
     def emit_first(self, remote: RemotePrefill, first: FirstToken) -> None:
         """The client gets its first token before the KV has landed, unless it ends the answer."""
         active = remote.active
-        active.timeline.mark("prefilled")
         if active.seq.finish_reason_after(first.token_id) == "stop":
             return
         remote.first_was_sent = True
@@ -62,7 +63,6 @@ class HandoffOutcomes:
     def admit(self, remote: RemotePrefill, first: FirstToken) -> None:
         """The prompt's KV is here and proven."""
         active = remote.active
-        active.timeline.mark("landed")
         self._observe(remote)
         self._metrics.handoff_ended("admitted")
         request_id, token = active.request.request_id, SampledToken(first.token_id, first.logprobs)

@@ -14,14 +14,16 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from tandem.decode.admission import PrefillRate
 from tandem.decode.config import DisaggConfig
-from tandem.decode.liveness import is_dead
+from tandem.decode.liveness import is_dead, is_stopped
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.outcomes import HandoffOutcomes, RemotePrefill
+from tandem.decode.peer_health import PeerHealth
 from tandem.decode.requests import ActiveRequest
+from tandem.decode.verification import Verifier
 from tandem.engine.engine import Reservation
 from tandem.engine.loop import EngineLoop
 from tandem.queue.prefill_queue import PrefillQueue
-from tandem.runtime.errors import ServiceError, TransferError
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Claim,
     Claimed,
@@ -29,6 +31,9 @@ from tandem.runtime.messages import (
     FirstToken,
     Instance,
     PrefillJob,
+    PrefixBlocks,
+    PrefixRequest,
+    Settled,
     encode,
     pack_tokens,
 )
@@ -43,14 +48,15 @@ from tandem.transfer.actions import (
     Retract,
     Verify,
 )
-from tandem.transfer.agent import TransferAgent
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff import DecodeHandoff, HandoffState
+from tandem.transfer.landed import Landed
 
 logger = logging.getLogger(__name__)
 
 NUM_AFFINITY_HASHES = 8
-DEATH_CHECK_INTERVAL_S = 0.25  # between looks at a lost prefill worker's process
+CLAIMANT_CHECK_INTERVAL_S = 0.25  # between looks at the process that a quarantine is for
 _UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
 _ENDED = (HandoffState.ADMITTED, HandoffState.CLOSED)
 
@@ -63,7 +69,7 @@ class RemotePrefills:
         *,
         node: Node,
         queue: PrefillQueue,
-        agent: TransferAgent,
+        group: TransferGroup,
         loop: EngineLoop,
         thresholds: Callable[[], DisaggConfig],
         transfer: TransferConfig,
@@ -74,13 +80,15 @@ class RemotePrefills:
     ) -> None:
         self._node = node
         self._queue = queue
-        self._agent = agent
+        self._group = group
         self._outcomes = HandoffOutcomes(loop, thresholds, metrics, rate)
         self._thresholds = thresholds
         self._transfer = transfer
         self._deployment = deployment
         self._prefill_instances = prefill_instances
         self._metrics = metrics
+        self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
+        self._verifier = Verifier(group, self.health, metrics)
         self._aio = asyncio.get_running_loop()
         self._open: dict[bytes, RemotePrefill] = {}
         self._by_request: dict[str, RemotePrefill] = {}
@@ -90,6 +98,12 @@ class RemotePrefills:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    def check_invariants(self) -> None:
+        """Assert what must hold of every open handoff between any two events."""
+        for handoff_id, remote in self._open.items():
+            assert remote.machine.handoff_id == handoff_id
+            remote.machine.check_invariants()
 
     # ---- the way of a handoff -----------------------------------------------------------------
 
@@ -117,10 +131,14 @@ class RemotePrefills:
             grant,
             deadline=time.perf_counter() + timeout_ms / 1e3,
             grace_ms=self._transfer.grace_ms,
+            num_layers=self._group.layout.num_layers,
+            tp_size=self._group.layout.tp_size,
             verify=self._transfer.verify,
         )
-        remote = RemotePrefill(active, machine, num_uncached)
+        cached_blocks = active.seq.block_table[: len(reservation.cached_ordinals)]
+        remote = RemotePrefill(active, machine, num_uncached, cached_blocks)
         active.num_cached_tokens = reservation.num_cached_tokens
+        active.handoff_id = machine.handoff_id.hex()
         self._open[machine.handoff_id] = self._by_request[request.request_id] = remote
         self._arm(remote)
         if active.done.done():
@@ -174,16 +192,21 @@ class RemotePrefills:
 
     def claim(self, remote: RemotePrefill, claim: Claim, stream: Responder) -> bool:
         """Answers a claim on its stream; False when it was refused."""
+        now = time.perf_counter()
+        if self.health.is_excluded((claim.prefill_instance, claim.prefill_epoch), now):
+            stream.send(encode(ClaimRefused("excluded")))
+            return False
         was_unclaimed = remote.machine.state in _UNCLAIMED
-        granted = remote.machine.claim(claim, time.perf_counter())
+        granted = remote.machine.claim(claim, now)
         stream.send(encode(granted))
         if isinstance(granted, ClaimRefused):
             return False
         if was_unclaimed:
             self.num_taken += 1
-            self._agent.expect(+1)
+            self._group.expect(+1)
             remote.active.timeline.mark("claimed")
         remote.active.prefill_instance = claim.prefill_instance
+        remote.claimant = self._prefill_instances.get(claim.prefill_instance)
         remote.claim_stream = stream
         self._arm(remote)
         return True
@@ -191,9 +214,34 @@ class RemotePrefills:
     def first_token(self, remote: RemotePrefill, first: FirstToken) -> None:
         actions = remote.machine.first_token(first)
         if remote.machine.first is first:
-            self._agent.expect(0)
+            self._group.expect(0)
+            remote.active.timeline.merge(first.timeline_ms, "claimed")
             self._outcomes.emit_first(remote, first)
         self.run(remote, actions)
+
+    def landed(self, remote: RemotePrefill, notice: Landed, decode_rank: int) -> None:
+        """One write is complete, says the transfer plane."""
+        self.run(remote, remote.machine.landed(notice, time.perf_counter(), decode_rank))
+
+    def settled(self, remote: RemotePrefill, settled: Settled) -> None:
+        """Nothing of the claim can land any more."""
+        remote.active.timeline.merge(settled.timeline_ms, "claimed")
+        self.run(remote, remote.machine.settled(settled, time.perf_counter()))
+
+    async def prefix_blocks(self, remote: RemotePrefill, request: PrefixRequest) -> PrefixBlocks:
+        """Where the cached blocks are that the claimant wants to READ, and what they hold now."""
+        machine = remote.machine
+        num_cached = len(remote.cached_blocks)
+        is_known = all(0 <= ordinal < num_cached for ordinal in request.ordinals)
+        if machine.attempt != request.attempt or not machine.is_live or not is_known:
+            return PrefixBlocks()
+        blocks = [(ordinal, remote.cached_blocks[ordinal]) for ordinal in request.ordinals]
+        layers = range(self._group.layout.num_layers)
+        checksums = [
+            await self._group.checksums(stream, layers, [block for _, block in blocks])
+            for stream in self._group.streams_from(machine.claimant_tp_size)
+        ]
+        return PrefixBlocks(blocks, checksums)
 
     def stream_lost(self, remote: RemotePrefill, claim: Claim, stream: Responder) -> None:
         """The claim's stream ended before the handoff did."""
@@ -201,24 +249,28 @@ class RemotePrefills:
             return
         remote.claim_stream = None
         self.run(remote, remote.machine.peer_lost(claim.prefill_instance))
-        claimant = self._prefill_instances.get(claim.prefill_instance)
-        if claimant is not None and remote.machine.state is HandoffState.CLOSING:
-            self._spawn(self._await_death(remote, claimant))
 
-    async def _await_death(self, remote: RemotePrefill, claimant: Instance) -> None:
-        """Ends the quarantine early if the lost worker turns out to be dead."""
-        while not remote.ended.is_set():
+    async def _watch_claimant(self, remote: RemotePrefill) -> None:
+        """Ends a quarantine early if the claimant is dead; holds it on while it stands still."""
+        machine, claimant = remote.machine, remote.claimant
+        while claimant is not None and not remote.ended.is_set():
             if is_dead(claimant):
-                gone = remote.machine.peer_gone(claimant.instance_id, claimant.epoch)
-                self.run(remote, gone)
+                self.run(remote, machine.peer_gone(claimant.instance_id, claimant.epoch))
                 return
+            if is_stopped(claimant):
+                machine.claimant_stopped(time.perf_counter())
+                self._arm(remote)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(remote.ended.wait(), DEATH_CHECK_INTERVAL_S)
+                await asyncio.wait_for(remote.ended.wait(), CLAIMANT_CHECK_INTERVAL_S)
 
     # ---- what goes out ------------------------------------------------------------------------
 
     def run(self, remote: RemotePrefill, actions: list[Action]) -> None:
         """Carries out what the machine of `remote` asks for."""
+        if remote.machine.all_landed:
+            remote.active.timeline.mark("landed")
+        if remote.machine.all_proven:
+            remote.active.timeline.mark("verified")
         for action in actions:
             match action:
                 case Verify():
@@ -230,29 +282,18 @@ class RemotePrefills:
                         remote.claim_stream.send(encode(action.message))
                 case PrefillLocally(reason, quarantined):
                     self._outcomes.prefill_locally(remote, reason, quarantined=quarantined)
+                    if quarantined:
+                        self._spawn(self._watch_claimant(remote))
                 case Abort(quarantined):
                     self._outcomes.abort(remote, quarantined=quarantined)
+                    if quarantined:
+                        self._spawn(self._watch_claimant(remote))
                 case ReleaseQuarantined(block_ids):
                     self._outcomes.release_quarantined(list(block_ids))
         self._arm(remote)
 
     async def _verify(self, remote: RemotePrefill, verify: Verify) -> None:
-        try:
-            checksums = await self._agent.checksums([block for _, block, _ in verify.blocks])
-        except TransferError as error:
-            self.run(remote, remote.machine.fail(error.message))
-            return
-        for (ordinal, _, announced), found in zip(verify.blocks, checksums, strict=True):
-            actions = remote.machine.verified(ordinal, announced == found)
-            if announced != found:
-                logger.error(
-                    "request %s: block %d from %s is not what was announced",
-                    remote.active.request.request_id,
-                    ordinal,
-                    remote.machine.claimant,
-                )
-            if actions:
-                self.run(remote, actions)
+        self.run(remote, await self._verifier.check(remote, verify))
 
     # ---- time ---------------------------------------------------------------------------------
 
@@ -272,7 +313,10 @@ class RemotePrefills:
 
     def _tick(self, remote: RemotePrefill) -> None:
         remote.timer = None
-        self.run(remote, remote.machine.tick(time.perf_counter()))
+        now = time.perf_counter()
+        if remote.claimant is not None and is_stopped(remote.claimant):
+            remote.machine.claimant_stopped(now)
+        self.run(remote, remote.machine.tick(now))
 
     def _give_up_unclaimed(self, remote: RemotePrefill) -> None:
         if remote.machine.state in _UNCLAIMED:
@@ -287,7 +331,7 @@ class RemotePrefills:
         if remote.machine.claimant is None:
             self.num_taken += 1
         else:
-            self._agent.expect(-1)
+            self._group.expect(-1)
         for reason, count in remote.machine.dropped.items():
             self._metrics.dropped(reason, count)
         remote.ended.set()

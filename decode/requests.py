@@ -18,6 +18,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.request_plane import Responder
 from tandem.runtime.timeline import Timeline
+from tandem.runtime.trace import TraceFile
 
 
 @dataclass(slots=True)
@@ -36,9 +37,11 @@ class ActiveRequest:
     timeline: Timeline = field(default_factory=Timeline)
     decision: Decision | None = None
     prefill_instance: str | None = None
+    handoff_id: str = ""  # hex; a prefill worker's trace has it too
     num_cached_tokens: int = 0
     num_sent_tokens: int = 0
     reported: bool = False
+    stepped: bool = False  # the second token is made: decoding goes on from the prompt's KV
 
     def emit(self, output: SequenceOutput) -> None:
         """Sends one step's outcome; a terminal one resolves `done`."""
@@ -61,7 +64,11 @@ class ActiveRequest:
             return
         report = None if self.reported else self._report()
         self.num_sent_tokens += len(token_ids)
-        delta = TokenDelta(token_ids, finish_reason, logprobs, report, stop_token_id)
+        if not self.stepped and self.num_sent_tokens + (stop_token_id is not None) > 1:
+            self.stepped = True
+            self.timeline.mark("first_step")
+        whole_ms = None if finish_reason is None else self.timeline.ms()
+        delta = TokenDelta(token_ids, finish_reason, logprobs, report, stop_token_id, whole_ms)
         self.responder.send(encode(delta))
         if finish_reason is not None:
             self.done.set_result(None)
@@ -70,6 +77,26 @@ class ActiveRequest:
         """Ends the stream with a typed error, once."""
         if not self.done.done():
             self.done.set_exception(error)
+
+    @property
+    def outcome(self) -> str:
+        """How a stream that is over ended: `finished`, or the code of its error."""
+        error = None if self.done.cancelled() else self.done.exception()
+        return "finished" if error is None else str(getattr(error, "code", "internal"))
+
+    def record_in(self, trace: TraceFile) -> None:
+        """Adds the course of this request, which is over, to the worker's trace."""
+        args: dict[str, str | int] = {
+            "outcome": self.outcome,
+            "handoff_id": self.handoff_id,
+            "prefill_instance": self.prefill_instance or "",
+            "num_prompt_tokens": self.seq.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_sent_tokens": self.num_sent_tokens,
+        }
+        if self.decision is not None:
+            args |= {"place": self.decision.place, "reason": self.decision.reason}
+        trace.record(self.request.request_id, self.timeline, args, self.context.headers)
 
     def _report(self) -> PrefillReport:
         self.reported = True

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,8 +47,9 @@ from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, e
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
+from tandem.runtime.trace import TraceFile
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.pool import agent_for, layout_of
+from tandem.transfer.pool import group_for, layout_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ class DecodeWorker:
     async def startup(self) -> None:
         """Joins the cluster; returns when requests can be served."""
         node, stack = self.node, self._stack
+        trace = TraceFile(self._runtime.trace_file, "decode", node.instance_id)
+        self.trace = await stack.enter_async_context(trace)  # closed last: all that ends is in it
         stack.push_async_callback(node.close)
         await node.connect()
         await self._watch_cluster()
@@ -162,14 +166,14 @@ class DecodeWorker:
     async def _start_remote(self) -> None:
         node, namespace, stack = self.node, self._runtime.namespace, self._stack
         kv_cache = self.engine.runner.kv_cache
-        agent = agent_for(self._transfer, kv_cache, node.instance_id, node.epoch)
+        group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
         self.queue = JetStreamQueue(node.nats, self._queue_config, namespace, self._model_name)
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
         self.remote = RemotePrefills(
             node=node,
             queue=self.queue,
-            agent=agent,
+            group=group,
             loop=self.loop,
             thresholds=lambda: self.thresholds.current,
             transfer=self._transfer,
@@ -183,13 +187,13 @@ class DecodeWorker:
             metrics=self.metrics,
             rate=self.side.remote,
         )
-        stack.push_async_callback(agent.close)
+        stack.push_async_callback(group.close)
         stack.push_async_callback(self.remote.close)
         messages = HandoffMessages(self.remote)
         messages.register(node.server)
-        await agent.start(messages.on_notification)
+        await group.start(messages.on_notification)
         # Not by `node`, which takes its keys back at once: a draining worker is still written to.
-        await register_transfer(node.discovery, namespace, agent.metadata())
+        await register_transfer(node.discovery, namespace, group.metadata())
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -258,7 +262,8 @@ class DecodeWorker:
 
     def _look_at_prefill_side(self, engine: Engine) -> PrefillSide:
         side = self.side
-        side.num_instances = len(self._prefill_instances.items)
+        excluded = self.remote.health.excluded(time.perf_counter())
+        side.num_instances = sum(who not in excluded for who in self._prefill_instances.items)
         side.queue_connected = self.queue.connected
         # Counted here and not at the queue: a burst is placed before its first ticket is published.
         num_unclaimed = self._num_reserved - self.remote.num_taken
@@ -274,6 +279,7 @@ class DecodeWorker:
         if not is_whole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
+        active.record_in(self.trace)
         if active.decision is not None:
             logger.debug(
                 "request %s: prefill %s (%s), %d prompt tokens, %d cached, %d sent, %s",
@@ -311,6 +317,7 @@ class DecodeWorker:
         details |= {
             "num_open_handoffs": self.remote.num_open,
             "num_queued_jobs": self._num_queued_jobs,
+            "excluded": " ".join(self.remote.health.excluded(time.perf_counter())),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
             "nats": self.node.nats.connected,
@@ -332,6 +339,13 @@ class DecodeWorker:
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, "decode")
 
+    def _check_handoffs(self, stats: LoadStats, *, is_idle: bool) -> None:
+        try:
+            self.remote.check_invariants()
+            assert not is_idle or stats.num_quarantined_blocks == 0, "quarantine without a handoff"
+        except AssertionError:
+            logger.exception("the bookkeeping of handoffs is wrong")
+
     async def _look_around(self) -> None:
         """Keeps the view of the queue fresh, and tells of the load also when it is quiet."""
         subject = load_subject(self._runtime.namespace, self.node.instance_id)
@@ -341,8 +355,11 @@ class DecodeWorker:
                     self._num_queued_jobs = (await self.queue.depth()).num_jobs
             except ServiceError as error:
                 logger.debug("queue depth not known: %s", error)
+            was_idle = self.remote.num_open == 0
             stats = await self.loop.call(lambda engine: engine.load())
+            self._check_handoffs(stats, is_idle=was_idle and self.remote.num_open == 0)
             load = self._report(stats)
-            self.metrics.loaded(load)
+            self.metrics.loaded(stats)
+            self.metrics.excluded(len(self.remote.health.excluded(time.perf_counter())))
             self.node.events.publish(subject, encode(load))
             await asyncio.sleep(LOOK_AROUND_INTERVAL_S)

@@ -51,7 +51,7 @@ class StreamedGeneration(Generation):
 
     async def on_last(self, run: ChoiceRun, body: bytes) -> None:
         assert run.text.finish_reason is not None
-        body += self._writers[run.choice.index].finish(run.text.finish_reason)
+        body += self._writers[run.choice.index].finish(run.text.finish_reason, self.course(run))
         self._num_open -= 1
         if self._num_open:
             await self.exchange.write(body)
@@ -112,7 +112,9 @@ class WholeGeneration(Generation):
         logprobs = run.text.chat_logprobs(run.token_ids, run.logprobs) if run.logprobs else None
         assert run.text.finish_reason is not None
         message = ChatMessageOut("".join(run.parts))
-        return ChatChoice(run.choice.index, message, logprobs, run.text.finish_reason)
+        return ChatChoice(
+            run.choice.index, message, logprobs, run.text.finish_reason, self.course(run)
+        )
 
     def _completion_choice(self, run: ChoiceRun) -> CompletionChoice:
         logprobs = (
@@ -120,4 +122,6 @@ class WholeGeneration(Generation):
         )
         assert run.text.finish_reason is not None
         text = run.choice.prompt.echo + "".join(run.parts)
-        return CompletionChoice(run.choice.index, text, logprobs, run.text.finish_reason)
+        return CompletionChoice(
+            run.choice.index, text, logprobs, run.text.finish_reason, self.course(run)
+        )

@@ -14,7 +14,7 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.exchange import Exchange, Header
 from tandem.frontend.metrics import FrontendMetrics, HistogramChild
 from tandem.frontend.plan import Choice, Plan
-from tandem.frontend.responses import Usage, usage
+from tandem.frontend.responses import ChoiceCourse, Usage, usage
 from tandem.router.policy import Router, RoutingDecision
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import (
@@ -57,6 +57,7 @@ class ChoiceRun:
     text: ChoiceText
     instance_id: str = ""
     report: PrefillReport | None = None
+    timeline_ms: dict[str, float] | None = None  # the whole, once the worker has ended it
     last_token_s: float = 0.0  # perf_counter
     parts: list[str] = field(default_factory=list)  # of the text, when it is not streamed
     token_ids: list[int] = field(default_factory=list)  # those with logprobs
@@ -118,6 +119,15 @@ class Generation(ABC):
             headers.append((b"x-tandem-prefill", run.report.place.encode()))
             headers.append((b"x-tandem-prefill-reason", _header_value(run.report.reason)))
         return headers + self.exchange.id_headers(self.plan.context.id)
+
+    def course(self, run: ChoiceRun) -> ChoiceCourse | msgspec.UnsetType:
+        """What a finished choice tells of itself, if its caller asked.
+
+        Of one that a stop string ended the worker has told its course up to the first token only.
+        """
+        if not self.plan.wants_timeline or run.report is None:
+            return msgspec.UNSET
+        return ChoiceCourse(run.report.place, run.timeline_ms or run.report.timeline_ms)
 
     def _new_run(self, choice: Choice) -> ChoiceRun:
         stops = self.plan.body.stop_strings
@@ -219,10 +229,12 @@ class Generation(ABC):
         await self.on_first(run)
         while True:
             num_tokens = text.num_tokens
-            body = self.on_deltas(run, [_decode_delta(item) for item in items])
+            deltas = [_decode_delta(item) for item in items]
+            body = self.on_deltas(run, deltas)
             if num_tokens:
                 self._note_gap(run, text.num_tokens - num_tokens)
             if text.finish_reason is not None:
+                run.timeline_ms = deltas[-1].timeline_ms
                 break
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -25,6 +25,7 @@ from tandem.runtime.messages import (
 )
 
 _PREFILL_HEADER = "x-tandem-prefill"
+_TIMELINE_HEADER = "x-tandem-timeline"
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +55,7 @@ class Plan:
     choices: list[Choice]
     context: RequestContext
     head: StreamHead
+    wants_timeline: bool
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -77,6 +79,7 @@ class Planner:
     ) -> Plan:
         """Raises InvalidRequestError naming the field that does not fit."""
         place = _prefill_place(headers)
+        wants_timeline = _wants_timeline(headers)
         if isinstance(body, ChatRequest):
             prompts = [await self._chat_prompt(body, model)]
         else:
@@ -91,7 +94,7 @@ class Planner:
             body.include_usage,
         )
         choices = _choices(body, model, prompts, context, place)
-        return Plan(model, body, prompts, choices, context, head)
+        return Plan(model, body, prompts, choices, context, head, wants_timeline)
 
     async def _chat_prompt(self, body: ChatRequest, model: ServedModel) -> Prompt:
         text = model.text.render(body.conversation(), body.chat_template_kwargs or {})
@@ -234,3 +237,13 @@ def _prefill_place(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
             f"header `{_PREFILL_HEADER}` must be local or remote", param=_PREFILL_HEADER
         )
     return place
+
+
+def _wants_timeline(headers: Mapping[bytes, bytes]) -> bool:
+    """A header and no field: servers that do not know it pass over it."""
+    value = headers.get(_TIMELINE_HEADER.encode(), b"false").strip().lower()
+    if value not in (b"true", b"false"):
+        raise InvalidRequestError(
+            f"header `{_TIMELINE_HEADER}` must be true or false", param=_TIMELINE_HEADER
+        )
+    return value == b"true"

@@ -19,7 +19,7 @@ from tandem.runtime.errors import (
     ProtocolError,
     TandemError,
 )
-from tandem.runtime.messages import FinishReason, TokenLogprobs
+from tandem.runtime.messages import FinishReason, PrefillPlace, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,13 @@ class ChatMessageOut(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class ChoiceCourse(msgspec.Struct, frozen=True):
+    """How a choice was made, for those who ask; stages in ms since its decode worker had it."""
+
+    prefill: PrefillPlace
+    timeline_ms: dict[str, float]
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
     """One answer of a chat."""
 
@@ -101,6 +108,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessageOut
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    tandem: ChoiceCourse | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -110,6 +118,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    tandem: ChoiceCourse | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):

@@ -87,13 +87,16 @@ class ChunkWriter:
             self._suffix,
         )
 
-    def finish(self, reason: FinishReason) -> bytes:
-        """The last event of a choice."""
+    def finish(
+        self, reason: FinishReason, course: msgspec.Struct | msgspec.UnsetType = msgspec.UNSET
+    ) -> bytes:
+        """The last event of a choice; `course` is put into its `tandem`."""
         content = b'"delta":{}' if self._is_chat else b'"text":""'
-        return b'%b%b,"logprobs":null,"finish_reason":"%b"}%b' % (
+        return b'%b%b,"logprobs":null,"finish_reason":"%b"%b}%b' % (
             self._index_head,
             content,
             reason.encode(),
+            b"" if course is msgspec.UNSET else b',"tandem":' + _encode(course),
             self._suffix,
         )
 

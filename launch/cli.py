@@ -181,7 +181,11 @@ def doctor(ctx: typer.Context, config: ConfigFile = None, as_json: Json = False)
     from tandem.launch.doctor import run_doctor
 
     session = join_session(ctx, config)
-    raise typer.Exit(run_doctor(session.load(), as_json=as_json))
+    try:
+        effective = session.load_for_cluster()
+    except ConfigError:  # several clusters run here: which one is not doctor's question
+        effective = session.load()
+    raise typer.Exit(run_doctor(effective, as_json=as_json))
 
 
 @app.command(

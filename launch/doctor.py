@@ -1,5 +1,6 @@
 """`tandem doctor`: what this machine has, what is wrong, and how to mend it."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -8,7 +9,9 @@ from rich.console import Console
 
 from tandem.launch import checks_machine, checks_parts
 from tandem.launch.config import EffectiveConfig
-from tandem.launch.findings import Finding
+from tandem.launch.findings import Finding, ok, warn
+from tandem.launch.status import links, read_cluster
+from tandem.runtime.errors import ServiceError
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -37,6 +40,23 @@ def examine(effective: EffectiveConfig) -> Iterator[Finding]:
     yield from checks_parts.check_torch()
     yield from checks_parts.check_services(effective)
     yield from checks_parts.check_nixl()
+    if effective.origin("runtime.etcd_endpoints") != "default":
+        yield from check_links(effective)
+
+
+def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
+    """What the running prefill workers measured of their ways to the decode workers."""
+    try:
+        report = asyncio.run(read_cluster(effective))
+    except ServiceError:
+        return  # said by the check of the services
+    found = links(report)
+    for line in found:
+        yield ok("kv path", line.removeprefix("kv path "))
+    if not found and any(i.instance.component == "prefill" for i in report.instances):
+        yield warn(
+            "kv path", "no prefill worker has met a decode worker", "see `tandem status` and logs"
+        )
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -34,7 +34,9 @@ def probe() -> dict[str, float | bool]:
         sender.register(_grid(source))
         receiver.register(_grid(target))
         peer = sender.add_peer(receiver.metadata(), _grid(target))
-        best_s = min(_write(sender, receiver, peer) for _ in range(REPEATS))
+        whole = ((0, BLOCK_BYTES),)
+        tables = sender.prepare(peer, whole, whole)
+        best_s = min(_write(sender, receiver, tables) for _ in range(REPEATS))
     finally:
         sender.close()
         receiver.close()
@@ -50,11 +52,11 @@ def _grid(memory: np.ndarray) -> BlockGrid:
     return BlockGrid(memory.ctypes.data, BLOCK_BYTES, NUM_BLOCKS, "DRAM", 0)
 
 
-def _write(sender: NixlTransport, receiver: NixlTransport, peer: str) -> float:
+def _write(sender: NixlTransport, receiver: NixlTransport, tables: object) -> float:
     """Seconds from the post until the receiver has been notified and the sender is done."""
     blocks = range(NUM_BLOCKS)
     started = time.perf_counter()
-    handle = sender.post_write(peer, blocks, blocks, b"probe")
+    handle = sender.post("WRITE", tables, blocks, blocks, b"probe")
     is_done = is_notified = False
     try:
         while not (is_done and is_notified):

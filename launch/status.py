@@ -15,7 +15,7 @@ from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, config_prefix, instances_prefix
 from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.messages import Instance, WorkerStatus
+from tandem.runtime.messages import Instance, LinkReport, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.request_plane import RequestClient
 
@@ -174,7 +174,11 @@ def _print_report(report: ClusterReport) -> None:
         console.print("no instances: nothing is registered in this namespace")
         return
     console.print(_instances_table(report.instances))
+    for note in [note for instance in report.instances for note in notes(instance)]:
+        console.print(note)
     console.print()
+    for line in links(report):
+        console.print(line)
     for queue in report.queues:
         counts = (
             f"{queue.num_jobs} jobs, {queue.num_tokens} tokens waiting, "
@@ -183,6 +187,43 @@ def _print_report(report: ClusterReport) -> None:
         console.print(f"prefill queue of {queue.model}: {queue.error or counts}")
     shown = ", ".join(f"{name} {value}" for name, value in report.thresholds.items())
     console.print(f"thresholds: {shown}")
+
+
+def links(report: ClusterReport) -> list[str]:
+    """The ways from prefill to decode workers, a line each."""
+    return [
+        f"kv path {instance.instance.instance_id[:8]} -> {in_words(link)}"
+        for instance in report.instances
+        if instance.worker is not None
+        for link in instance.worker.links
+    ]
+
+
+def in_words(link: LinkReport) -> str:
+    """What a prefill worker found out about its way to a decode worker."""
+    streaming = (
+        "no streaming by layers"
+        if link.min_streaming_tokens is None
+        else f"streams by layers from {link.min_streaming_tokens} tokens"
+    )
+    return (
+        f"{link.decode_instance[:8]}: {link.transport} {link.memory}, "
+        f"{link.write_bytes_per_s / 1e9:.1f} GB/s, {link.overhead_us:.0f} us per write, "
+        f"{streaming}{', broken, connects anew' if link.is_broken else ''}"
+    )
+
+
+def notes(report: InstanceReport) -> list[str]:
+    """What an operator should look into at one worker, a line each."""
+    details = {} if report.worker is None else report.worker.details
+    num_quarantined, excluded = details.get("num_quarantined_blocks"), details.get("excluded")
+    found = []
+    if num_quarantined:
+        found.append(f"{num_quarantined} blocks in quarantine, for writes that may still land")
+    if excluded:
+        found.append(f"takes no KV from {excluded}, whose blocks failed verification repeatedly")
+    name = f"{report.instance.component} {report.instance.instance_id[:8]}"
+    return [f"{name}: {note}" for note in found]
 
 
 def _instances_table(reports: list[InstanceReport]) -> Table:

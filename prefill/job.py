@@ -11,8 +11,9 @@ import msgspec
 
 from tandem.engine.engine import SequenceOutput
 from tandem.engine.loop import EngineLoop
-from tandem.engine.sequence import Sequence
+from tandem.engine.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.prefill.metrics import PrefillMetrics
+from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import TypedView
@@ -32,14 +33,21 @@ from tandem.runtime.messages import (
 from tandem.runtime.node import Node
 from tandem.runtime.request_plane import ResponseStream
 from tandem.runtime.timeline import Timeline
-from tandem.transfer.agent import TransferAgent
+from tandem.runtime.trace import TraceFile
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff import PostedWrite, PrefillHandoff
+from tandem.transfer.link import Link
 
 logger = logging.getLogger(__name__)
 
 _CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
 SETTLE_TIMEOUT_S = 5.0
 PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
+EXCLUDED_DELAY_S = 0.05  # so that somebody else is quicker
+
+
+Step = SequenceOutput | LayerProgress
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,14 +55,17 @@ class JobTools:
     """What every job of a worker uses."""
 
     node: Node
-    agent: TransferAgent
+    group: TransferGroup
     loop: EngineLoop
-    outputs: dict[str, "asyncio.Queue[SequenceOutput]"]  # request id |-> its steps' outcomes
+    steps: dict[str, "asyncio.Queue[Step]"]  # request id |-> its steps' outcomes
     peers: TypedView[TransferMetadata]
     metrics: PrefillMetrics
+    trace: TraceFile
+    puller: PrefixPuller
     deployment: str
     block_size: int
-    lease_margin_ms: int
+    max_chunk_tokens: int  # that one step computes
+    transfer: TransferConfig
     renew_interval_s: float
 
 
@@ -69,7 +80,7 @@ class Job:
         self._context = RequestContext(
             timeout_s=ticket.deadline_ms / 1e3, headers=dict(ticket.trace)
         )
-        self._steps: asyncio.Queue[SequenceOutput] = asyncio.Queue()
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ticket: PrefillJob = ticket
         self.request_id = f"{ticket.handoff_id.hex()}.{ticket.attempt}"
@@ -86,7 +97,22 @@ class Job:
         finally:
             renewing.cancel()
         self._tools.metrics.job_ended(outcome)
-        await self._delivery.ack()
+        self._record(outcome)
+        if outcome == "excluded":
+            await self._delivery.nak(EXCLUDED_DELAY_S)  # for another prefill worker
+        else:
+            await self._delivery.ack()
+
+    def _record(self, outcome: str) -> None:
+        ticket = self.ticket
+        args: dict[str, str | int] = {
+            "handoff_id": ticket.handoff_id.hex(),
+            "end": outcome,
+            "decode_instance": ticket.decode_instance,
+            "num_tokens": ticket.num_tokens,
+            "num_uncached_tokens": ticket.num_uncached_tokens,
+        }
+        self._tools.trace.record(self.request_id, self._timeline, args, ticket.trace)
 
     def cancel(self, reason: str) -> None:
         """Posts nothing more, and settles; `run` ends when no write is under way."""
@@ -105,7 +131,13 @@ class Job:
         if peer is not None and peer.epoch != ticket.decode_epoch:
             return "stale"
         claim_sent_at = time.perf_counter()
-        claim = Claim(ticket.handoff_id, ticket.attempt, tools.node.instance_id, tools.node.epoch)
+        claim = Claim(
+            ticket.handoff_id,
+            ticket.attempt,
+            tools.node.instance_id,
+            tools.node.epoch,
+            tools.group.layout.tp_size,
+        )
         stream = await tools.node.client.open(
             ticket.decode_address, "claim", encode(claim), self._context
         )
@@ -116,14 +148,7 @@ class Job:
             if not isinstance(answer, Claimed):
                 return "cancelled"
             self._timeline.mark("claimed")
-            machine = PrefillHandoff(
-                ticket.handoff_id,
-                ticket.attempt,
-                answer,
-                claim_sent_at=claim_sent_at,
-                margin_ms=tools.lease_margin_ms,
-            )
-            return await self._deliver(stream, machine, peer)
+            return await self._deliver(stream, answer, claim_sent_at, peer)
 
     async def _find_peer(self) -> TransferMetadata | None:
         """D's transfer metadata; a ticket can overtake the news of a D that has just come."""
@@ -144,19 +169,39 @@ class Job:
             raise
 
     async def _deliver(
-        self, stream: ResponseStream, machine: PrefillHandoff, peer: TransferMetadata | None
+        self,
+        stream: ResponseStream,
+        grant: Claimed,
+        claim_sent_at: float,
+        peer: TransferMetadata | None,
     ) -> str:
-        listening = asyncio.create_task(self._listen(stream, machine))
+        tools, ticket = self._tools, self.ticket
         try:
             if peer is None:
-                raise TransferError(f"no transfer metadata of {self.ticket.decode_instance}")
-            await self._tools.agent.connect(peer)
-            await self._compute(machine)
+                raise TransferError(f"no transfer metadata of {ticket.decode_instance}")
+            if not all(0 <= block_id < peer.num_blocks for _, block_id in grant.fill):
+                raise TransferError(f"a block to fill is out of range: {peer.num_blocks} blocks")
+            link = await tools.group.connect(peer)
+        except TandemError as error:
+            await self._settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, error.message))
+            raise
+        machine = PrefillHandoff(
+            ticket.handoff_id,
+            ticket.attempt,
+            grant,
+            claim_sent_at=claim_sent_at,
+            margin_ms=tools.transfer.lease_margin_ms,
+            num_layers=tools.group.layout.num_layers,
+            streams=link.streams,
+        )
+        listening = asyncio.create_task(self._listen(stream, machine))
+        try:
+            await self._compute(machine, link)
         except TandemError as error:
             logger.warning("handoff %s: %s", self.request_id, error)
             machine.stop(error.message)
         finally:
-            if machine.unposted:
+            if machine.has_unposted:
                 machine.stop("not every block was computed")
             await self._wind_up(machine)
             listening.cancel()
@@ -169,9 +214,10 @@ class Job:
             if outcome is not None:
                 logger.error("handoff %s", self.request_id, exc_info=outcome)
         tools.loop.post(lambda engine: engine.abort(self.request_id))
-        tools.outputs.pop(self.request_id, None)
-        if machine.settled is not None:  # else it is not known how a write ended: the lease must
-            await self._settle(machine.settled, machine.settled_notice())
+        tools.steps.pop(self.request_id, None)
+        if not machine.pinned:  # else it is not known how a write ended: the lease must
+            timeline_ms = self._timeline.since("claimed")
+            await self._settle(machine.settled(timeline_ms), machine.settled_notice())
 
     async def _listen(self, stream: ResponseStream, machine: PrefillHandoff) -> None:
         """D cancels, ends the stream, or dies: whichever it is, nothing more is posted."""
@@ -181,14 +227,14 @@ class Job:
                 break
         except TandemError as error:
             reason = error.message
-        if not machine.unposted:
+        if not machine.has_unposted:
             return
         machine.stop(reason)
         stopped = TransferError(reason)
         output = SequenceOutput(self.request_id, [], finish_reason="error", error=stopped)
         self._steps.put_nowait(output)
 
-    async def _compute(self, machine: PrefillHandoff) -> None:
+    async def _compute(self, machine: PrefillHandoff, link: Link) -> None:
         """Computes the prompt and writes each block as soon as it is full."""
         tools, grant = self._tools, machine.grant
         token_ids = unpack_tokens(grant.token_ids)
@@ -200,51 +246,96 @@ class Job:
             stop=grant.stop,
             cache_salt=grant.cache_salt,
             prefill_only=True,
+            num_layer_groups=self._num_layer_groups(grant, link),
         )
-        tools.outputs[self.request_id] = self._steps
+        tools.steps[self.request_id] = self._steps
+        num_pulled = await self._pull_prefix(seq, grant, link)
+        started_at = time.perf_counter()
         await tools.loop.call(lambda engine: engine.add(seq))
         finished = False
         while not finished and not machine.error:
-            output = await self._steps.get()
-            if output.error is not None:
-                raise output.error
-            finished = output.finish_reason is not None
+            step = await self._steps.get()
+            if isinstance(step, LayerProgress):
+                self._write_ready(machine, link, seq, step)
+                continue
+            if step.error is not None:
+                raise step.error
+            finished = step.finish_reason is not None
             if finished:
                 self._timeline.mark("computed")
-                tools.metrics.computed(seq.num_prompt_tokens, seq.num_cached_tokens)
-                self._spawn(self._send_first_token(machine, seq, output))
-            self._write_ready(machine, seq, finished, output.num_computed_tokens)
+                computed_s = time.perf_counter() - started_at
+                tools.puller.rate.observe(seq.num_prompt_tokens - seq.num_cached_tokens, computed_s)
+                tools.metrics.computed(seq.num_prompt_tokens, seq.num_cached_tokens, num_pulled)
+                self._spawn(self._send_first_token(machine, seq, step))
+            num_tokens = seq.num_prompt_tokens if finished else step.num_computed_tokens
+            num_layers = tools.group.layout.num_layers
+            whole = LayerProgress(self.request_id, num_tokens, num_layers, None)
+            self._write_ready(machine, link, seq, whole)
+
+    def _num_layer_groups(self, grant: Claimed, link: Link) -> int:
+        """In how many groups of layers the last chunk of the prompt goes."""
+        tools, layout = self._tools, self._tools.group.layout
+        if link.rates is None or not tools.transfer.stream_layers:
+            return 1
+        num_blocks = min(len(grant.fill), -(-tools.max_chunk_tokens // tools.block_size))
+        return link.rates.num_groups(num_blocks, layout.block_bytes, layout.num_layers)
+
+    async def _pull_prefix(self, seq: Sequence, grant: Claimed, link: Link) -> int:
+        """Takes over what D has cached of the prompt if that is faster than computing it."""
+        if not self._tools.transfer.pull_prefixes:
+            return 0
+        handoff = (self.ticket.handoff_id, self.ticket.attempt)
+        num_tokens = await self._tools.puller.pull(seq, handoff, grant, link, self._tell)
+        if num_tokens:
+            self._timeline.mark("prefix_pulled")
+        return num_tokens
 
     def _write_ready(
-        self, machine: PrefillHandoff, seq: Sequence, finished: bool, num_computed: int
+        self, machine: PrefillHandoff, link: Link, seq: Sequence, progress: LayerProgress
     ) -> None:
-        """Posts the blocks that are complete by now: full ones, and the tail at the end."""
-        num_ready = len(seq.block_table) if finished else num_computed // self._tools.block_size
-        ordinals = sorted(ordinal for ordinal in machine.unposted if ordinal < num_ready)
-        if not ordinals:
-            return
-        longest_s = self._tools.agent.longest_write_s
-        write = machine.post(ordinals, time.perf_counter(), longest_s)
-        if write is not None:
-            self._spawn(self._write(machine, write, [seq.block_table[i] for i in ordinals]))
+        """Posts what is complete by now: full blocks, and the tail at the end."""
+        num_tokens, block_size = progress.num_computed_tokens, self._tools.block_size
+        num_blocks = num_tokens // block_size
+        if num_tokens == seq.num_prompt_tokens:
+            num_blocks = len(machine.grant.cached_ordinals) + len(machine.grant.fill)
+        longest_s = self._tools.group.longest_write_s
+        for first_layer, ordinals in machine.ready(num_blocks, progress.num_layers).items():
+            layers = range(first_layer, progress.num_layers)
+            for write in machine.post(ordinals, layers, time.perf_counter(), longest_s):
+                self._spawn(self._write(machine, link, seq, write, progress))
 
     async def _write(
-        self, machine: PrefillHandoff, write: PostedWrite, local_blocks: list[int]
+        self,
+        machine: PrefillHandoff,
+        link: Link,
+        seq: Sequence,
+        write: PostedWrite,
+        progress: LayerProgress,
     ) -> None:
-        agent, ticket = self._tools.agent, self.ticket
+        group = self._tools.group
+        self._timeline.mark("first_write")
+        local_blocks = [seq.block_table[ordinal] for ordinal in write.ordinals]
         try:
-            checksums = await agent.checksums(local_blocks)
-            await agent.write(
-                ticket.decode_instance,
-                ticket.decode_epoch,
+            notice = await group.write(
+                link,
+                write.stream,
+                write.layers,
                 list(zip(local_blocks, write.remote_blocks, strict=True)),
-                machine.landed_notice(write, checksums),
+                lambda checksums: machine.landed_notice(write, checksums),
+                boundaries=layer_boundaries(group.layout.num_layers, seq.num_layer_groups),
                 post_before=write.post_before,
+                after=progress.event,
             )
         except TransferError as error:
             machine.failed(write, error.message)
+            self._tools.metrics.write_failed()
         else:
-            machine.completed(write)
+            machine.completed(write, notice)
+            share = len(write.layers) / group.layout.num_layers / len(link.streams)
+            num_bytes = len(local_blocks) * share * group.layout.tp_size * group.layout.block_bytes
+            self._tools.metrics.written(round(num_bytes))
+            if not machine.pinned:
+                self._timeline.mark("last_write")
 
     async def _send_first_token(
         self, machine: PrefillHandoff, seq: Sequence, output: SequenceOutput
@@ -256,7 +347,7 @@ class Job:
             token_id=output.token_ids[0],
             logprobs=logprobs,
             num_cached_tokens=seq.num_cached_tokens,
-            timeline_ms=self._timeline.ms(),
+            timeline_ms=self._timeline.since("claimed"),
         )
         try:
             await self._tell("first_token", encode(first))
@@ -271,12 +362,12 @@ class Job:
             logger.warning("handoff %s: not settled: %s", self.request_id, error)
             if notice is not None:
                 with contextlib.suppress(TransferError):
-                    await self._tools.agent.notify(self.ticket.decode_instance, notice)
+                    await self._tools.group.notify(self.ticket.decode_instance, notice)
 
-    async def _tell(self, endpoint: str, payload: bytes) -> None:
+    async def _tell(self, endpoint: str, payload: bytes) -> bytes:
         context = RequestContext(timeout_s=SETTLE_TIMEOUT_S)
         async with context:
-            await self._tools.node.client.call(
+            return await self._tools.node.client.call(
                 self.ticket.decode_address, endpoint, payload, context
             )
 

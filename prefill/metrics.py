@@ -1,6 +1,8 @@
 """Prometheus metrics of a prefill worker."""
 
-from tandem.runtime.messages import LoadReport
+import contextlib
+
+from tandem.runtime.messages import LinkReport, LoadReport
 from tandem.runtime.metrics import counter, gauge
 
 
@@ -13,15 +15,44 @@ class PrefillMetrics:
         self._tokens = counter(
             "prefill_tokens_total", "Prompt tokens by where their KV came from", ["model", "source"]
         )
+        self._writes = counter(
+            "prefill_writes_total", "Writes to decode workers by outcome", ["model", "outcome"]
+        )
+        self._written_bytes = counter(
+            "prefill_written_bytes_total", "KV written into decode workers", ["model"]
+        )
+        self._links = gauge(
+            "prefill_link_bytes_per_second",
+            "Rate of writes to a decode worker, measured when they met",
+            ["model", "decode_instance"],
+        )
         self._blocks = gauge("prefill_kv_blocks", "KV blocks by state", ["model", "state"])
 
     def job_ended(self, end: str) -> None:
         """`end`: delivered, failed, or why it was not begun (stale, cancelled, expired, ...)."""
         self._jobs.labels(self._model, end).inc()
 
-    def computed(self, num_tokens: int, num_cached_tokens: int) -> None:
+    def computed(self, num_tokens: int, num_cached_tokens: int, num_pulled_tokens: int) -> None:
+        """A prompt is done; the tokens READ from its decode worker are among the cached ones."""
         self._tokens.labels(self._model, "computed").inc(num_tokens - num_cached_tokens)
-        self._tokens.labels(self._model, "cached").inc(num_cached_tokens)
+        num_pulled_tokens = min(num_pulled_tokens, num_cached_tokens)
+        self._tokens.labels(self._model, "pulled").inc(num_pulled_tokens)
+        self._tokens.labels(self._model, "cached").inc(num_cached_tokens - num_pulled_tokens)
+
+    def written(self, num_bytes: int) -> None:
+        """A write is in a decode worker's memory."""
+        self._writes.labels(self._model, "completed").inc()
+        self._written_bytes.labels(self._model).inc(num_bytes)
+
+    def write_failed(self) -> None:
+        self._writes.labels(self._model, "failed").inc()
+
+    def link_measured(self, link: LinkReport) -> None:
+        self._links.labels(self._model, link.decode_instance).set(link.write_bytes_per_s)
+
+    def link_gone(self, decode_instance: str) -> None:
+        with contextlib.suppress(KeyError):
+            self._links.remove(self._model, decode_instance)
 
     def loaded(self, load: LoadReport) -> None:
         self._blocks.labels(self._model, "total").set(load.num_blocks)

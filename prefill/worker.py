@@ -10,9 +10,11 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine, SequenceOutput
 from tandem.engine.loop import EngineLoop
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import Job, JobTools
+from tandem.prefill.job import Job, JobTools, Step
 from tandem.prefill.metrics import PrefillMetrics
+from tandem.prefill.prefix_pull import ComputeRate, PrefixPuller
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -27,13 +29,16 @@ from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, 
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
+from tandem.runtime.trace import TraceFile
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.pool import agent_for, layout_of
+from tandem.transfer.link import GROUP_COUNTS
+from tandem.transfer.pool import group_for, layout_of
 
 logger = logging.getLogger(__name__)
 
 LOAD_INTERVAL_S = 0.25
 RETRY_S = 0.5  # after an error that nobody expected
+MEET_AGAIN_S = 5.0  # after a decode worker could not be connected to, or measured
 
 
 async def run_prefill(
@@ -73,11 +78,12 @@ class PrefillWorker:
         self._folder = Path(engine.model)
         self.state: Callable[[], str] = lambda: "serving"
         self.engine = Engine(engine, ModelRunner(engine))
-        self.loop = EngineLoop(self.engine, self._on_outputs)
+        self.loop = EngineLoop(self.engine, self._on_outputs, on_layers=self._on_layers)
         self.node = Node(runtime, "prefill", model_name, progress=lambda: self.loop.progress)
         self.metrics = PrefillMetrics(model_name)
-        self._outputs: dict[str, asyncio.Queue[SequenceOutput]] = {}
+        self._steps: dict[str, asyncio.Queue[Step]] = {}
         self._jobs: dict[asyncio.Task[None], Job] = {}
+        self._rate = ComputeRate()
         self._room = asyncio.Event()
         self._stack = contextlib.AsyncExitStack()
 
@@ -86,14 +92,16 @@ class PrefillWorker:
     async def startup(self) -> None:
         """Joins the cluster and begins to pull tickets."""
         node, stack, namespace = self.node, self._stack, self._runtime.namespace
+        trace = TraceFile(self._runtime.trace_file, "prefill", node.instance_id)
+        self.trace = await stack.enter_async_context(trace)  # closed last: all that ends is in it
         stack.push_async_callback(node.close)
         await node.connect()
         await self.loop.start()
         stack.push_async_callback(self.loop.stop)
         kv_cache = self.engine.runner.kv_cache
-        self._agent = agent_for(self._transfer, kv_cache, node.instance_id, node.epoch)
-        stack.push_async_callback(self._agent.close)
-        await self._agent.start(lambda data: None)
+        self._group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
+        stack.push_async_callback(self._group.close)
+        await self._group.start(lambda rank, data: None)
         self._deployment = deployment_id(
             namespace,
             self._model_name,
@@ -137,32 +145,50 @@ class PrefillWorker:
             connecting.add(task)
             task.add_done_callback(connecting.discard)
 
+        def stop_meeting() -> None:
+            for task in connecting:
+                task.cancel()
+
+        self._stack.callback(stop_meeting)
         self._stack.callback(self._peers.subscribe(changed))
 
     async def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
-        try:
-            if peer is None:
-                await self._agent.disconnect(instance_id)
-            else:
-                await self._agent.connect(peer)
-        except TandemError as error:
-            logger.warning("decode worker %s: %s", instance_id, error)
+        """Again and again while the peer is there: it may be stopped, or busy, when it is met."""
+        if peer is None:
+            await self._group.disconnect(instance_id)
+            self.metrics.link_gone(instance_id)
+        while peer is not None and self._peers.items.get(instance_id) == peer:
+            try:
+                link = await self._group.connect(peer)
+                num_layers = self._group.layout.num_layers
+                for num_groups in GROUP_COUNTS:
+                    await self._group.prepare(link, layer_boundaries(num_layers, num_groups))
+                await self._group.measure(link)
+                for report in self._group.reports():
+                    self.metrics.link_measured(report)
+                return
+            except TandemError as error:
+                logger.warning("decode worker %s: %s", instance_id, error)
+                await asyncio.sleep(MEET_AGAIN_S)
 
     # ---- jobs ---------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         """Takes tickets while there is room, up to a budget of jobs and of uncached tokens."""
-        config = self._config
+        config, block_size = self._config, self._engine_config.block_size
         tools = JobTools(
             node=self.node,
-            agent=self._agent,
+            group=self._group,
             loop=self.loop,
-            outputs=self._outputs,
+            steps=self._steps,
             peers=self._peers,
             metrics=self.metrics,
+            trace=self.trace,
             deployment=self._deployment,
-            block_size=self._engine_config.block_size,
-            lease_margin_ms=self._transfer.lease_margin_ms,
+            puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
+            block_size=block_size,
+            max_chunk_tokens=self._engine_config.max_num_batched_tokens,
+            transfer=self._transfer,
             renew_interval_s=self._queue_config.ack_wait_s / 3,
         )
         while True:
@@ -210,9 +236,13 @@ class PrefillWorker:
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
-            steps = self._outputs.get(output.request_id)
-            if steps is not None:
+            if (steps := self._steps.get(output.request_id)) is not None:
                 steps.put_nowait(output)
+
+    def _on_layers(self, progress: list[LayerProgress]) -> None:
+        for each in progress:
+            if (steps := self._steps.get(each.request_id)) is not None:
+                steps.put_nowait(each)
 
     # ---- what others ask ----------------------------------------------------------------------
 
@@ -226,7 +256,8 @@ class PrefillWorker:
             "etcd": self.node.discovery.connected,
         }
         instance = self.node.instance("prefill")
-        answer.send(encode(WorkerStatus(instance, self.state(), load, details)))
+        links = self._group.reports()
+        answer.send(encode(WorkerStatus(instance, self.state(), load, details, links)))
 
     async def _load(self) -> LoadReport:
         load = await self.loop.call(lambda engine: engine.load())

@@ -18,10 +18,11 @@ class RuntimeConfig(BaseModel):
     lease_ttl_s: int = Field(10, ge=2)  # who dies without a word is forgotten after this
     connect_timeout_s: float = Field(5.0, gt=0)  # of one attempt to reach NATS, etcd or a peer
     connect_attempts: int = Field(5, ge=1)  # at start, before giving up on NATS or etcd
-    heartbeat_interval_s: float = Field(1.0, gt=0)  # between processes on the request plane
-    heartbeat_misses: int = Field(2, ge=1)  # intervals of silence after which a peer is dead
+    heartbeat_interval_s: float = Field(0.5, gt=0)  # between processes on the request plane
+    heartbeat_misses: int = Field(3, ge=1)  # intervals of silence after which a peer is dead
     stall_timeout_s: float = Field(30.0, gt=0)  # busy without progress for so long is dead
     cluster_token: SecretStr | None = None  # what peers must present to each other
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least serious level logged
     metrics_port: int | None = Field(None, ge=0, le=65535)  # None: no metrics server
+    trace_file: str | None = Field(None, min_length=1)  # Chrome trace of requests, per worker
     drain_timeout_s: float = Field(10.0, ge=0)  # for running requests when a process is ended

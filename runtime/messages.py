@@ -107,6 +107,7 @@ class TokenDelta(Message, frozen=True, array_like=True, tag=False):
     logprobs: list[TokenLogprobs] | None = None  # one per token id, or None
     prefill: PrefillReport | None = None  # on the first delta only
     stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
+    timeline_ms: dict[str, float] | None = None  # the whole request's, on its terminal delta
 
 
 class ModelFiles(Message, frozen=True):
@@ -141,6 +142,7 @@ class Claim(Message, frozen=True):
     attempt: int
     prefill_instance: str
     prefill_epoch: str
+    tp_size: int = 1  # ranks of P, each of which writes its own heads
 
 
 class Claimed(Message, frozen=True):
@@ -159,7 +161,7 @@ class Claimed(Message, frozen=True):
 class ClaimRefused(Message, frozen=True):
     """D does not want this ticket any more."""
 
-    reason: Literal["stale", "cancelled", "expired", "unknown"]
+    reason: Literal["stale", "cancelled", "expired", "unknown", "excluded"]
 
 
 class CancelHandoff(Message, frozen=True):
@@ -177,7 +179,7 @@ class FirstToken(Message, frozen=True):
     token_id: int
     logprobs: TokenLogprobs | None = None
     num_cached_tokens: int = 0  # taken from P's own prefix cache
-    timeline_ms: dict[str, float] = {}
+    timeline_ms: dict[str, float] = {}  # stage |-> ms since the claim was answered
 
 
 class Settled(Message, frozen=True):
@@ -188,6 +190,25 @@ class Settled(Message, frozen=True):
     num_completed: int
     num_failed: int
     error: str = ""  # why P gave up, if it did
+    # (rank of D, Landed) of every write that completed, should one have been lost
+    notices: list[tuple[int, bytes]] = []
+    timeline_ms: dict[str, float] = {}  # stage |-> ms since the claim was answered
+
+
+class PrefixRequest(Message, frozen=True):
+    """P asks where D's cached blocks of a claimed prompt are, to READ them."""
+
+    handoff_id: bytes
+    attempt: int
+    ordinals: list[int]
+    tp_size: int = 1
+
+
+class PrefixBlocks(Message, frozen=True):
+    """D's blocks of these ordinals, and what they hold. Empty: the claim does not stand."""
+
+    blocks: list[tuple[int, int]] = []  # (ordinal, block id)
+    checksums: list[list[int]] = []  # per stream, in the order of `streams`; one per block
 
 
 class Ack(Message, frozen=True):
@@ -227,20 +248,27 @@ class ModelCard(Message, frozen=True, tag=False):
     created_s: int  # unix seconds, for /v1/models only
 
 
+class RankMetadata(Message, frozen=True, tag=False):
+    """How to reach the KV pool of one rank of a worker."""
+
+    agent_metadata: bytes
+    device_id: int
+    base_address: int
+
+
 class TransferMetadata(Message, frozen=True, tag=False):
-    """How to reach a worker's KV pool; compared by layout_hash before agent_metadata is decoded."""
+    """How to reach a worker's KV pools; compared by layout_hash before anything of `ranks`."""
 
     instance_id: str
     epoch: str
     layout_hash: str
     layout: str  # human-readable, for the error that names both
     transport: str  # nixl | ucx | loopback
-    agent_metadata: bytes
     memory: Literal["DRAM", "VRAM"]
-    device_id: int
-    base_address: int
-    block_bytes: int
-    num_blocks: int
+    block_bytes: int  # of one rank
+    num_blocks: int  # for sequences
+    num_spare_blocks: int  # behind them, where transfers may try themselves out
+    ranks: list[RankMetadata]  # each with its share of the KV heads, in order
 
 
 # ---- events (NATS core) -----------------------------------------------------------------------
@@ -271,6 +299,19 @@ class LoadReport(Message, frozen=True):
     num_cached_blocks: int
 
 
+class LinkReport(Message, frozen=True, tag=False):
+    """What a prefill worker has measured of its way to a decode worker when they met."""
+
+    decode_instance: str
+    transport: str
+    memory: str
+    write_bytes_per_s: float
+    read_bytes_per_s: float  # checksums included
+    overhead_us: float  # of one write, from the decision to the news of its end
+    min_streaming_tokens: int | None  # last chunks from here on go by groups of layers; None: never
+    is_broken: bool = False  # a transfer failed; the next one connects again
+
+
 class WorkerStatus(Message, frozen=True):
     """The answer of a worker's `status` endpoint."""
 
@@ -278,6 +319,7 @@ class WorkerStatus(Message, frozen=True):
     state: str
     load: LoadReport
     details: dict[str, str | int | float | bool] = {}
+    links: list[LinkReport] = []
 
 
 def encode(message: msgspec.Struct) -> bytes:

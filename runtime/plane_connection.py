@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[], tuple[int, bool]]  # (steps done, busy)
 
 # The silence that is forgiven is (misses + _SLACK) intervals, looked at every _TICK intervals, so
-# that with the defaults a stopped peer is given up after 2.6 to 2.8 s.
+# that with the defaults a stopped peer is given up after 1.8 to 1.9 s.
 _SLACK = 0.6
 _TICK = 0.2
 _MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch, with what surrounds it, under the limit

@@ -12,7 +12,6 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     ConnectionLostError,
     InternalError,
-    NotFoundError,
     OverloadedError,
     ProtocolError,
     ServiceError,
@@ -259,7 +258,8 @@ class RequestServer:
             raise UnavailableError(f"{self._instance_id} is draining")
         handler = self._handlers.get(endpoint)
         if handler is None:
-            raise NotFoundError(f"{self._instance_id} has no endpoint {endpoint!r}")
+            # Not yet: a worker that has just taken over the address of one that died is starting.
+            raise UnavailableError(f"{self._instance_id} has no endpoint {endpoint!r}")
         return handler
 
     def track(self, task: "asyncio.Task[None]") -> None:

@@ -1,4 +1,4 @@
-"""One side of a handoff, driven by hand: a node, an engine and a transfer agent of its own."""
+"""One side of a handoff, driven by hand: a node, an engine and transfers of its own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprob
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.pool import agent_for, layout_of
+from tandem.transfer.pool import group_for, layout_of
 
 MODEL = "tiny"
 BLOCK_SIZE = 4
@@ -64,7 +64,7 @@ class HandoffPeer:
         self.node = Node(runtime, component, MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
         kv_cache = self.engine.runner.kv_cache
-        self.agent = agent_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)
+        self.group = group_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)
         self.queue = JetStreamQueue(self.node.nats, QUEUE, runtime.namespace, MODEL)
         self.notices: list[bytes] = []
         self.deployment = deployment_id(
@@ -76,16 +76,16 @@ class HandoffPeer:
 
     async def __aenter__(self) -> "HandoffPeer":
         await self.node.connect()
-        await self.agent.start(self.on_notice)
+        await self.group.start(self.on_notice)
         await self.queue.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.queue.close()
-        await self.agent.close()
+        await self.group.close()
         await self.node.close()
 
-    def on_notice(self, data: bytes) -> None:
+    def on_notice(self, rank: int, data: bytes) -> None:
         self.notices.append(data)
 
     def run(self, request_id: str) -> list[SequenceOutput]:
@@ -96,10 +96,14 @@ class HandoffPeer:
         return outputs
 
     def undisturbed(
-        self, prompt: list[int], sampling: SamplingParams, stop: StopConditions
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: StopConditions,
+        salt: str = "undisturbed",
     ) -> Text:
-        """What an engine alone says to `prompt`."""
-        seq = Sequence("undisturbed", list(prompt), len(prompt), sampling, stop, "undisturbed")
+        """What an engine alone says to `prompt`; its blocks are cached under `salt`."""
+        seq = Sequence("undisturbed", list(prompt), len(prompt), sampling, stop, salt)
         self.engine.add(seq)
         text = Text([], [])
         for output in self.run("undisturbed"):

@@ -6,9 +6,19 @@ from tandem.runtime.messages import CancelHandoff, FirstToken
 
 
 @dataclass(frozen=True, slots=True)
-class Verify:
-    """Checksum these blocks and call `verified` for each ordinal."""
+class Span:
+    """The share of its blocks that one write carries: layers, of the heads that two ranks share."""
 
+    prefill_rank: int
+    decode_rank: int
+    layers: range
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Checksum this span of these blocks and call `verified` for each ordinal."""
+
+    span: Span
     blocks: tuple[tuple[int, int, int], ...]  # (ordinal, block id, announced checksum)
 
 

@@ -1,8 +1,9 @@
-"""The transfer agent: one transport on its own thread, awaited from asyncio.
+"""The transfer agent of one rank: one transport on its own thread, awaited from asyncio.
 
 The library is single-threaded, and a post over shared memory blocks for the whole copy, so
 everything that touches it runs on this thread. It sleeps on a condition: a command wakes it at
-once; otherwise it polls, often while something is in flight and rarely when idle.
+once; otherwise it polls: without a pause right after a sign of a transfer, often while something is
+in flight, rarely when idle.
 """
 
 import asyncio
@@ -11,24 +12,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import TransferMetadata
-from tandem.transfer.checksum import block_checksums, checksum_name
+from tandem.runtime.messages import RankMetadata
+from tandem.transfer.checksum import part_checksums
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.reactor import TransferReactor, WriteOrder
-from tandem.transfer.transport import BlockGrid, Memory, Transport
+from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
+from tandem.transfer.transport import BlockGrid, Memory, Operation, Parts, Transport
+from tandem.transfer.ucx import UcxTransport
+
+if TYPE_CHECKING:
+    from torch.cuda import Event
 
 T = TypeVar("T")
 
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
+_SPIN_S = 0.0005  # ... and without a pause this long: then whatever else runs needs the core more
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +43,24 @@ logger = logging.getLogger(__name__)
 class KvPoolView:
     """The pool that an agent serves: the tensor for checksums, the numbers for transfers."""
 
-    tensor: torch.Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    tensor: torch.Tensor  # [num_blocks + num_spare_blocks, num_layers, 2, heads, block_size, dim]
     base_address: int
     block_bytes: int
     num_blocks: int
     memory: Memory
     device_id: int
+    num_spare_blocks: int = 0  # behind the others; only for transfers to try themselves out
 
     @property
     def grid(self) -> BlockGrid:
+        num_blocks = self.num_blocks + self.num_spare_blocks
         return BlockGrid(
-            self.base_address, self.block_bytes, self.num_blocks, self.memory, self.device_id
+            self.base_address, self.block_bytes, num_blocks, self.memory, self.device_id
         )
 
 
 class TransferAgent:
-    """Moves KV blocks between this worker's pool and its peers'.
+    """Moves KV blocks between one rank's pool and those of its peers' ranks.
 
     Its coroutines run on the loop that called `start`. Failures are TransferErrors.
     """
@@ -64,21 +72,20 @@ class TransferAgent:
         kv: KvPoolView,
         instance_id: str,
         epoch: str,
+        rank: int = 0,
     ) -> None:
         if layout.block_bytes != kv.block_bytes:
             raise TransferError(
                 f"the layout's blocks are {layout.block_bytes} bytes, the pool's {kv.block_bytes}"
             )
         self._config = config
-        self._layout = replace(layout, checksum=checksum_name(kv.memory))
+        self._layout = layout
         self._kv = kv
-        self._instance_id = instance_id
-        self._epoch = epoch
-        self._name = f"{instance_id}.{epoch}"
+        self._name = PeerRank(instance_id, epoch, rank).agent_name
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._num_expected = 0
-        self._busy_until = 0.0  # perf_counter seconds
+        self._busy_since = 0.0  # perf_counter seconds, of the last sign of a transfer
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,21 +105,9 @@ class TransferAgent:
         await started
         logger.info("transfer agent %s serves %d blocks", self._name, self._kv.num_blocks)
 
-    def metadata(self) -> TransferMetadata:
-        """What peers need to write into this pool; complete after `start`."""
-        return TransferMetadata(
-            instance_id=self._instance_id,
-            epoch=self._epoch,
-            layout_hash=self._layout.digest(),
-            layout=self._layout.describe(),
-            transport=self._config.backend,
-            agent_metadata=self._agent_metadata,
-            memory=self._kv.memory,
-            device_id=self._kv.device_id,
-            base_address=self._kv.base_address,
-            block_bytes=self._kv.block_bytes,
-            num_blocks=self._kv.num_blocks,
-        )
+    def metadata(self) -> RankMetadata:
+        """What peers need to reach this pool; complete after `start`."""
+        return RankMetadata(self._agent_metadata, self._kv.device_id, self._kv.base_address)
 
     @property
     def longest_write_s(self) -> float:
@@ -126,71 +121,76 @@ class TransferAgent:
         """
         with self._wake:
             self._num_expected += change
-            self._busy_until = time.perf_counter() + _BUSY_S
+            self._busy_since = time.perf_counter()
             assert self._num_expected >= 0, "expect(-1) without its expect(+1)"
             self._wake.notify()
 
-    async def connect(self, peer: TransferMetadata) -> None:
-        """Make `peer` writable; idempotent per epoch, and an older epoch of it is dropped.
+    async def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
+        """Make `peer` reachable; an older epoch of it is dropped. False: it was, already."""
+        return await self._call(lambda reactor: reactor.connect(peer, metadata, grid))
 
-        Layouts are compared before anything of `peer.agent_metadata` is decoded.
-        """
-        ours = self.metadata()
-        if (peer.layout_hash, peer.transport) != (ours.layout_hash, ours.transport):
-            raise TransferError(
-                f"KV layouts differ: {self._instance_id} has [{ours.layout} {ours.transport}], "
-                f"{peer.instance_id} has [{peer.layout} {peer.transport}]"
-            )
-        if peer.block_bytes != ours.block_bytes or peer.num_blocks < 1:
-            raise TransferError(
-                f"{peer.instance_id} announces {peer.num_blocks} blocks of {peer.block_bytes} "
-                f"bytes, not {ours.block_bytes}"
-            )
-        await self._call(lambda reactor: reactor.connect(peer))
+    async def prepare(self, peer: PeerRank, selection: Selection) -> None:
+        """Make the descriptors of this way of cutting blocks now, so that no transfer has to."""
+        await self._call(lambda reactor: reactor.prepare(peer, selection))
 
     async def disconnect(self, peer_instance: str) -> None:
-        """Tear the connection down; writes under way to it fail. Unknown peers are fine."""
+        """Tear the connections down; transfers under way fail. Unknown peers are fine."""
         await self._call(lambda reactor: reactor.drop_peer(peer_instance, "disconnected"))
 
-    async def write(
+    async def transfer(
         self,
-        peer_instance: str,
-        peer_epoch: str,
+        operation: Operation,
+        peer: PeerRank,
+        selection: Selection,
         pairs: Sequence[tuple[int, int]],
-        make_notification: bytes,
+        notice: Callable[[], bytes] = bytes,
         *,
         post_before: float | None = None,
-    ) -> None:
-        """Write blocks, `pairs` of (local, remote) ids; returns when they are in the peer's memory.
+    ) -> bytes:
+        """Move parts of blocks, `pairs` of (local, remote) ids; returns when they have arrived.
 
-        The peer hears `make_notification` after the data. Nothing is posted from `post_before` on
-        (a `time.perf_counter()` reading: the lease's end less its margin). When this raises
-        TransferError nothing of it can land any more, and `connect` comes before the next write.
-        Cancelling the caller stops its waiting, not the write.
+        `notice` is called on the transfer thread right before the post; the peer hears what it
+        gives after the data of a WRITE, and so does the caller. Nothing is posted from
+        `post_before` on (a `time.perf_counter()` reading: the lease's end less its margin). When
+        this raises TransferError nothing of it can land any more, and `connect` comes before the
+        next transfer. Cancelling the caller stops its waiting, not the transfer.
         """
         assert self._loop is not None, "start() comes first"
-        future: asyncio.Future[None] = self._loop.create_future()
-        order = WriteOrder(
-            peer_instance,
-            peer_epoch,
-            pairs,
-            make_notification,
-            post_before,
-            lambda error: self._resolve(future, error),
-        )
-        self._submit(lambda reactor: reactor.post(order), future)
-        await future
+        future: asyncio.Future[bytes] = self._loop.create_future()
+
+        def post(reactor: TransferReactor) -> None:
+            message = notice()
+            order = TransferOrder(
+                operation,
+                peer,
+                selection,
+                pairs,
+                message,
+                post_before,
+                lambda error: self._resolve(future, error, message),
+            )
+            reactor.post(order)
+            self._busy_since = time.perf_counter()
+
+        self._submit(post, future)
+        return await future
 
     async def notify(self, peer_instance: str, data: bytes) -> None:
         """Send a message that belongs to no write."""
         await self._call(lambda reactor: reactor.notify(peer_instance, data))
 
-    async def checksums(self, block_ids: Sequence[int]) -> list[int]:
-        """The checksums of blocks of our own pool, computed on the transfer thread."""
-        return await self._call(lambda _: block_checksums(self._kv.tensor, block_ids))
+    async def checksums(self, block_ids: Sequence[int], parts: Parts) -> list[int]:
+        """The checksums of parts of blocks of our own pool, computed on the transfer thread."""
+        return await self._call(lambda _: self.checksums_now(block_ids, parts))
+
+    def checksums_now(
+        self, block_ids: Sequence[int], parts: Parts, after: "Event | None" = None
+    ) -> list[int]:
+        """`checksums`, on the calling thread; of what is there once `after` has happened."""
+        return part_checksums(self._kv.tensor, block_ids, parts, self._layout.checksum, after)
 
     async def close(self) -> None:
-        """Stop the thread and give everything back; writes under way fail. Idempotent."""
+        """Stop the thread and give everything back; transfers under way fail. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -242,7 +242,7 @@ class TransferAgent:
     def _run(self, started: asyncio.Future[None]) -> None:
         try:
             reactor = self._reactor = self._open()
-        except TransferError as exc:
+        except Exception as exc:  # whatever it is, `start` must not wait for ever
             self._resolve(started, exc)
             return
         self._resolve(started, None)
@@ -255,31 +255,33 @@ class TransferAgent:
         reactor.close()
 
     def _open(self) -> TransferReactor:
-        transport: Transport = (
-            NixlTransport(self._name)
-            if self._config.backend == "nixl"
-            else LoopbackTransport(self._name, PROCESS_FABRIC)
-        )
-        transport.register(self._kv.grid)
+        if self._kv.memory == "VRAM":
+            torch.cuda.set_device(self._kv.device_id)  # per thread; the library asks for a context
+        transport = _transport(self._config, self._name)
+        grid = self._kv.grid
+        transport.register(grid)
         self._agent_metadata = transport.metadata()
-        return TransferReactor(
-            self._name, transport, self._kv.num_blocks, self._config.write_timeout_s
-        )
+        self.checksums_now([0], ((0, self._layout.head_bytes),))  # a GPU's kernel is compiled now
+        return TransferReactor(self._name, transport, grid.num_blocks, self._config.write_timeout_s)
 
     def _take_commands(self, reactor: TransferReactor) -> list[Callable[[], None]]:
         with self._wake:
             if not self._commands and not self._stopping:
-                self._wake.wait(self._poll_interval_s(reactor))
+                interval_s = self._poll_interval_s(reactor)
+                if interval_s:
+                    self._wake.wait(interval_s)
             commands = list(self._commands)
             self._commands.clear()
         return commands
 
     def _poll_interval_s(self, reactor: TransferReactor) -> float:
-        if reactor.num_writes:
+        quiet_s = time.perf_counter() - self._busy_since
+        if quiet_s < _SPIN_S:
+            return 0.0
+        if reactor.num_transfers or quiet_s < _BUSY_S:
             return self._config.poll_busy_us / 1e6
         if self._num_expected:
-            busy = time.perf_counter() < self._busy_until
-            return (self._config.poll_busy_us if busy else self._config.poll_expect_us) / 1e6
+            return self._config.poll_expect_us / 1e6
         return self._config.poll_idle_ms / 1e3
 
     def _poll(self, reactor: TransferReactor) -> None:
@@ -292,13 +294,24 @@ class TransferAgent:
             logger.exception("transfer agent %s", self._name)  # its thread must outlive a bug
             return
         if notices:
-            self._busy_until = time.perf_counter() + _BUSY_S
+            self._busy_since = time.perf_counter()
             self._to_loop(lambda: self._hand_over(notices))
 
     def _hand_over(self, notices: list[bytes]) -> None:
         assert self._on_notification is not None
         for notice in notices:
-            self._on_notification(notice)
+            if notice != HELLO:
+                self._on_notification(notice)
+
+
+def _transport(config: TransferConfig, name: str) -> Transport:
+    match config.backend:
+        case "nixl":
+            return NixlTransport(name)
+        case "ucx":
+            return UcxTransport(name)
+        case "loopback":
+            return LoopbackTransport(name, PROCESS_FABRIC)
 
 
 def _without_frames(error: Exception) -> Exception:

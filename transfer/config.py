@@ -10,11 +10,15 @@ class TransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    backend: Literal["nixl", "loopback"] = "nixl"  # loopback: within one process, for tests
-    verify: bool = True  # check every landed block's checksum before it is read
+    backend: Literal["nixl", "ucx", "loopback"] = "nixl"  # ucx: by ucxx; loopback: for tests
+    verify: bool = True  # check every landed block's checksum before it is read; alike everywhere
     poll_busy_us: float = Field(100.0, gt=0)  # between polls while something is in flight
     poll_expect_us: float = Field(500.0, gt=0)  # while a handoff is expected but all is quiet
     poll_idle_ms: float = Field(5.0, gt=0)  # between polls when nothing is expected
     write_timeout_s: float = Field(10.0, gt=0)  # then the connection is torn down
     lease_margin_ms: int = Field(50, ge=0)  # no post this close to a lease's end
     grace_ms: int = Field(2_000, ge=0)  # blocks stay in quarantine this long after a lease
+    stream_layers: bool = True  # deliver a prompt's end by groups of layers where that is faster
+    pull_prefixes: bool = True  # READ what the decode worker has cached where that is faster
+    exclude_after: int = Field(3, ge=1)  # mismatched checksums of a prefill worker in a minute
+    exclude_for_s: float = Field(60.0, ge=0)  # then it gets no work from this decode worker

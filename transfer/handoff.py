@@ -24,9 +24,10 @@ from tandem.transfer.actions import (
     PrefillLocally,
     ReleaseQuarantined,
     Retract,
+    Span,
     Verify,
 )
-from tandem.transfer.landed import Landed, SettledNotice
+from tandem.transfer.landed import Landed, SettledNotice, decode_landed
 from tandem.transfer.prefill_handoff import PostedWrite, PrefillHandoff
 
 __all__ = ["DecodeHandoff", "HandoffState", "PostedWrite", "PrefillHandoff"]
@@ -52,7 +53,9 @@ class DecodeHandoff:
     """One attempt of one handoff. `grant` is what a claim gets: secret, lease, prompt and blocks.
 
     `deadline` is when the worker stops waiting; `grace_ms` is how long after a lease's end a write
-    is still feared. With `verify` off, a landed block counts as proven.
+    is still feared. Every block has `num_layers` layers in each of `tp_size` ranks, and is proven
+    when all of them are, from every rank of P that has heads for them. With `verify` off, what has
+    landed counts as proven.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class DecodeHandoff:
         *,
         deadline: float,
         grace_ms: int,
+        num_layers: int,
+        tp_size: int = 1,
         verify: bool = True,
     ) -> None:
         assert grant.fill, "a handoff without blocks to fill"
@@ -73,20 +78,44 @@ class DecodeHandoff:
         self.state = HandoffState.ALLOCATED
         self.close_reason = ""
         self.claimant: tuple[str, str] | None = None  # prefill instance, its epoch
+        self.claimant_tp_size = 1
         self.first: FirstToken | None = None
         self.dropped: Counter[str] = Counter()  # why |-> how many messages were not applied
         self._verify = verify
         self._grace_s = grace_ms / 1e3
         self._lease_until = 0.0
         self._block_of = dict(grant.fill)  # ordinal |-> block id
-        self._announced: dict[int, int] = {}  # ordinal |-> checksum
-        self._proven: set[int] = set()  # ordinals
+        self._num_layers = num_layers
+        self._tp_size = tp_size
+        self._num_streams = 0  # pairs of ranks that write; known once it is claimed
+        self._checksum_of: dict[tuple[Span, int], int] = {}  # (span, ordinal) |-> as announced
+        self._announced: dict[
+            tuple[int, int, int], int
+        ] = {}  # (P's rank, ours, ordinal) |-> layers
+        self._proven: set[tuple[Span, int]] = set()
+        self._num_unannounced = 0  # layers of blocks of streams
+        self._num_unproven = 0
         self._settled = False
+
+    @property
+    def is_live(self) -> bool:
+        """Claimed, and neither admitted nor given up."""
+        return self.state in _LIVE
+
+    @property
+    def all_landed(self) -> bool:
+        """Every block was announced; not all of them need be proven."""
+        return self.claimant is not None and self._num_unannounced == 0
+
+    @property
+    def all_proven(self) -> bool:
+        """Every block may be read."""
+        return self.claimant is not None and self._num_unproven == 0
 
     @property
     def complete(self) -> bool:
         """Every block is proven and the first token is here."""
-        return self.first is not None and self._proven == self._block_of.keys()
+        return self.first is not None and self.all_proven
 
     @property
     def may_reuse_blocks(self) -> bool:
@@ -122,50 +151,66 @@ class DecodeHandoff:
             return self._refuse(_REFUSALS.get(self.close_reason, "stale"))
         if now >= self.deadline:
             return self._refuse("expired")
+        wide, narrow = max(claim.tp_size, self._tp_size), min(claim.tp_size, self._tp_size)
+        if narrow < 1 or wide % narrow:
+            return self._refuse("stale")
         if self.state in _UNCLAIMED:
             self.state = HandoffState.CLAIMED
             self.claimant = who
+            self.claimant_tp_size = claim.tp_size
+            self._num_streams = max(self._tp_size, claim.tp_size)
+            self._num_unannounced = self._num_streams * self._num_layers * len(self._block_of)
+            self._num_unproven = self._num_unannounced
         elif self.state not in _LIVE or self.claimant != who or self._settled:
             return self._refuse("stale")
         self._lease_until = now + self.grant.lease_ms / 1e3
         return self.grant
 
-    def landed(self, notice: Landed, now: float) -> list[Action]:
-        """A write is complete, says whoever knows the secret."""
+    def landed(self, notice: Landed, now: float, decode_rank: int = 0) -> list[Action]:
+        """A write into `decode_rank` is complete, says whoever knows the secret."""
         if not self._is_ours(notice.handoff_id, notice.attempt, notice.secret):
             return []
         if self.state not in _LIVE or now > self._lease_until + self._grace_s:
             return self._drop("late")
+        return self._take_in(notice, decode_rank)
+
+    def _take_in(self, notice: Landed, decode_rank: int) -> list[Action]:
+        span = Span(notice.prefill_rank, decode_rank, notice.layers)
+        if not self._is_sane(span):
+            self.dropped["unknown span"] += 1
+            return self._fail(f"{self._who} wrote {span}, which it has no part in")
         self.state = HandoffState.WRITING
-        fresh: list[tuple[int, int]] = []
+        fresh: list[tuple[int, int, int]] = []
         for ordinal, checksum in notice.blocks:
             if ordinal not in self._block_of:
                 self.dropped["unknown ordinal"] += 1
                 return self._fail(f"{self._who} wrote ordinal {ordinal}, which it was not given")
-            if ordinal not in self._announced:
-                self._announced[ordinal] = checksum
-                fresh.append((ordinal, checksum))
-            elif self._announced[ordinal] == checksum:
+            known = self._checksum_of.get((span, ordinal))
+            if known == checksum:
                 self.dropped["duplicate"] += 1
-            else:
+            elif known is not None or not self._announce(span, ordinal):
                 self.dropped["conflict"] += 1
                 return self._fail(f"{self._who} announced ordinal {ordinal} twice, differently")
-        if not self._verify:
-            self._proven.update(ordinal for ordinal, _ in fresh)
-            return self._admit_if_complete()
+            else:
+                self._checksum_of[span, ordinal] = checksum
+                fresh.append((ordinal, self._block_of[ordinal], checksum))
         if not fresh:
             return []
-        return [Verify(tuple((o, self._block_of[o], checksum) for o, checksum in fresh))]
+        if self._verify:
+            return [Verify(span, tuple(fresh))]
+        for ordinal, _, _ in fresh:
+            self._prove(span, ordinal)
+        return self._admit_if_complete()
 
-    def verified(self, ordinal: int, ok: bool) -> list[Action]:
+    def verified(self, span: Span, ordinal: int, ok: bool) -> list[Action]:
         """The answer to one block of a `Verify`."""
         if self.state not in _LIVE:
             return self._drop("late")
-        assert ordinal in self._announced, "verified() answers a Verify"
+        assert (span, ordinal) in self._checksum_of, "verified() answers a Verify"
         if not ok:
             self.dropped["checksum"] += 1
             return self._fail(f"checksum of ordinal {ordinal} from {self._who} does not match")
-        self._proven.add(ordinal)
+        self._prove(span, ordinal)
         return self._admit_if_complete()
 
     def first_token(self, first: FirstToken) -> list[Action]:
@@ -179,11 +224,23 @@ class DecodeHandoff:
         self.first = first
         return self._admit_if_complete()
 
-    def settled(self, settled: Settled) -> list[Action]:
-        """Every write of P is complete or failed; by the request plane."""
+    def settled(self, settled: Settled, now: float) -> list[Action]:
+        """Every write of P is complete or failed; by the request plane.
+
+        It carries the notices of the complete ones once more, so that a lost one costs nothing.
+        """
         if (settled.handoff_id, settled.attempt) != (self.handoff_id, self.attempt):
             return self._drop("stale")
-        return self._settle(settled.num_failed, settled.error)
+        actions: list[Action] = []
+        if not settled.num_failed and not settled.error:
+            for decode_rank, data in settled.notices:
+                notice = decode_landed(data)
+                if notice is not None and self.state in _LIVE and not self._settled:
+                    actions += self.landed(notice, now, decode_rank)
+        if self.state in _LIVE and not self._settled and self._num_unannounced:
+            error = settled.error or f"{self._who} settled and had not written everything"
+            return actions + self._settle(settled.num_failed, error)
+        return actions + self._settle(settled.num_failed, settled.error)
 
     def settled_notice(self, notice: SettledNotice) -> list[Action]:
         """Every write of P is complete or failed; by the transfer plane."""
@@ -224,6 +281,14 @@ class DecodeHandoff:
             return []
         return self._quiesced(f"{self._who} is gone")
 
+    def claimant_stopped(self, now: float) -> None:
+        """The claimant's process stands still: a post that it was in the middle of may come yet.
+
+        So the time of grace begins anew; it ends only after the process was seen going on.
+        """
+        if self.claimant is not None:
+            self._lease_until = max(self._lease_until, now)
+
     def tick(self, now: float) -> list[Action]:
         """Apply the deadline, the lease and its grace."""
         if self.state not in _UNCLAIMED and now > self._lease_until + self._grace_s:
@@ -234,10 +299,16 @@ class DecodeHandoff:
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two events."""
-        assert self._proven <= self._announced.keys() <= self._block_of.keys()
+        assert self._proven <= self._checksum_of.keys()
+        assert all(ordinal in self._block_of for _, ordinal in self._checksum_of)
+        num_units = self._num_streams * self._num_layers * len(self._block_of)
+        num_announced = sum(len(span.layers) for span, _ in self._checksum_of)
+        num_proven = sum(len(span.layers) for span, _ in self._proven)
+        assert self._num_unannounced == num_units - num_announced >= 0
+        assert self._num_unproven == num_units - num_proven >= self._num_unannounced
         assert len(set(self._block_of.values())) == len(self.grant.fill), "a block given twice"
         if self.state in _UNCLAIMED:
-            assert self.claimant is None and not self._announced and self.first is None
+            assert self.claimant is None and not self._checksum_of and self.first is None
         if self.state is HandoffState.ADMITTED:
             assert self.complete
         if self.state is HandoffState.CLOSING:
@@ -257,6 +328,32 @@ class DecodeHandoff:
             self.dropped["bad secret"] += 1
             return False
         return True
+
+    def _is_sane(self, span: Span) -> bool:
+        """The span exists, and those two ranks have heads in common."""
+        wide, narrow = span.prefill_rank, span.decode_rank
+        if self._tp_size > self.claimant_tp_size:
+            wide, narrow = narrow, wide
+        num_wide = max(self._tp_size, self.claimant_tp_size)
+        per_narrow = num_wide // min(self._tp_size, self.claimant_tp_size)
+        in_layers = 0 <= span.layers.start < span.layers.stop <= self._num_layers
+        return in_layers and 0 <= wide < num_wide and wide // per_narrow == narrow
+
+    def _announce(self, span: Span, ordinal: int) -> bool:
+        """Note that these layers are here; False when some of them were already."""
+        key = (span.prefill_rank, span.decode_rank, ordinal)
+        mask = (1 << span.layers.stop) - (1 << span.layers.start)
+        known = self._announced.get(key, 0)
+        if known & mask:
+            return False
+        self._announced[key] = known | mask
+        self._num_unannounced -= len(span.layers)
+        return True
+
+    def _prove(self, span: Span, ordinal: int) -> None:
+        if (span, ordinal) not in self._proven:
+            self._proven.add((span, ordinal))
+            self._num_unproven -= len(span.layers)
 
     def _settle(self, num_failed: int, error: str) -> list[Action]:
         if self.state in _UNCLAIMED:

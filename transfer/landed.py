@@ -2,38 +2,40 @@
 
 ```
 0   4  magic "TNDM"           28  4  sequence number     (settled: writes completed)
-4   1  version                32  4  writes in all, or 0 (settled: writes failed)
-5   1  kind                   36  4  count of blocks     (settled: 0)
-6   2  zero                   40  16 secret
-8   16 handoff id             56  12 per block: u32 ordinal, u64 checksum
-24  4  attempt                    (all little-endian)
+4   1  version                32  4  count of blocks     (settled: writes failed)
+5   1  kind                   36  2  first layer         (settled: 0)
+6   2  rank of the sender     38  2  end of the layers   (settled: 0)
+8   16 handoff id             40  16 secret
+24  4  attempt                56  12 per block: u32 ordinal, u64 checksum
 ```
+
+All little-endian.
 """
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAGIC = b"TNDM"
-VERSION = 1
+VERSION = 2
 KIND_LANDED = 1
 KIND_SETTLED = 2
 ID_BYTES = 16
 SECRET_BYTES = 16
 
-_HEADER = struct.Struct("<4sBBH16sIIII16s")
+_HEADER = struct.Struct("<4sBBH16sIIIHH16s")
 _BLOCK = struct.Struct("<IQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One write is complete: these ordinals hold data with these checksums."""
+    """One write of one rank is complete: these layers of these ordinals have these checksums."""
 
     handoff_id: bytes
     attempt: int
     secret: bytes
+    prefill_rank: int
     sequence_number: int
-    num_writes: int  # of the whole handoff; 0 when P does not know yet
+    layers: range
     blocks: tuple[tuple[int, int], ...]  # (ordinal, checksum)
 
 
@@ -48,26 +50,22 @@ class SettledNotice:
     num_failed: int
 
 
-def encode_landed(
-    handoff_id: bytes,
-    attempt: int,
-    secret: bytes,
-    sequence_number: int,
-    num_writes: int,
-    blocks: Sequence[tuple[int, int]],
-) -> bytes:
-    """The notice of one write; `num_writes` is the handoff's number of writes, or 0."""
+def encode_landed(landed: Landed) -> bytes:
+    """What travels with a write."""
     header = _pack(
-        KIND_LANDED, handoff_id, attempt, secret, sequence_number, num_writes, len(blocks)
+        KIND_LANDED,
+        landed,
+        landed.prefill_rank,
+        landed.sequence_number,
+        len(landed.blocks),
+        landed.layers,
     )
-    return header + b"".join(_BLOCK.pack(ordinal, checksum) for ordinal, checksum in blocks)
+    return header + b"".join(_BLOCK.pack(*block) for block in landed.blocks)
 
 
-def encode_settled(
-    handoff_id: bytes, attempt: int, secret: bytes, num_completed: int, num_failed: int
-) -> bytes:
-    """The notice that no write of this attempt can land any more."""
-    return _pack(KIND_SETTLED, handoff_id, attempt, secret, num_completed, num_failed, 0)
+def encode_settled(settled: SettledNotice) -> bytes:
+    """What says that no write of this attempt can land any more."""
+    return _pack(KIND_SETTLED, settled, 0, settled.num_completed, settled.num_failed, range(0))
 
 
 def decode_landed(data: bytes) -> Landed | None:
@@ -75,36 +73,48 @@ def decode_landed(data: bytes) -> Landed | None:
     fields = _unpack(data, KIND_LANDED)
     if fields is None:
         return None
-    handoff_id, attempt, sequence_number, num_writes, count, secret = fields
-    if len(data) != _HEADER.size + count * _BLOCK.size or count == 0:
+    rank, handoff_id, attempt, sequence_number, count, begin, end, secret = fields
+    if len(data) != _HEADER.size + count * _BLOCK.size or count == 0 or begin >= end:
         return None
     blocks = tuple(_BLOCK.iter_unpack(memoryview(data)[_HEADER.size :]))
-    return Landed(handoff_id, attempt, secret, sequence_number, num_writes, blocks)
+    return Landed(handoff_id, attempt, secret, rank, sequence_number, range(begin, end), blocks)
 
 
 def decode_settled(data: bytes) -> SettledNotice | None:
     """The notice in `data`, or None for anything else. The secret is not judged here."""
     fields = _unpack(data, KIND_SETTLED)
-    if fields is None:
+    if fields is None or len(data) != _HEADER.size:
         return None
-    handoff_id, attempt, num_completed, num_failed, count, secret = fields
-    if len(data) != _HEADER.size or count != 0:
+    rank, handoff_id, attempt, num_completed, num_failed, begin, end, secret = fields
+    if rank or begin or end:
         return None
     return SettledNotice(handoff_id, attempt, secret, num_completed, num_failed)
 
 
 def _pack(
-    kind: int, handoff_id: bytes, attempt: int, secret: bytes, first: int, second: int, count: int
+    kind: int, notice: Landed | SettledNotice, rank: int, first: int, second: int, layers: range
 ) -> bytes:
-    assert len(handoff_id) == ID_BYTES and len(secret) == SECRET_BYTES
-    return _HEADER.pack(MAGIC, VERSION, kind, 0, handoff_id, attempt, first, second, count, secret)
+    assert len(notice.handoff_id) == ID_BYTES and len(notice.secret) == SECRET_BYTES
+    return _HEADER.pack(
+        MAGIC,
+        VERSION,
+        kind,
+        rank,
+        notice.handoff_id,
+        notice.attempt,
+        first,
+        second,
+        layers.start,
+        layers.stop,
+        notice.secret,
+    )
 
 
-def _unpack(data: bytes, kind: int) -> tuple[bytes, int, int, int, int, bytes] | None:
+def _unpack(data: bytes, kind: int) -> tuple[int, bytes, int, int, int, int, int, bytes] | None:
     if len(data) < _HEADER.size:
         return None
-    magic, version, its_kind, zero, *fields = _HEADER.unpack_from(data)
-    if (magic, version, its_kind, zero) != (MAGIC, VERSION, kind, 0):
+    magic, version, its_kind, *fields = _HEADER.unpack_from(data)
+    if (magic, version, its_kind) != (MAGIC, VERSION, kind):
         return None
-    handoff_id, attempt, first, second, count, secret = fields
-    return handoff_id, attempt, first, second, count, secret
+    rank, handoff_id, attempt, first, second, begin, end, secret = fields
+    return rank, handoff_id, attempt, first, second, begin, end, secret

@@ -6,47 +6,40 @@ with `fabric.held` set, operations wait in `fabric.pending` and the test decides
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.runtime.errors import TransferError
-from tandem.transfer.layout import Run, merge_adjacent
-from tandem.transfer.transport import BlockGrid
+from tandem.transfer.transport import BlockGrid, Indices, Operation, Parts
 
 
 @dataclass(slots=True, eq=False)
-class PendingWrite:
-    """A posted write that has not been decided yet."""
+class PendingTransfer:
+    """A posted transfer that has not been decided yet."""
 
-    source: "LoopbackTransport"
+    source: "LoopbackTransport"  # who posted it
     target: str
-    pairs: list[tuple[int, int]]  # (local block, remote block)
+    operation: Operation
+    pieces: list[tuple[int, int, int]]  # (offset in our pool, offset in the target's, bytes)
     notice: bytes
     done: bool = False
     error: str = ""
 
     def copy(self, num_bytes: int | None = None) -> None:
-        """Put the bytes into the target's memory; with `num_bytes`, each block's first ones."""
+        """Move the bytes; with `num_bytes`, only the first ones of each piece."""
         target = self.source.fabric.transports.get(self.target)
         if target is None:
             return
-        ours, theirs = self.source.grid, target.grid
-        size = ours.block_bytes
-        runs = merge_adjacent(self.pairs)
-        if num_bytes is not None:
-            runs = [Run(local, remote, 1) for local, remote in self.pairs]
-        for run in runs:
-            ctypes.memmove(
-                theirs.base_address + run.remote_block * size,
-                ours.base_address + run.local_block * size,
-                run.count * size if num_bytes is None else num_bytes,
-            )
+        for ours, theirs, length in self.pieces:
+            near = self.source.grid.base_address + ours
+            far = target.grid.base_address + theirs
+            to, origin = (far, near) if self.operation == "WRITE" else (near, far)
+            ctypes.memmove(to, origin, length if num_bytes is None else min(length, num_bytes))
 
     def finish(self) -> None:
         """Complete it towards the sender and notify the receiver."""
         self.done = True
         target = self.source.fabric.transports.get(self.target)
-        if target is not None:
+        if target is not None and self.notice:
             target.inbox.append((self.source.name, self.notice))
 
     def fail(self, error: str) -> None:
@@ -54,13 +47,20 @@ class PendingWrite:
         self.error = error
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    peer: str
+    local_parts: Parts
+    remote_parts: Parts
+
+
 @dataclass(slots=True)
 class LoopbackFabric:
-    """What connects loopback transports; `failing` names peers whose writes fail at the post."""
+    """What connects loopback transports; no transfer can be posted to a peer in `failing`."""
 
     held: bool = False
     transports: dict[str, "LoopbackTransport"] = field(default_factory=dict)
-    pending: list[PendingWrite] = field(default_factory=list)
+    pending: list[PendingTransfer] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
 
 
@@ -72,7 +72,7 @@ class LoopbackTransport:
         self.fabric = fabric
         self.inbox: deque[tuple[str, bytes]] = deque()
         self._grid: BlockGrid | None = None
-        self._peers: set[str] = set()
+        self._peers: dict[str, BlockGrid] = {}
 
     @property
     def grid(self) -> BlockGrid:
@@ -91,38 +91,53 @@ class LoopbackTransport:
         peer = metadata.decode()
         if peer not in self.fabric.transports:
             raise TransferError(f"loopback: no transport named {peer}")
-        if grid.block_bytes != self.grid.block_bytes:
-            raise TransferError(f"loopback: blocks of {peer} are {grid.block_bytes} bytes")
-        self._peers.add(peer)
+        self._peers[peer] = grid
         return peer
 
     def remove_peer(self, peer: str) -> None:
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
 
-    def post_write(
-        self, peer: str, local_blocks: Sequence[int], remote_blocks: Sequence[int], notice: bytes
+    def prepare(self, peer: str, local_parts: Parts, remote_parts: Parts) -> object:
+        lengths = [[length for _, length in parts] for parts in (local_parts, remote_parts)]
+        if lengths[0] != lengths[1]:
+            raise TransferError(f"loopback: parts of {lengths[0]} and {lengths[1]} bytes")
+        return _Tables(peer, local_parts, remote_parts)
+
+    def post(
+        self,
+        operation: Operation,
+        tables: object,
+        local_indices: Indices,
+        remote_indices: Indices,
+        notice: bytes,
     ) -> object:
+        assert isinstance(tables, _Tables)
+        peer = tables.peer
         if peer not in self._peers or peer not in self.fabric.transports:
             raise TransferError(f"loopback: {peer} is not connected")
         if peer in self.fabric.failing:
-            raise TransferError(f"loopback: a write to {peer} failed")
-        pairs = list(zip(local_blocks, remote_blocks, strict=True))
-        write = PendingWrite(self, peer, pairs, notice)
+            raise TransferError(f"loopback: a {operation} with {peer} failed")
+        pieces = []
+        for local, remote in zip(local_indices, remote_indices, strict=True):
+            ours, length = _piece(local, tables.local_parts, self.grid)
+            theirs, _ = _piece(remote, tables.remote_parts, self._peers[peer])
+            pieces.append((ours, theirs, length))
+        transfer = PendingTransfer(self, peer, operation, pieces, notice)
         if self.fabric.held:
-            self.fabric.pending.append(write)
+            self.fabric.pending.append(transfer)
         else:
-            write.copy()
-            write.finish()
-        return write
+            transfer.copy()
+            transfer.finish()
+        return transfer
 
     def poll(self, handle: object) -> bool:
-        assert isinstance(handle, PendingWrite)
+        assert isinstance(handle, PendingTransfer)
         if handle.error:
             raise TransferError(f"loopback: {handle.error}")
         return handle.done
 
     def release(self, handle: object) -> None:
-        assert isinstance(handle, PendingWrite)
+        assert isinstance(handle, PendingTransfer)
 
     def notify(self, peer: str, notice: bytes) -> None:
         target = self.fabric.transports.get(peer)
@@ -139,6 +154,13 @@ class LoopbackTransport:
     def close(self) -> None:
         self.fabric.transports.pop(self.name, None)
         self._peers.clear()
+
+
+def _piece(index: int, parts: Parts, grid: BlockGrid) -> tuple[int, int]:
+    """Where in its pool a part of a block lies, and how long it is."""
+    block_id, part = divmod(int(index), len(parts))
+    offset, length = parts[part]
+    return block_id * grid.block_bytes + offset, length
 
 
 PROCESS_FABRIC = LoopbackFabric()

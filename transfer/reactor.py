@@ -1,17 +1,18 @@
-"""What the transfer thread does: peers, posted writes and their completion. No thread, no asyncio.
+"""What the transfer thread does: peers, posted transfers and their end. No thread, no asyncio.
 
-A write that fails takes the connection to its peer with it: only a torn connection proves that
+A transfer that fails takes the connection to its peer with it: only a torn connection proves that
 nothing of it, and nothing of its siblings, can land later.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import TransferMetadata
-from tandem.transfer.transport import BlockGrid, Transport
+from tandem.transfer.transport import BlockGrid, Operation, Parts, Transport
 
 HELLO = b"TNDMHELO"  # opens the connection of a pair before its first write; means nothing else
 
@@ -21,14 +22,38 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOrder:
-    """One write to post: (local, remote) block pairs, and what the peer hears after the data.
+class PeerRank:
+    """One rank of a peer."""
+
+    instance_id: str
+    epoch: str
+    rank: int
+
+    @property
+    def agent_name(self) -> str:
+        """What its transport calls itself."""
+        return f"{self.instance_id}.{self.epoch}.{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which parts of each block go, of all into which both sides cut theirs."""
+
+    local_parts: Parts
+    remote_parts: Parts
+    chosen: range
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """One transfer to post: (local, remote) block pairs, and what the peer hears after a write.
 
     Nothing is posted from `post_before` on, a `time.perf_counter()` reading.
     """
 
-    peer_instance: str
-    peer_epoch: str
+    operation: Operation
+    peer: PeerRank
+    selection: Selection
     pairs: Sequence[tuple[int, int]]
     notice: bytes
     post_before: float | None
@@ -38,13 +63,13 @@ class WriteOrder:
 @dataclass(slots=True)
 class _Peer:
     name: str
-    epoch: str
-    num_blocks: int
+    grid: BlockGrid
+    tables: dict[tuple[Parts, Parts], object] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Write:
-    order: WriteOrder
+class _Transfer:
+    order: TransferOrder
     handle: object
     posted_at: float
 
@@ -53,128 +78,154 @@ class TransferReactor:
     """Drives one transport. Every method runs on the transfer thread."""
 
     def __init__(
-        self, name: str, transport: Transport, num_blocks: int, write_timeout_s: float
+        self, name: str, transport: Transport, num_blocks: int, transfer_timeout_s: float
     ) -> None:
         self._name = name
         self._transport = transport
         self._num_blocks = num_blocks
-        self._write_timeout_s = write_timeout_s
-        self._peers: dict[str, _Peer] = {}
-        self._writes: list[_Write] = []
+        self._timeout_s = transfer_timeout_s
+        self._peers: dict[tuple[str, int], tuple[PeerRank, _Peer]] = {}  # by instance and rank
+        self._transfers: list[_Transfer] = []
         self.longest_write_s = 0.0  # from post to completion; forgets with each write
 
     @property
-    def num_writes(self) -> int:
-        """Writes posted and not complete."""
-        return len(self._writes)
+    def num_transfers(self) -> int:
+        """Transfers posted and not complete."""
+        return len(self._transfers)
 
-    def connect(self, peer: TransferMetadata) -> None:
-        """Make `peer` writable; idempotent per epoch, and an older epoch of it is dropped."""
-        known = self._peers.get(peer.instance_id)
-        if known is not None and known.epoch == peer.epoch:
-            return
-        self.drop_peer(peer.instance_id, "it restarted")
-        grid = BlockGrid(
-            peer.base_address, peer.block_bytes, peer.num_blocks, peer.memory, peer.device_id
-        )
-        name = self._transport.add_peer(peer.agent_metadata, grid)
+    def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
+        """Make `peer` reachable; an older epoch of it is dropped. False: it was, already."""
+        known = self._peers.get((peer.instance_id, peer.rank))
+        if known is not None and known[0] == peer:
+            return False
+        self._drop((peer.instance_id, peer.rank), "it restarted")
+        name = self._transport.add_peer(metadata, grid)
         try:
-            if name != f"{peer.instance_id}.{peer.epoch}":
-                raise TransferError(
-                    f"the metadata of {peer.instance_id}.{peer.epoch} is that of {name}"
-                )
+            if name != peer.agent_name:
+                raise TransferError(f"the metadata of {peer.agent_name} is that of {name}")
             self._transport.notify(name, HELLO)
         except TransferError:
             self._transport.remove_peer(name)
             raise
-        self._peers[peer.instance_id] = _Peer(name, peer.epoch, peer.num_blocks)
+        self._peers[peer.instance_id, peer.rank] = (peer, _Peer(name, grid))
         logger.info("transfer agent %s connected to %s", self._name, name)
+        return True
 
     def drop_peer(self, instance_id: str, reason: str) -> None:
-        """Tear the connection down; writes under way to it fail. Unknown peers are fine."""
-        peer = self._peers.pop(instance_id, None)
-        if peer is None:
-            return
-        doomed = [w for w in self._writes if w.order.peer_instance == instance_id]
-        self._writes = [w for w in self._writes if w.order.peer_instance != instance_id]
-        for write in doomed:
-            self._transport.release(write.handle)
-        self._transport.remove_peer(peer.name)
-        logger.info("transfer agent %s dropped %s: %s", self._name, peer.name, reason)
-        for write in doomed:
-            write.order.on_done(TransferError(f"write to {peer.name}: {reason}"))
+        """Tear the connections down; transfers under way fail. Unknown peers are fine."""
+        for key in [key for key in self._peers if key[0] == instance_id]:
+            self._drop(key, reason)
 
-    def post(self, order: WriteOrder) -> None:
-        """Post a write; `on_done` hears of its end, exactly once, maybe within this call."""
+    def prepare(self, peer: PeerRank, selection: Selection) -> None:
+        """Make the descriptors of this way of cutting blocks now, so that no transfer has to."""
+        self._tables(self._connected(peer), selection)
+
+    def post(self, order: TransferOrder) -> None:
+        """Post a transfer; `on_done` hears of its end, exactly once, maybe within this call."""
+        selection = order.selection
+        num_local, num_remote = len(selection.local_parts), len(selection.remote_parts)
+        chosen = np.asarray(selection.chosen, dtype=np.int32)
         try:
             peer = self._checked_peer(order)
+            tables = self._tables(peer, selection)
+            blocks = np.asarray(order.pairs, dtype=np.int32)[:, :, None]
+            local = (blocks[:, 0] * num_local + chosen).ravel()
+            remote = (blocks[:, 1] * num_remote + chosen).ravel()
+            posted_at = time.perf_counter()  # after all that may take its time
+            if order.post_before is not None and posted_at >= order.post_before:
+                raise TransferError(f"{order.operation} with {peer.name}: its lease is over")
         except TransferError as exc:
             order.on_done(exc)
             return
-        posted_at = time.perf_counter()
         try:
-            handle = self._transport.post_write(
-                peer.name,
-                [local for local, _ in order.pairs],
-                [remote for _, remote in order.pairs],
-                order.notice,
-            )
+            handle = self._transport.post(order.operation, tables, local, remote, order.notice)
         except TransferError as exc:
-            self.drop_peer(order.peer_instance, f"a write failed: {exc.message}")
+            self._drop(
+                (order.peer.instance_id, order.peer.rank), f"a transfer failed: {exc.message}"
+            )
             order.on_done(exc)
             return
-        self._writes.append(_Write(order, handle, posted_at))
+        self._transfers.append(_Transfer(order, handle, posted_at))
 
-    def notify(self, peer_instance: str, notice: bytes) -> None:
-        """Send a message that belongs to no write."""
-        peer = self._peers.get(peer_instance)
-        if peer is None:
-            raise TransferError(f"notify {peer_instance}: not connected")
+    def notify(self, instance_id: str, notice: bytes) -> None:
+        """Send a message that belongs to no write, to the first of the peer's ranks."""
+        ranks = sorted(rank for known, rank in self._peers if known == instance_id)
+        if not ranks:
+            raise TransferError(f"notify {instance_id}: not connected")
+        _, peer = self._peers[instance_id, ranks[0]]
         self._transport.notify(peer.name, notice)
 
     def poll(self) -> list[bytes]:
         """Finish what is complete, give up what is late; the messages that came."""
         now = time.perf_counter()
-        for write in list(self._writes):
-            if write in self._writes:  # else it went with its peer, in this very loop
-                self._poll_write(write, now)
-        return [notice for _, notice in self._transport.notifications() if notice != HELLO]
+        for transfer in list(self._transfers):
+            if transfer in self._transfers:  # else it went with its peer, in this very loop
+                self._poll_transfer(transfer, now)
+        return [notice for _, notice in self._transport.notifications()]
 
     def close(self) -> None:
         """Drop every peer, then the transport."""
-        for instance_id in list(self._peers):
-            self.drop_peer(instance_id, "the agent closes")
+        for key in list(self._peers):
+            self._drop(key, "the agent closes")
         self._transport.close()
 
-    def _checked_peer(self, order: WriteOrder) -> _Peer:
-        peer = self._peers.get(order.peer_instance)
-        target = f"write to {order.peer_instance}.{order.peer_epoch}"
-        if peer is None or peer.epoch != order.peer_epoch:
-            raise TransferError(f"{target}: not connected")
-        if not order.pairs:
-            raise TransferError(f"{target}: no blocks")
-        for local, remote in order.pairs:
-            if not (0 <= local < self._num_blocks and 0 <= remote < peer.num_blocks):
-                raise TransferError(
-                    f"{target}: block {local} of {self._num_blocks} to block {remote} of "
-                    f"{peer.num_blocks} is out of range"
-                )
-        if order.post_before is not None and time.perf_counter() >= order.post_before:
-            raise TransferError(f"{target}: its lease is over")
+    def _drop(self, key: tuple[str, int], reason: str) -> None:
+        _, peer = self._peers.pop(key, (None, None))
+        if peer is None:
+            return
+
+        def is_doomed(transfer: _Transfer) -> bool:
+            return (transfer.order.peer.instance_id, transfer.order.peer.rank) == key
+
+        doomed = [transfer for transfer in self._transfers if is_doomed(transfer)]
+        self._transfers = [transfer for transfer in self._transfers if not is_doomed(transfer)]
+        for transfer in doomed:
+            self._transport.release(transfer.handle)
+        self._transport.remove_peer(peer.name)
+        logger.info("transfer agent %s dropped %s: %s", self._name, peer.name, reason)
+        for transfer in doomed:
+            order = transfer.order
+            order.on_done(TransferError(f"{order.operation} with {peer.name}: {reason}"))
+
+    def _connected(self, rank: PeerRank) -> _Peer:
+        known, peer = self._peers.get((rank.instance_id, rank.rank), (None, None))
+        if peer is None or known != rank:
+            raise TransferError(f"{rank.agent_name}: not connected")
         return peer
 
-    def _poll_write(self, write: _Write, now: float) -> None:
-        instance_id = write.order.peer_instance
+    def _checked_peer(self, order: TransferOrder) -> _Peer:
+        peer = self._connected(order.peer)
+        doing = f"{order.operation} with {peer.name}"
+        if not order.pairs:
+            raise TransferError(f"{doing}: no blocks")
+        for local, remote in order.pairs:
+            if not (0 <= local < self._num_blocks and 0 <= remote < peer.grid.num_blocks):
+                raise TransferError(
+                    f"{doing}: block {local} of {self._num_blocks} and block {remote} of "
+                    f"{peer.grid.num_blocks} are out of range"
+                )
+        return peer
+
+    def _tables(self, peer: _Peer, selection: Selection) -> object:
+        key = (selection.local_parts, selection.remote_parts)
+        if key not in peer.tables:
+            peer.tables[key] = self._transport.prepare(peer.name, *key)
+        return peer.tables[key]
+
+    def _poll_transfer(self, transfer: _Transfer, now: float) -> None:
+        order = transfer.order
+        key = (order.peer.instance_id, order.peer.rank)
         try:
-            done = self._transport.poll(write.handle)
+            done = self._transport.poll(transfer.handle)
         except TransferError as exc:
-            self.drop_peer(instance_id, exc.message)
+            self._drop(key, exc.message)
             return
         if done:
-            took_s = time.perf_counter() - write.posted_at
-            self.longest_write_s = max(took_s, _FORGET * self.longest_write_s)
-            self._writes.remove(write)
-            self._transport.release(write.handle)
-            write.order.on_done(None)
-        elif now - write.posted_at > self._write_timeout_s:
-            self.drop_peer(instance_id, f"a write took more than {self._write_timeout_s} s")
+            if order.operation == "WRITE":
+                took_s = time.perf_counter() - transfer.posted_at
+                self.longest_write_s = max(took_s, _FORGET * self.longest_write_s)
+            self._transfers.remove(transfer)
+            self._transport.release(transfer.handle)
+            order.on_done(None)
+        elif now - transfer.posted_at > self._timeout_s:
+            self._drop(key, f"a transfer took more than {self._timeout_s} s")

@@ -100,6 +100,25 @@ async def answer_in_full(exchange: Exchange) -> None:
     await exchange.end_stream()
 
 
+HANDOFF = {
+    "received": 0.0, "queued": 2.0, "claimed": 5.0, "computed": 20.0, "first_token": 21.0,
+    "landed": 25.0, "verified": 25.5, "first_step": 30.0,
+}  # fmt: skip
+
+
+async def answer_with_timeline(exchange: Exchange) -> None:
+    """Two tokens, and the course of a remote prefill for those who ask for it."""
+    if exchange.body is None or exchange.headers.get("x-tandem-timeline") != "true":
+        await answer_in_full(exchange)
+        return
+    course = {"prefill": "remote", "timeline_ms": HANDOFF}
+    last = {"index": 0, "text": "b", "finish_reason": "length", "tandem": course}
+    await exchange.start_stream(b"x-tandem-prefill: remote")
+    await exchange.send_chunk(text_event("a"))
+    await exchange.send_chunk(event(choices=[last]) + usage_event(3, 2) + b"data: [DONE]\n\n")
+    await exchange.end_stream()
+
+
 @asynccontextmanager
 async def serving(answer: Answer = answer_in_full) -> AsyncIterator[SseServer]:
     """A server on a free loopback port; leaving closes every connection."""

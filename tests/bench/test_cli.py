@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sse_server import Exchange, answer_in_full, serving
+from sse_server import Exchange, answer_in_full, answer_with_timeline, serving
 
 from tandem.bench.metrics import RequestRecord
 from tandem.bench.plot import tokens_over_time
@@ -52,6 +52,7 @@ async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: P
         bodies = server.bodies
         wish = server.exchanges[-1].headers["x-tandem-prefill"]
     assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (" not in outcome.out  # this server tells no timelines
     for text in ("time to first token", "p99", "12 of 12 succeeded", "goodput", "Definitions"):
         assert text in outcome.out
     results = json.loads(output.read_text())
@@ -99,6 +100,34 @@ async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Pa
     assert len(metrics["ttft p50"]["ratios"]) == 2
     assert "B/A" in outcome.out
     assert "prefix cache" in outcome.err  # the seed is fixed
+
+
+async def test_a_server_that_tells_timelines_gets_a_breakdown(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    async with serving(answer_with_timeline) as server:
+        outcome = await bench("--url", server.url, "--num-requests", "3", "--output", str(output))
+    assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (3 requests)" in outcome.out
+    (row,) = [line for line in outcome.out.splitlines() if "exposed transfer" in line]
+    assert row.count("5.000") == 2
+    parts = json.loads(output.read_text())["summary"]["breakdown_ms"]["remote"]
+    assert (parts["queue"]["p50"], parts["verification"]["p99"]) == (3.0, 0.5)
+
+
+async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "results.json"
+    async with serving() as plain, serving(answer_with_timeline) as telling:
+        outcome = await bench(
+            *("--url", plain.url, "--compare-url", telling.url, "--rounds", "2", "--warmup", "0"),
+            *("--num-requests", "2", "--output", str(output)),
+        )
+    assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (A 0, B 4 requests)" in outcome.out
+    breakdown = json.loads(output.read_text())["comparison"]["breakdown_ms"]
+    assert breakdown["A"] == {}
+    assert breakdown["B"]["remote"]["first_step"]["num_samples"] == 4
 
 
 async def test_a_run_that_fails_altogether_has_an_exit_code() -> None:

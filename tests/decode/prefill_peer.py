@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from services import eventually
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeWorker
-from tandem.engine.sequence import Sequence
+from tandem.engine.sequence import Sequence as EngineSequence
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
@@ -29,17 +30,22 @@ from tandem.runtime.messages import (
     GenerateRequest,
     PrefillJob,
     PrefillReport,
+    PrefixBlocks,
+    PrefixRequest,
     SamplingParams,
     Settled,
     StopConditions,
     TokenDelta,
+    WorkerStatus,
     encode,
     pack_tokens,
     unpack_tokens,
 )
 from tandem.runtime.request_plane import ResponseStream
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.landed import encode_landed, encode_settled
+from tandem.transfer.landed import Landed, SettledNotice, encode_landed, encode_settled
+from tandem.transfer.link import Link
+from tandem.transfer.reactor import HELLO
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
 
@@ -97,6 +103,7 @@ class Work:
     blocks: list[int] = field(default_factory=list)
     first: FirstToken | None = None
     num_written: int = 0
+    notices: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 class Stage:
@@ -120,8 +127,11 @@ class Stage:
         await self.peer.__aenter__()
         await self.worker.startup()
         await self.register(os.getpid())
-        await self.peer.agent.connect(self.worker.remote._agent.metadata())
+        await self.connect()
         return self
+
+    async def connect(self) -> Link:
+        return await self.peer.group.connect(self.worker.remote._group.metadata())
 
     async def __aexit__(self, *_: object) -> None:
         await self.worker.stop()
@@ -201,7 +211,7 @@ class Stage:
         assert isinstance(work, Work)
         grant, request_id = work.grant, work.job.handoff_id.hex()
         token_ids = unpack_tokens(grant.token_ids)
-        seq = Sequence(
+        seq = EngineSequence(
             request_id, token_ids, len(token_ids), grant.sampling, grant.stop, prefill_only=True
         )
         self.peer.engine.add(seq)
@@ -214,25 +224,37 @@ class Stage:
         return work
 
     async def write(
-        self, work: Work, *, fill: list[tuple[int, int]] | None = None, flip: int = 0
+        self,
+        work: Work,
+        *,
+        fill: list[tuple[int, int]] | None = None,
+        flip: int = 0,
+        notice_is_lost: bool = False,
     ) -> bytes:
-        """Writes blocks as the ordinals say; the notice it came with. `flip` spoils checksums."""
+        """Writes blocks as the ordinals say; the notice of it. `flip` spoils checksums."""
         fill = work.grant.fill if fill is None else fill
         local = [work.blocks[ordinal] for ordinal, _ in fill]
-        sums = [checksum ^ flip for checksum in await self.peer.agent.checksums(local)]
-        ordinals = [ordinal for ordinal, _ in fill]
-        notice = encode_landed(
-            work.job.handoff_id,
-            work.job.attempt,
-            work.grant.secret,
-            work.num_written,
-            0,
-            list(zip(ordinals, sums, strict=True)),
-        )
+        layers = range(self.peer.group.layout.num_layers)
+
+        def landed(sums: Iterable[int]) -> bytes:
+            checksums = [checksum ^ flip for checksum in sums]
+            ordinals = [ordinal for ordinal, _ in fill]
+            blocks = tuple(zip(ordinals, checksums, strict=True))
+            handoff = (work.job.handoff_id, work.job.attempt, work.grant.secret)
+            return encode_landed(Landed(*handoff, 0, work.num_written, layers, blocks))
+
         pairs = list(zip(local, (block for _, block in fill), strict=True))
-        node = self.worker.node
-        await self.peer.agent.write(node.instance_id, node.epoch, pairs, notice)
+        link = await self.connect()
+        sent: list[bytes] = []
+
+        def send(sums: Sequence[int]) -> bytes:
+            sent.append(landed(sums))
+            return HELLO if notice_is_lost else sent[0]
+
+        await self.peer.group.write(link, link.streams[0], layers, pairs, send)
+        (notice,) = sent
         work.num_written += 1
+        work.notices.append((0, notice))
         return notice
 
     async def send_first(self, work: Work) -> None:
@@ -241,13 +263,15 @@ class Stage:
 
     async def settle(self, work: Work, *, error: str = "", num_failed: int = 0) -> None:
         job = work.job
-        settled = Settled(job.handoff_id, job.attempt, work.num_written, num_failed, error)
+        num_written = work.num_written
+        settled = Settled(job.handoff_id, job.attempt, num_written, num_failed, error, work.notices)
         await self.tell("settled", encode(settled))
 
     async def settle_by_notice(self, work: Work) -> None:
         job = work.job
-        notice = encode_settled(job.handoff_id, job.attempt, work.grant.secret, work.num_written, 0)
-        await self.notify(notice)
+        secret, num_written = work.grant.secret, work.num_written
+        settled = SettledNotice(job.handoff_id, job.attempt, secret, num_written, 0)
+        await self.notify(encode_settled(settled))
 
     async def deliver(self, work: Work) -> None:
         """All that a prefill worker does after computing, in the usual order."""
@@ -256,12 +280,20 @@ class Stage:
         await self.settle(work)
 
     async def notify(self, notice: bytes) -> None:
-        await self.peer.agent.notify(self.worker.node.instance_id, notice)
+        await self.peer.group.notify(self.worker.node.instance_id, notice)
 
-    async def tell(self, endpoint: str, payload: bytes) -> None:
+    async def tell(self, endpoint: str, payload: bytes) -> bytes:
         context = RequestContext(timeout_s=5)
         address = self.worker.node.server.address
-        await self.peer.node.client.call(address, endpoint, payload, context)
+        return await self.peer.node.client.call(address, endpoint, payload, context)
+
+    async def ask_for_prefix(self, work: Work, ordinals: list[int]) -> PrefixBlocks:
+        request = PrefixRequest(work.job.handoff_id, work.job.attempt, ordinals)
+        answer = await self.tell("prefix_blocks", encode(request))
+        return msgspec.msgpack.decode(answer, type=PrefixBlocks)
+
+    async def status(self) -> WorkerStatus:
+        return msgspec.msgpack.decode(await self.tell("status", b""), type=WorkerStatus)
 
     # ---- looking ------------------------------------------------------------------------------
 
@@ -280,4 +312,4 @@ class Stage:
         await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
         await worker.loop.call(lambda engine: engine.check_invariants())
         assert worker._num_reserved == worker.remote.num_taken
-        assert worker.remote._agent._num_expected == 0
+        assert worker.remote._group._agents[0]._num_expected == 0

@@ -19,27 +19,54 @@ WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)
 # ---- what arrives in any order, and often ------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", list(permutations(["first", "write", "settle"])))
+@pytest.mark.parametrize("order", list(permutations(["first", "notices", "settle"])))
 async def test_the_text_is_the_same_in_whatever_order_messages_come(
     stage: Stage, order: tuple[str, ...]
 ) -> None:
-    """To the decode worker it is the notices of writes that come late, after their settling."""
     answer = await stage.ask(PROMPT, sampling=WITH_LOGPROBS)
     work = await stage.claimed()
     half = len(work.grant.fill) // 2
+    notices = [
+        await stage.write(work, fill=work.grant.fill[half:], notice_is_lost=True),
+        await stage.write(work, fill=work.grant.fill[:half], notice_is_lost=True),
+    ]
     for step in order:
         match step:
             case "first":
                 await stage.send_first(work)
-            case "write":
-                await stage.write(work, fill=work.grant.fill[half:])
-                await stage.write(work, fill=work.grant.fill[:half])
+            case "notices":
+                for notice in notices:
+                    await stage.notify(notice)
             case "settle":
                 await stage.settle(work)
     text = await answer.whole()
     assert text == stage.undisturbed(PROMPT, WITH_LOGPROBS)
     assert len(text.logprobs) == len(text.token_ids) and len(text.logprobs[0].top) == 2
     assert answer.report is not None and answer.report.place == "remote"
+
+
+async def test_a_lost_notice_costs_nothing_because_settling_carries_it(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.write(work, fill=work.grant.fill[:2])
+    await stage.write(work, fill=work.grant.fill[2:], notice_is_lost=True)
+    await stage.send_first(work)
+    await stage.settle(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert answer.report is not None and answer.report.place == "remote"
+    await stage.balanced()
+
+
+async def test_settling_without_having_written_everything_ends_the_handoff_at_once(
+    stage: Stage,
+) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.write(work, fill=work.grant.fill[:2])
+    await stage.settle(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert answer.report is not None and "had not written everything" in answer.report.reason
+    await stage.balanced()
 
 
 async def test_blocks_arrive_by_nixl_as_well(
@@ -171,3 +198,51 @@ async def test_a_write_to_a_place_that_was_not_granted_ends_the_handoff(stage: S
     assert await answer.whole() == stage.undisturbed(PROMPT)
     assert answer.report is not None and "not given" in answer.report.reason
     await stage.settle(work)
+
+
+async def test_a_prefill_worker_that_delivers_corrupt_kv_repeatedly_gets_no_more_work(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    transfer = TRANSFER.model_copy(update={"exclude_after": 2})
+    async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
+        for seed in range(2):
+            prompt = fresh_prompt(9, seed)
+            answer = await stage.ask(prompt)
+            work = await stage.claimed()
+            await stage.write(work, flip=1)
+            await stage.settle(work)
+            assert await answer.whole() == stage.undisturbed(prompt)
+        status = await stage.status()
+        assert status.details["excluded"] == stage.peer.node.instance_id
+        answer = await stage.ask(fresh_prompt(9, seed=2))
+        assert await answer.whole() == stage.undisturbed(fresh_prompt(9, seed=2))
+        assert answer.report is not None and answer.report.reason == "no prefill worker"
+        await stage.balanced()
+
+
+async def test_the_claimant_can_read_the_prefix_that_is_cached_here(stage: Stage) -> None:
+    first = await stage.ask(PROMPT)
+    await stage.deliver(await stage.claimed())
+    await first.whole()
+    again = await stage.ask([*PROMPT[:20], 7, 8])
+    work = await stage.claimed()
+    ordinals = work.grant.cached_ordinals
+    assert ordinals == [0, 1, 2, 3, 4]
+    answer = await stage.ask_for_prefix(work, ordinals)
+    link, local = await stage.connect(), stage.peer.engine.block_pool.allocate(len(ordinals))
+    assert local is not None
+    pairs = list(zip(local, [block for _, block in answer.blocks], strict=True))
+    assert [await stage.peer.group.read(link, link.streams[0], pairs)] == answer.checksums
+    pool = stage.peer.engine.runner.kv_cache.tensor
+    assert pool[local].equal(pool[work.blocks[: len(ordinals)]])  # what we computed ourselves
+    await stage.deliver(work)
+    await again.whole()
+    assert (await stage.ask_for_prefix(work, ordinals)).blocks == []  # the claim is over
+
+
+async def test_what_is_not_cached_here_cannot_be_read(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    assert (await stage.ask_for_prefix(work, [0])).blocks == []
+    await stage.deliver(work)
+    await answer.whole()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from handoff_peer import TRANSFER
 from prefill_peer import PROMPT, Stage, fresh_prompt
 from services import NatsServer, eventually
 
+from tandem.decode.remote import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
@@ -26,6 +28,10 @@ def dead_pid() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+def sleeping_process() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["sleep", "60"])
 
 
 @pytest.mark.parametrize("state", ["queued", "claimed", "writing", "settled", "admitted"])
@@ -110,6 +116,31 @@ async def test_a_lost_prefill_worker_s_blocks_wait_for_its_death_or_its_lease(
         assert (held_s >= lease_s) is not is_dead
 
 
+async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_still(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    """It may be in the middle of a post, which goes on with the process, whatever its lease."""
+    sleeper = sleeping_process()
+    try:
+        async with Stage(runtime_config, tiny_model, handoff_timeout_ms=400) as stage:
+            await stage.register(sleeper.pid)
+            answer = await stage.ask(PROMPT)
+            work = await stage.claimed()
+            sleeper.send_signal(signal.SIGSTOP)
+            work.stream.cancel()
+            assert await answer.whole() == stage.undisturbed(PROMPT)
+            remote = stage.worker.remote.find(work.job.handoff_id)
+            assert remote is not None and remote.machine.next_tick is not None
+            lease_ends_at = remote.machine.next_tick
+            await eventually(lambda: time.perf_counter() > lease_ends_at + 3 * CHECK_S)
+            assert stage.num_quarantined == len(work.grant.fill)
+            sleeper.send_signal(signal.SIGCONT)
+            await stage.balanced()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 @pytest.mark.parametrize("claimed", [False, True])
 async def test_a_handoff_ends_by_its_deadline_whatever_is_lost(
     runtime_config: RuntimeConfig, tiny_model: Path, claimed: bool
@@ -171,10 +202,10 @@ async def test_a_late_answer_of_the_broker_does_not_undo_a_claim(
 async def test_kv_that_cannot_be_verified_is_not_used(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(block_ids: list[int]) -> list[int]:
+    async def fail(*_: object) -> list[int]:
         raise TransferError("the transfer thread is gone")
 
-    monkeypatch.setattr(stage.worker.remote._agent, "checksums", fail)
+    monkeypatch.setattr(stage.worker.remote._group, "checksums", fail)
     answer = await stage.ask(PROMPT)
     work = await stage.claimed()
     await stage.deliver(work)

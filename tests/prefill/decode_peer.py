@@ -30,6 +30,8 @@ from tandem.runtime.messages import (
     ClaimRefused,
     FirstToken,
     PrefillJob,
+    PrefixBlocks,
+    PrefixRequest,
     SamplingParams,
     Settled,
     StopConditions,
@@ -60,6 +62,8 @@ class Offer:
     claims: list[Claim] = field(default_factory=list)
     first: FirstToken | None = None
     refuses_first: bool = False
+    pulled: list[int] = field(default_factory=list)  # ordinals that were asked for
+    spoils_pulls: int = 0  # flips bits of a checksum
     settled: list[Settled] = field(default_factory=list)
     stream: Responder | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,12 +101,18 @@ class Stage:
         server.register("claim", self._on_claim)
         server.register("first_token", self._on_first_token)
         server.register("settled", self._on_settled)
+        server.register("prefix_blocks", self._on_prefix_blocks)
         await self.peer.__aenter__()
         node = self.peer.node
-        await register_transfer(node.discovery, node.config.namespace, self.peer.agent.metadata())
+        await register_transfer(node.discovery, node.config.namespace, self.peer.group.metadata())
         await self.worker.startup()
-        await eventually(lambda: node.instance_id in self.worker._peers.items)
+        await eventually(self.is_known)
         return self
+
+    def is_known(self) -> bool:
+        """The worker has met the puppet and knows what the way to it is worth."""
+        link = self.worker._group.links.get(self.peer.node.instance_id)
+        return link is not None and link.rates is not None
 
     async def __aexit__(self, *_: object) -> None:
         for offer in self.offers.values():
@@ -138,6 +148,18 @@ class Stage:
         settled = msgspec.msgpack.decode(payload, type=Settled)
         self.offers[settled.handoff_id].settled.append(settled)
         answer.send(encode(Ack()))
+
+    async def _on_prefix_blocks(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
+        offer, group = self.offers[request.handoff_id], self.peer.group
+        offer.pulled = list(request.ordinals)
+        blocks = [(ordinal, offer.seq.block_table[ordinal]) for ordinal in request.ordinals]
+        layers, (stream,) = range(group.layout.num_layers), group.streams_from(request.tp_size)
+        checksums = await group.checksums(stream, layers, [block for _, block in blocks])
+        checksums[0] ^= offer.spoils_pulls
+        answer.send(encode(PrefixBlocks(blocks, [checksums])))
 
     # ---- what a test tells it to do -----------------------------------------------------------
 
@@ -218,13 +240,19 @@ class Stage:
         settled = await self.settled(offer)
         assert (settled.num_failed, settled.error) == (0, "")
         fill = dict(offer.answer.fill)
-        await eventually(lambda: sum(len(n.blocks) for n in self.landed(offer)) == len(fill))
+        num_layers = self.peer.group.layout.num_layers
+        num_units = len(fill) * num_layers
+        await eventually(
+            lambda: sum(len(n.blocks) * len(n.layers) for n in self.landed(offer)) == num_units
+        )
         notices = self.landed(offer)
         assert len(notices) == settled.num_completed
         assert all(notice.secret == offer.answer.secret for notice in notices)
-        announced = dict(block for notice in notices for block in notice.blocks)
-        found = await self.peer.agent.checksums([fill[ordinal] for ordinal in announced])
-        assert found == list(announced.values())
+        (stream,) = self.peer.group.streams_from(1)
+        for notice in notices:
+            blocks = [fill[ordinal] for ordinal, _ in notice.blocks]
+            found = await self.peer.group.checksums(stream, notice.layers, blocks)
+            assert found == [checksum for _, checksum in notice.blocks]
         await eventually(lambda: offer.first is not None)
         assert offer.first is not None
         token = SampledToken(offer.first.token_id, offer.first.logprobs)
@@ -241,8 +269,9 @@ class Stage:
         prompt: list[int],
         sampling: SamplingParams = GREEDY,
         stop: StopConditions = SIX,
+        salt: str = "undisturbed",
     ) -> Text:
-        return self.peer.undisturbed(prompt, sampling, stop)
+        return self.peer.undisturbed(prompt, sampling, stop, salt)
 
     @property
     def num_held(self) -> int:
@@ -256,7 +285,7 @@ class Stage:
         await worker.loop.call(lambda engine: engine.check_invariants())
         pool = worker.engine.block_pool
         assert pool.num_free + pool.num_cached == NUM_BLOCKS
-        assert not worker._outputs
+        assert not worker._steps
         async with asyncio.timeout(5):
             while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
                 await asyncio.sleep(0.01)

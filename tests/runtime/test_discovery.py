@@ -23,7 +23,7 @@ from tandem.runtime.discovery import (
 )
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.messages import Instance, ModelCard, TransferMetadata
+from tandem.runtime.messages import Instance, ModelCard, RankMetadata, TransferMetadata
 
 Join = Callable[[], Discovery]
 NAMESPACE = "test"
@@ -123,7 +123,9 @@ async def test_model_cards_and_transfer_metadata_are_typed_too(join: Join) -> No
     discovery = join()
     await discovery.start()
     card = ModelCard("org/model", 4096, 16, 100, "digest", "a", 0)
-    metadata = TransferMetadata("a", "e", "hash", "layout", "nixl", b"\0\xff", "DRAM", 0, 1, 2, 3)
+    metadata = TransferMetadata(
+        "a", "e", "hash", "layout", "nixl", "DRAM", 2, 3, 1, [RankMetadata(b"\0\xff", 0, 1)]
+    )
     assert await register_model(discovery, NAMESPACE, card) == model_key(
         NAMESPACE, "org/model", "a"
     )

@@ -1,4 +1,4 @@
-"""Addresses, ids, block hashes, timelines and config: the small pure parts."""
+"""Addresses, ids, block hashes and config: the small pure parts."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,6 @@ from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.timeline import Timeline
 
 
 def test_an_address_reads_back_what_it_wrote() -> None:
@@ -67,16 +66,6 @@ def test_tenants_and_adapters_do_not_share_digests() -> None:
 def test_a_token_beyond_u32_is_refused() -> None:
     with pytest.raises(OverflowError):
         block_hashes([2**32], 1)
-
-
-def test_the_first_mark_of_a_stage_stands() -> None:
-    timeline = Timeline()
-    timeline.mark("received")
-    first = timeline.ms()["received"]
-    timeline.mark("received")
-    timeline.mark("finished")
-    assert list(timeline.ms()) == ["received", "finished"]
-    assert timeline.ms()["received"] == first <= timeline.ms()["finished"]
 
 
 def test_config_refuses_unknown_keys_and_changes() -> None:

@@ -7,7 +7,7 @@ from services import eventually
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConnectionLostError, NotFoundError, ProtocolError
+from tandem.runtime.errors import ConnectionLostError, ProtocolError, UnavailableError
 from tandem.runtime.framing import (
     PREAMBLE_BYTES,
     Batch,
@@ -42,7 +42,7 @@ async def test_with_the_cluster_token_all_is_served() -> None:
     server = RequestServer(config, "server")
     await server.start()
     client = RequestClient(config, "client")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(UnavailableError):
         await client.call(server.address, "echo", b"", RequestContext())
     await client.close()
     await server.stop()

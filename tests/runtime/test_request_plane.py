@@ -134,7 +134,7 @@ async def test_a_bug_is_told_by_an_id_and_not_by_its_text(
 async def test_an_unknown_endpoint_is_not_found(
     server: RequestServer, client: RequestClient
 ) -> None:
-    with pytest.raises(NotFoundError, match="'nope'"):
+    with pytest.raises(UnavailableError, match="'nope'"):
         await client.call(server.address, "nope", b"", RequestContext())
 
 

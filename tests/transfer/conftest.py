@@ -1,11 +1,11 @@
-"""Pools and peers for the transfer tests."""
+"""Pools, groups and peer processes for the transfer tests."""
 
 import asyncio
-import base64
 import json
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ import msgspec
 import pytest
 import torch
 
-from tandem.runtime.messages import TransferMetadata
+from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype="bfloat16")
+TIMEOUT_S = 20
 
 
 @pytest.fixture
@@ -28,76 +31,188 @@ def layout() -> KvLayout:
 
 @pytest.fixture
 def make_pool() -> Callable[..., KvPoolView]:
-    def make(num_blocks: int, layout: KvLayout = LAYOUT, *, fill: str = "random") -> KvPoolView:
-        shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size)
-        dtype = getattr(torch, layout.dtype)
-        empty = torch.zeros(*shape, layout.head_dim, dtype=dtype)
+    """One rank's pool: `make_pool(num_blocks, layout, fill="zero", num_spare_blocks=0)`."""
+
+    def make(
+        num_blocks: int,
+        layout: KvLayout = LAYOUT,
+        *,
+        fill: str = "random",
+        num_spare_blocks: int = 0,
+    ) -> KvPoolView:
+        num_all = num_blocks + num_spare_blocks
+        shape = (num_all, layout.num_layers, 2, layout.heads_per_rank, layout.block_size)
+        pool = torch.zeros(*shape, layout.head_dim, dtype=getattr(torch, layout.dtype))
         if fill == "random":
-            raw = empty.view(torch.uint8)
+            raw = pool.view(torch.uint8)
             raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
-        return KvPoolView(empty, empty.data_ptr(), layout.block_bytes, num_blocks, "DRAM", 0)
+        address = pool.data_ptr()
+        return KvPoolView(
+            pool, address, layout.block_bytes, num_blocks, "DRAM", 0, num_spare_blocks
+        )
 
     return make
+
+
+@pytest.fixture
+async def start_group() -> AsyncIterator[Callable[..., Any]]:
+    """Started TransferGroups, closed at the end; `heard` gets (rank, message)."""
+    groups: list[TransferGroup] = []
+
+    async def start(
+        instance_id: str,
+        pools: Sequence[KvPoolView],
+        layout: KvLayout = LAYOUT,
+        *,
+        epoch: str = "e1",
+        config: TransferConfig | None = None,
+        heard: "asyncio.Queue[tuple[int, bytes]] | None" = None,
+    ) -> TransferGroup:
+        group = TransferGroup(config or TransferConfig(), layout, pools, instance_id, epoch)
+        groups.append(group)
+        inbox: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue() if heard is None else heard
+        await group.start(lambda rank, data: inbox.put_nowait((rank, data)))
+        return group
+
+    yield start
+    for group in groups:
+        await group.close()
 
 
 class PeerProcess:
     """A running peer_process.py."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        layout: KvLayout,
+        num_blocks: int,
+        num_spare_blocks: int,
+    ) -> None:
         self.process = process
-        self.notifications: asyncio.Queue[bytes] = asyncio.Queue()
-        self.sums: asyncio.Queue[list[int]] = asyncio.Queue()
-        self.metadata: asyncio.Future[TransferMetadata] = asyncio.get_running_loop().create_future()
-        self.reader = asyncio.create_task(self._read())
+        self.notifications: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self.ranks: dict[str, RankMetadata] = {}  # "instance.rank" |-> how to reach it
+        self._layout = layout
+        self._num_blocks = num_blocks
+        self._num_spare_blocks = num_spare_blocks
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            message: dict[str, Any] = json.loads(line)
-            if "metadata" in message:
-                raw = base64.b64decode(message["metadata"])
-                self.metadata.set_result(msgspec.msgpack.decode(raw, type=TransferMetadata))
-            elif "notification" in message:
-                self.notifications.put_nowait(base64.b64decode(message["notification"]))
-            else:
-                self.sums.put_nowait(message["sums"])
+    async def started(self) -> None:
+        raw = await asyncio.wait_for(self._answers.get(), 60)
+        self.ranks = msgspec.convert(raw, dict[str, RankMetadata])
 
-    async def checksums(self, block_ids: list[int]) -> list[int]:
+    async def ask(self, command: str, **fields: object) -> Any:
+        """The answer to one of peer_process.py's commands."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"sum": block_ids}).encode() + b"\n")
-        return await asyncio.wait_for(self.sums.get(), 20)
+        self.process.stdin.write(msgspec.json.encode({"type": command, **fields}) + b"\n")
+        return await asyncio.wait_for(self._answers.get(), TIMEOUT_S)
 
-    async def notification(self) -> bytes:
-        return await asyncio.wait_for(self.notifications.get(), 20)
+    async def ask_bytes(self, command: str, **fields: object) -> bytes:
+        """`ask`, where the answer is bytes."""
+        return msgspec.convert(await self.ask(command, **fields), bytes)
+
+    def metadata(self, instance_id: str, epoch: str = "e1") -> TransferMetadata:
+        """The metadata of a worker all of whose ranks live here."""
+        own = [key for key in self.ranks if key.rpartition(".")[0] == instance_id]
+        return TransferMetadata(
+            instance_id=instance_id,
+            epoch=epoch,
+            layout_hash=self._layout.digest(),
+            layout=self._layout.describe(),
+            transport="nixl",
+            memory="DRAM",
+            block_bytes=self._layout.block_bytes // len(own),
+            num_blocks=self._num_blocks,
+            num_spare_blocks=self._num_spare_blocks,
+            ranks=[self.ranks[f"{instance_id}.{rank}"] for rank in range(len(own))],
+        )
+
+    async def notification(self) -> tuple[str, bytes]:
+        """("instance.rank", message) of the next one that came."""
+        return await asyncio.wait_for(self.notifications.get(), TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """SIGSTOP; returns once every thread stands still."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        async with asyncio.timeout(TIMEOUT_S):
+            while set(thread_states(self.process.pid)) != {"T"}:
+                await asyncio.sleep(0.002)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
 
     async def kill(self) -> None:
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
-        await self.reader
+        await self._reader
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            message = msgspec.json.decode(line)
+            if "heard" in message:
+                data = msgspec.convert(message["data"], bytes)
+                self.notifications.put_nowait((message["heard"], data))
+            else:
+                self._answers.put_nowait(message["answer"])
+
+
+def thread_states(pid: int) -> list[str]:
+    """One letter per thread; a process counts as stopped before all of its threads are."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 @pytest.fixture
-async def spawn_peer() -> AsyncIterator[Callable[..., Any]]:
-    """Starts peer processes: `await spawn_peer(instance_id, epoch)`; all are killed at the end."""
+async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
+    """Starts peer processes that hold ranks of workers; all are killed at the end.
+
+    `await spawn_ranks([("d", "e1", 2, 0), ...])`: (instance, epoch, tp_size, rank).
+    """
     peers: list[PeerProcess] = []
 
     async def spawn(
-        instance_id: str, epoch: str, num_blocks: int = 64, layout: KvLayout = LAYOUT
+        ranks: Sequence[tuple[str, str, int, int]],
+        num_blocks: int = 64,
+        layout: KvLayout = LAYOUT,
+        *,
+        fill: str = "zero",
+        num_spare_blocks: int = 0,
     ) -> PeerProcess:
-        fields = {"id": instance_id, "epoch": epoch, "num_blocks": num_blocks}
+        fields = {
+            "ranks": ranks,
+            "num_blocks": num_blocks,
+            "num_spare_blocks": num_spare_blocks,
+            "fill": fill,
+            "layout": asdict(layout),
+        }
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(Path(__file__).with_name("peer_process.py")),
-            json.dumps({**fields, "layout": asdict(layout)}),
+            json.dumps(fields),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=2**26,  # an answer may be a whole pool
         )
-        peer = PeerProcess(process)
+        peer = PeerProcess(process, layout, num_blocks, num_spare_blocks)
         peers.append(peer)
-        await asyncio.wait_for(asyncio.shield(peer.metadata), 60)
+        await peer.started()
         return peer
 
     yield spawn
     for peer in peers:
         await peer.kill()
+
+
+@pytest.fixture
+def spawn_peer(spawn_ranks: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker of one rank in a process: `await spawn_peer(instance_id, epoch)`."""
+
+    async def spawn(instance_id: str, epoch: str = "e1", num_spare_blocks: int = 0) -> PeerProcess:
+        rank = (instance_id, epoch, 1, 0)
+        peer: PeerProcess = await spawn_ranks([rank], num_spare_blocks=num_spare_blocks)
+        return peer
+
+    return spawn

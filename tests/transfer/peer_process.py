@@ -1,42 +1,179 @@
-"""A decode worker's side of transfers in a process of its own, driven by JSON lines.
+"""Ranks of workers in a process of its own, each with its agent and pool; driven by JSON lines.
 
-Its pool starts as zeros. It writes its metadata first, then a line for each notification, and
-answers {"sum": [block ids]} with the blocks' checksums.
+It says how to reach the ranks first, then a line for each message that one of them hears and one
+for the answer to each command. Ranks are named "instance.rank".
 """
 
 import asyncio
-import base64
-import json
 import sys
+from dataclasses import replace
 
 import msgspec
 import torch
 
+from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView, TransferAgent
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.layout import KvLayout
+from tandem.transfer.landed import decode_landed, encode_landed
+from tandem.transfer.layout import KvLayout, Stream, streams
+from tandem.transfer.reactor import PeerRank, Selection
+from tandem.transfer.transport import BlockGrid
+
+
+class Setup(msgspec.Struct):
+    """What to hold: (instance, epoch, tp_size, rank)."""
+
+    ranks: list[tuple[str, str, int, int]]
+    num_blocks: int
+    num_spare_blocks: int
+    fill: str
+    layout: KvLayout
+
+
+class Connect(msgspec.Struct, tag=True):
+    """As a rank of a prefill worker: meet the ranks of a decode worker that share its heads."""
+
+    rank: str
+    peer: TransferMetadata
+
+
+class Write(msgspec.Struct, tag=True):
+    """As a rank of a prefill worker: (local, remote) blocks; the answer is the Landed sent."""
+
+    rank: str
+    peer: TransferMetadata
+    decode_rank: int
+    layers: tuple[int, int]
+    boundaries: list[int]
+    pairs: list[tuple[int, int]]
+    landed: bytes  # its checksums are filled in here
+
+
+class Checksums(msgspec.Struct, tag=True):
+    """Of these heads and layers of blocks, as the rank counts its heads."""
+
+    rank: str
+    heads: tuple[int, int]
+    layers: tuple[int, int]
+    blocks: list[int]
+
+
+class Contents(msgspec.Struct, tag=True):
+    """The bytes of the rank's pool."""
+
+    rank: str
+
+
+class Rank:
+    """One rank of a worker."""
+
+    def __init__(self, setup: Setup, instance_id: str, epoch: str, tp_size: int, rank: int) -> None:
+        self.name = f"{instance_id}.{rank}"
+        self.rank = rank
+        self.layout = replace(setup.layout, tp_size=tp_size)
+        heads, num_all = self.layout.heads_per_rank, setup.num_blocks + setup.num_spare_blocks
+        shape = (num_all, self.layout.num_layers, 2, heads, self.layout.block_size)
+        dtype = getattr(torch, self.layout.dtype)
+        self.pool = torch.zeros(*shape, self.layout.head_dim, dtype=dtype)
+        if setup.fill == "random":
+            raw = self.pool.view(torch.uint8)
+            raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
+        kv = KvPoolView(
+            self.pool,
+            self.pool.data_ptr(),
+            self.layout.block_bytes,
+            setup.num_blocks,
+            "DRAM",
+            0,
+            setup.num_spare_blocks,
+        )
+        self.agent = TransferAgent(TransferConfig(), self.layout, kv, instance_id, epoch, rank)
+
+    async def start(self) -> RankMetadata:
+        await self.agent.start(lambda data: tell(heard=self.name, data=data))
+        self.agent.expect(+1)
+        return self.agent.metadata()
+
+    async def connect(self, peer: TransferMetadata) -> None:
+        for stream in self._streams(peer):
+            rank = peer.ranks[stream.decode_rank]
+            address, device = rank.base_address, rank.device_id
+            num_all = peer.num_blocks + peer.num_spare_blocks
+            grid = BlockGrid(address, peer.block_bytes, num_all, peer.memory, device)
+            name = PeerRank(peer.instance_id, peer.epoch, stream.decode_rank)
+            await self.agent.connect(name, rank.agent_metadata, grid)
+
+    async def write(self, command: Write) -> bytes:
+        peer, layers = command.peer, range(*command.layers)
+        (stream,) = [s for s in self._streams(peer) if s.decode_rank == command.decode_rank]
+        parts = self.layout.span_parts(stream.prefill_heads, layers)
+        template = decode_landed(command.landed)
+        assert template is not None
+
+        def notice() -> bytes:
+            sums = self.agent.checksums_now([local for local, _ in command.pairs], parts)
+            ordinals = [ordinal for ordinal, _ in template.blocks]
+            return encode_landed(replace(template, blocks=tuple(zip(ordinals, sums, strict=True))))
+
+        return await self.agent.transfer(
+            "WRITE",
+            PeerRank(peer.instance_id, peer.epoch, stream.decode_rank),
+            self._selection(peer, stream, layers, command.boundaries),
+            command.pairs,
+            notice,
+        )
+
+    async def checksums(self, command: Checksums) -> list[int]:
+        parts = self.layout.span_parts(range(*command.heads), range(*command.layers))
+        return await self.agent.checksums(command.blocks, parts)
+
+    def _streams(self, peer: TransferMetadata) -> list[Stream]:
+        pairs = streams(self.layout.num_kv_heads, self.layout.tp_size, len(peer.ranks))
+        return [stream for stream in pairs if stream.prefill_rank == self.rank]
+
+    def _selection(
+        self, peer: TransferMetadata, stream: Stream, layers: range, boundaries: list[int]
+    ) -> Selection:
+        theirs = replace(self.layout, tp_size=len(peer.ranks))
+        if theirs.tp_size == self.layout.tp_size:
+            parts = self.layout.layer_parts(boundaries)
+            begin = boundaries.index(layers.start) + 1 if layers.start else 0
+            return Selection(parts, parts, range(begin, boundaries.index(layers.stop) + 1))
+        return Selection(
+            self.layout.head_parts(stream.prefill_heads),
+            theirs.head_parts(stream.decode_heads),
+            range(2 * layers.start, 2 * layers.stop),
+        )
 
 
 def tell(**message: object) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.flush()
 
 
-async def serve(instance_id: str, epoch: str, num_blocks: int, layout: KvLayout) -> None:
-    shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size)
-    tensor = torch.zeros(*shape, layout.head_dim, dtype=getattr(torch, layout.dtype))
-    kv = KvPoolView(tensor, tensor.data_ptr(), layout.block_bytes, num_blocks, "DRAM", 0)
-    agent = TransferAgent(TransferConfig(), layout, kv, instance_id, epoch)
-    await agent.start(lambda data: tell(notification=base64.b64encode(data).decode()))
-    agent.expect(+1)
-    tell(metadata=base64.b64encode(msgspec.msgpack.encode(agent.metadata())).decode())
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        tell(sums=await agent.checksums(json.loads(line)["sum"]))
-    await agent.close()
+async def answer(ranks: dict[str, Rank], line: bytes) -> object:
+    command = msgspec.json.decode(line, type=Connect | Write | Checksums | Contents)
+    rank = ranks[command.rank]
+    match command:
+        case Connect(peer=peer):
+            return await rank.connect(peer)
+        case Write():
+            return await rank.write(command)
+        case Checksums():
+            return await rank.checksums(command)
+        case Contents():
+            return rank.pool.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+async def serve(setup: Setup) -> None:
+    ranks = [Rank(setup, *fields) for fields in setup.ranks]
+    tell(answer={rank.name: await rank.start() for rank in ranks})
+    by_name = {rank.name: rank for rank in ranks}
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        tell(answer=await answer(by_name, line))
+    for rank in ranks:
+        await rank.agent.close()
 
 
 if __name__ == "__main__":
-    fields = json.loads(sys.argv[1])
-    asyncio.run(
-        serve(fields["id"], fields["epoch"], fields["num_blocks"], KvLayout(**fields["layout"]))
-    )
+    asyncio.run(serve(msgspec.json.decode(sys.argv[1], type=Setup)))

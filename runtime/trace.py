@@ -1,0 +1,202 @@
+"""Where requests spent their time, as a file that Perfetto and chrome://tracing open.
+
+The file is a JSON array of Chrome trace events, whose closing bracket viewers do not need: what a
+killed process leaves can be read. One process per worker, one row per request.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import re
+import socket
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+import msgspec
+
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+Value = str | int | float
+Event = dict[str, Any]
+
+FLUSH_INTERVAL_S = 1.0
+MAX_PENDING_BYTES = 16 << 20  # of a disk that does not keep up; what comes on top is dropped
+# Durations are the monotonic clock's, which never jumps. The wall clock is read once, only to lay
+# the files of several workers side by side.
+_EPOCH_US = time.time() * 1e6 - time.perf_counter() * 1e6
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_encode = msgspec.json.Encoder().encode
+
+# The stage that ends a slice |-> the slice's name. Any other stage is a tick on the row.
+_SLICES: Mapping[str, Mapping[str, str]] = {
+    "decode": {
+        "queued": "placement",
+        "claimed": "queue",
+        "prefix_pulled": "prefix pull",
+        "computed": "compute",
+        "landed": "exposed transfer",
+        "verified": "verification",
+        "first_token": "prefill",
+        "first_step": "first step",
+    },
+    "prefill": {
+        "claimed": "claim",
+        "prefix_pulled": "prefix pull",
+        "computed": "compute",
+        "last_write": "exposed transfer",
+    },
+}
+_LAST_SLICE = {"decode": "decode", "prefill": "settle"}
+
+
+class TraceFile:
+    """Collects the course of finished requests; `async with` opens the file and closes it.
+
+    With no path it does nothing. `record` never waits and never raises: it fills a buffer, which a
+    thread writes out every second. Belongs to one event loop.
+    """
+
+    def __init__(
+        self, path: str | None, role: Literal["decode", "prefill"], instance_id: str
+    ) -> None:
+        self.path = None if path is None else trace_path(path, role, instance_id)
+        self.num_dropped = 0
+        self._role = role
+        self._instance_id = instance_id
+        # Containers number their processes alike; the instance's id tells them apart.
+        self._pid = zlib.crc32(instance_id.encode()) >> 1
+        self._rows = itertools.count(1)
+        self._pending = bytearray()
+        self._file: BinaryIO | None = None
+        self._num_written_bytes = 0
+        self._closing = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError when the file cannot be written."""
+        if self.path is not None:
+            try:
+                self._file = self.path.open("wb", buffering=0)
+            except OSError as error:
+                raise ConfigError(
+                    f"runtime.trace_file: cannot write {self.path}: {error.strerror}",
+                    param="runtime.trace_file",
+                ) from error
+            name = f"{self._role} {self._instance_id} ({socket.gethostname()}, pid {os.getpid()})"
+            self._pending += b"[\n" + _encode(self._event("M", "process_name", args={"name": name}))
+            self._writing = asyncio.create_task(self._write_until_closed())
+            logger.info("requests are traced to %s", self.path)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writing is None:
+            return
+        self._closing.set()
+        await self._writing
+        if self.num_dropped:
+            logger.warning("%d requests are missing in %s", self.num_dropped, self.path)
+
+    def record(
+        self,
+        request_id: str,
+        timeline: Timeline,
+        args: Mapping[str, Value],
+        headers: Mapping[str, str],
+    ) -> None:
+        """Adds a request that ends now; `headers` may have its W3C traceparent."""
+        if self._writing is None:
+            return
+        if self._file is None or self._closing.is_set() or len(self._pending) > MAX_PENDING_BYTES:
+            self.num_dropped += 1
+            return
+        known = {"request_id": request_id, **args}
+        trace_id = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+        if trace_id is not None:
+            known["trace_id"] = trace_id[1]
+        for index, event in enumerate(self._events(request_id, timeline, known)):
+            self._pending += (b"," if index else b",\n") + _encode(event)
+
+    def _events(
+        self, request_id: str, timeline: Timeline, args: Mapping[str, Value]
+    ) -> Iterator[Event]:
+        """The row's name, the whole request, and in it a slice per interval, a tick per stage."""
+        row, stages = next(self._rows), timeline.ms()
+        start_us, end_us = timeline.started_at * 1e6 + _EPOCH_US, timeline.elapsed_s() * 1e6
+        names = dict(_SLICES[self._role])
+        if "computed" in stages:  # elsewhere: its token came while the KV was under way
+            names.pop("first_token", None)
+
+        def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
+            ts = round(start_us + from_us, 1)
+            return self._event(phase, name, tid=row, ts=ts, cat=self._role, **fields)
+
+        yield self._event("M", "thread_name", tid=row, args={"name": request_id})
+        yield at("X", "request", 0.0, dur=round(end_us, 1), args=args)
+        begin_us = 0.0
+        for stage, ms in [*stages.items(), ("", end_us / 1e3)]:
+            us = min(ms * 1e3, end_us)
+            name = names.get(stage) if stage else _LAST_SLICE[self._role]
+            if name is not None:
+                yield at("X", name, begin_us, dur=round(us - begin_us, 1))
+                begin_us = us
+            elif stage != "received":
+                yield at("i", stage, us, s="t")
+
+    def _event(self, phase: str, name: str, **fields: object) -> Event:
+        return {"ph": phase, "name": name, "pid": self._pid, **fields}
+
+    async def _write_until_closed(self) -> None:
+        is_last = False
+        while not is_last:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), FLUSH_INTERVAL_S)
+            is_last = self._closing.is_set()
+            data, self._pending = self._pending, bytearray()
+            if data or is_last:
+                await asyncio.to_thread(self._write, bytes(data), is_last)
+
+    def _write(self, data: bytes, is_last: bool) -> None:
+        """On a thread. An error ends the trace, cut to what was whole, and nothing else."""
+        if self._file is None:
+            return
+        try:
+            left = memoryview(data + b"\n]\n" if is_last else data)
+            while left:
+                left = left[self._file.write(left) :]
+            self._num_written_bytes += len(data)
+            if is_last:
+                self._file.close()
+        except OSError as error:
+            logger.error("the trace %s ends here: %s", self.path, error)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._num_written_bytes)
+            self._file.close()
+            self._file = None
+
+
+def trace_path(path: str, role: str, instance_id: str) -> Path:
+    """The worker's own file: `{instance}` in `path` says where its name goes.
+
+    Without it the name goes before the suffix, or into `path` where that is a folder.
+    """
+    own = f"{role}-{instance_id}"
+    if "{instance}" in path:
+        return Path(path.replace("{instance}", own))
+    whole = Path(path)
+    if whole.is_dir():
+        return whole / f"trace-{own}.json"
+    return whole.with_name(f"{whole.stem}-{own}{whole.suffix}")

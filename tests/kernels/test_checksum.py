@@ -1,0 +1,219 @@
+"""mix64: the kernel and its twin against a definition in plain Python, and against damage."""
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.kernels import checksum
+from tandem.transfer.checksum import mix64
+
+Parts = tuple[tuple[int, int], ...]
+Sums = Callable[[torch.Tensor, list[int], Parts], list[int]]
+
+ALL_64_BITS = (1 << 64) - 1
+
+
+def by_kernel(words: torch.Tensor, block_ids: list[int], parts: Parts) -> list[int]:
+    ids = torch.tensor(block_ids, dtype=torch.int64, device=words.device)
+    table = checksum.part_table(parts, words.device)
+    sums = checksum.block_checksums(words, ids, table).tolist()
+    return [value & ALL_64_BITS for value in sums]
+
+
+def by_twin(words: torch.Tensor, block_ids: list[int], parts: Parts) -> list[int]:
+    ids = torch.tensor(block_ids, dtype=torch.int64, device=words.device)
+    return [value & ALL_64_BITS for value in mix64(words, ids, parts).tolist()]
+
+
+def by_definition(words: torch.Tensor, block_ids: list[int], parts: Parts) -> list[int]:
+    sums = []
+    for block in words[block_ids].tolist():
+        covered = [word for first, count in parts for word in block[first : first + count]]
+        total = 0
+        for position, word in enumerate(covered, 1):
+            mixed = (word + position * 0x9E3779B97F4A7C15) & ALL_64_BITS
+            mixed = ((mixed ^ (mixed >> 31)) * 0xBF58476D1CE4E5B9) & ALL_64_BITS
+            total += mixed ^ (mixed >> 31)
+        sums.append(total & ALL_64_BITS)
+    return sums
+
+
+def random_words(num_blocks: int, words_per_block: int, device: str) -> torch.Tensor:
+    """Of all 32 bits: about half of the words have the sign bit set."""
+    generator = torch.Generator().manual_seed(words_per_block)
+    shape = (num_blocks, words_per_block)
+    words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
+    return words.to(torch.int32).to(device)
+
+
+BOTH = pytest.mark.parametrize(
+    "sums", [pytest.param(by_kernel, id="triton"), pytest.param(by_twin, id="torch")]
+)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("words_per_block", "block_ids", "parts"),
+    [
+        pytest.param(1, [0], ((0, 1),), id="one word of one block"),
+        pytest.param(3, [2, 0, 1], ((0, 3),), id="less than one load"),
+        pytest.param(67, [1, 1, 0, 1], ((0, 67),), id="odd rows, repeated ids"),
+        pytest.param(64, [], ((0, 64),), id="no block"),
+        pytest.param(64, [2], ((16, 32),), id="whole tiles"),
+        pytest.param(101, [0, 2], ((3, 97),), id="unaligned at both ends"),
+        pytest.param(96, [1, 0], ((7, 1), (8, 40), (49, 2), (52, 44)), id="several parts"),
+        pytest.param(96, [1, 0], ((52, 44), (8, 40), (7, 1)), id="in another order"),
+        pytest.param(96, [1, 0], ((8, 40), (8, 40), (20, 4)), id="one part twice"),
+    ],
+)
+@pytest.mark.parametrize(("tile", "piece", "programs"), [(16, 10**6, 10**6), (16, 37, 3)])
+def test_the_sum_is_the_defined_one_however_the_work_is_divided(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    sums: Sums,
+    words_per_block: int,
+    block_ids: list[int],
+    parts: Parts,
+    tile: int,
+    piece: int,
+    programs: int,
+) -> None:
+    monkeypatch.setattr(checksum, "TILE_WORDS", tile)
+    monkeypatch.setattr(checksum, "PIECE_WORDS", piece)
+    monkeypatch.setattr(checksum, "MAX_PROGRAMS", programs)
+    words = random_words(3, words_per_block, device)
+    assert sums(words, block_ids, parts) == by_definition(words, block_ids, parts)
+
+
+def test_the_sum_is_the_defined_one_at_the_real_sizes(device: str) -> None:
+    words = random_words(2, checksum.PIECE_WORDS + 3 * checksum.TILE_WORDS + 5, device)
+    parts = ((2, 600), (700, words.shape[1] - 700))
+    assert by_kernel(words, [1, 0], parts) == by_definition(words, [1, 0], parts)
+    assert by_twin(words, [1, 0], parts) == by_definition(words, [1, 0], parts)
+
+
+@pytest.mark.parametrize("value", [0, -1, -(2**31), 2**31 - 1])
+def test_words_of_one_value_have_sums_that_tell_their_number(device: str, value: int) -> None:
+    words = torch.full((1, 40), value, dtype=torch.int32, device=device)
+    found = [by_kernel(words, [0], ((0, count),))[0] for count in range(1, 41)]
+    assert found == [by_definition(words, [0], ((0, count),))[0] for count in range(1, 41)]
+    assert len(set(found)) == 40
+
+
+def test_sums_overwrite_what_was_in_the_given_tensor(device: str) -> None:
+    words = random_words(4, 24, device)
+    ids = torch.tensor([3, 1], device=device)
+    table = checksum.part_table(((0, 24),), words.device)
+    out = torch.full((2,), -7, dtype=torch.int64, device=device)
+    assert checksum.block_checksums(words, ids, table, out) is out
+    assert [value & ALL_64_BITS for value in out.tolist()] == by_twin(words, [3, 1], ((0, 24),))
+
+
+@BOTH
+def test_a_head_slice_of_a_wide_block_has_the_sum_of_the_narrow_block(
+    device: str, sums: Sums
+) -> None:
+    # [num_blocks, num_layers, 2, num_kv_heads, words of a head]; heads 2 and 3 of 8
+    wide = random_words(3, 2 * 2 * 8 * 20, device).view(3, 2, 2, 8, 20)
+    narrow = wide[:, :, :, 2:4].contiguous()
+    slices = tuple(((2 * layer + kv) * 160 + 40, 40) for layer in range(2) for kv in range(2))
+    expected = sums(narrow.view(3, -1), [0, 1, 2], ((0, 160),))
+    assert sums(wide.view(3, -1), [0, 1, 2], slices) == expected
+
+
+def flip_bits(words: torch.Tensor, row: int, bits: list[int]) -> None:
+    for bit in bits:
+        word, shift = divmod(bit, 32)
+        words[row, word] ^= -(2**31) if shift == 31 else 1 << shift
+
+
+@BOTH
+def test_each_single_bit_flip_of_the_parts_changes_the_sum_and_none_outside_does(
+    device: str, sums: Sums
+) -> None:
+    parts = ((1, 2), (4, 2))
+    covered = {word for first, count in parts for word in range(first, first + count)}
+    words = random_words(1, 7, "cpu").repeat(7 * 32 + 1, 1)
+    for bit in range(7 * 32):
+        flip_bits(words, bit, [bit])
+    *found, intact = sums(words.to(device), list(range(len(words))), parts)
+    assert [value != intact for value in found] == [bit // 32 in covered for bit in range(7 * 32)]
+
+
+@BOTH
+@pytest.mark.parametrize("num_bits", [1, 2, 3, 64])
+def test_a_thousand_random_flips_are_all_caught(device: str, sums: Sums, num_bits: int) -> None:
+    rng = random.Random(num_bits)
+    words = random_words(1, 50, "cpu").repeat(251, 1)
+    for row in range(250):
+        flip_bits(words, row, rng.sample(range(50 * 32), num_bits))
+    *found, intact = sums(words.to(device), list(range(251)), ((0, 50),))
+    assert intact not in found
+
+
+def test_blocks_further_than_two_to_the_31_words_into_the_pool_are_read(tmp_path: Path) -> None:
+    # A sparse file: only what is touched takes memory.
+    num_words = 2**31 + 2**10
+    words = torch.from_file(str(tmp_path / "pool"), shared=True, size=num_words, dtype=torch.int32)
+    words = words.view(-1, 64)
+    words[-1] = random_words(1, 64, "cpu")[0]
+    last = len(words) - 1
+    expected = by_definition(words[-1:], [0], ((0, 64),)) + by_definition(words, [1], ((0, 64),))
+    assert by_twin(words, [last, 1], ((0, 64),)) == expected
+    if not torch.cuda.is_available():
+        assert by_kernel(words, [last, 1], ((0, 64),)) == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with 9 GiB free")
+def test_a_gpu_pool_of_more_than_two_to_the_31_words_is_read_to_its_end() -> None:
+    words = torch.zeros(2**31 // 2**19 + 2, 2**19, dtype=torch.int32, device="cuda")
+    words[-1] = random_words(1, 2**19, "cuda")[0]
+    parts = ((3, 2**19 - 8),)
+    ids = [len(words) - 1, 0]
+    assert by_kernel(words, ids, parts) == by_twin(words, ids, parts)
+
+
+PROGRAM = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tandem.kernels.checksum import TILE_WORDS, _block_checksums_kernel as kernel
+
+folder, *aligned = sys.argv[1:]
+pointers = {"words": "*i32", "block_ids": "*i64", "pieces": "*i32", "out": "*i64"}
+signature = {name: pointers.get(name, "i32") for name in kernel.arg_names} | {"TILE": "constexpr"}
+hints = {
+    (i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in aligned
+}
+source = ASTSource(fn=kernel, signature=signature, constexprs={"TILE": TILE_WORDS}, attrs=hints)
+for arch in (80, 90, 100):
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32))
+    for kind, text in (("cubin", compiled.asm["cubin"]), ("ptx", compiled.asm["ptx"].encode())):
+        with open(f"{folder}/{arch}.{kind}", "wb") as file:
+            file.write(text)
+print(triton.knobs.nvidia.cuobjdump.path)
+"""
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+def test_the_kernel_compiles_without_spills_and_loads_sixteen_bytes_of_an_aligned_pool(
+    compile_environment: dict[str, str], tmp_path: Path, is_aligned: bool
+) -> None:
+    # The stride of a block is not among the hints: its alignment does not matter.
+    aligned = ["block_ids", "pieces", "out"] + ["words"] * is_aligned
+    run = [sys.executable, "-c", PROGRAM, str(tmp_path), *aligned]
+    done = subprocess.run(run, env=compile_environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for arch in (80, 90, 100):
+        dump = [done.stdout.strip(), "-res-usage", str(tmp_path / f"{arch}.cubin")]
+        usage = subprocess.run(dump, capture_output=True, text=True, check=True, timeout=60).stdout
+        assert re.search(r"STACK:0 .*LOCAL:0 ", usage), usage
+        ptx = (tmp_path / f"{arch}.ptx").read_text()
+        assert bool(re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)) == is_aligned

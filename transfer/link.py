@@ -1,0 +1,73 @@
+"""What moving KV between two workers costs, measured when they meet; and what follows from it."""
+
+from dataclasses import dataclass
+
+from tandem.runtime.messages import TransferMetadata
+from tandem.transfer.layout import KvLayout, Stream
+from tandem.transfer.reactor import PeerRank
+
+# Groups of layers that a prompt's last chunk may go in; each is a table of descriptors.
+GROUP_COUNTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """The way from one worker's pool to another's. Checksums of both sides are part of it.
+
+    A transfer of n bytes in d descriptors takes `overhead_s + d * descriptor_s + n * s_per_byte`.
+    """
+
+    overhead_s: float
+    descriptor_s: float
+    s_per_byte: float  # of a write
+    read_s_per_byte: float
+    wire_bytes_per_s: float  # of a write without checksums
+    core_share: float  # of a transfer's time that computing loses
+
+    def write_s(self, num_bytes: int, num_descriptors: int = 1) -> float:
+        """How long a write takes, from the decision to the news of its end."""
+        return self.overhead_s + num_descriptors * self.descriptor_s + num_bytes * self.s_per_byte
+
+    def read_s(self, num_bytes: int, num_descriptors: int = 1) -> float:
+        """How long a READ takes, with the question for its checksums."""
+        moving_s = num_descriptors * self.descriptor_s + num_bytes * self.read_s_per_byte
+        return 2 * self.overhead_s + moving_s
+
+    def exposed_s(self, num_groups: int, num_blocks: int, block_bytes: int) -> float:
+        """What delivering a last chunk of so many blocks in groups of layers adds to its prefill.
+
+        The last group's write, and what the others take from computing while they go on. A whole
+        block is adjacent to the next, a group of its layers is not.
+        """
+        num_bytes = num_blocks * block_bytes
+        if num_groups == 1:
+            return self.write_s(num_bytes)
+        group_s = self.write_s(num_bytes // num_groups, num_blocks)
+        return group_s + (num_groups - 1) * group_s * self.core_share
+
+    def num_groups(self, num_blocks: int, block_bytes: int, num_layers: int) -> int:
+        """In how many groups of layers a last chunk is delivered soonest; 1 is no streaming."""
+        counts = [count for count in GROUP_COUNTS if count <= num_layers]
+        return min(counts, key=lambda count: self.exposed_s(count, num_blocks, block_bytes))
+
+    def min_streaming_blocks(self, block_bytes: int, num_layers: int) -> int | None:
+        """From where on last chunks are streamed by layers, to a power of two; None: nowhere."""
+        for exponent in range(17):
+            if self.num_groups(1 << exponent, block_bytes, num_layers) > 1:
+                return 1 << exponent
+        return None
+
+
+@dataclass(slots=True)
+class Link:
+    """What a worker knows of one that it has met."""
+
+    peer: TransferMetadata
+    layout: KvLayout  # the peer's
+    streams: tuple[Stream, ...]
+    rates: LinkRates | None = None  # measured on the first stream; None: there is no spare room
+    is_broken: bool = False  # a transfer failed: connect again before the next
+
+    def rank(self, stream: Stream) -> PeerRank:
+        """The peer's end of a stream."""
+        return PeerRank(self.peer.instance_id, self.peer.epoch, stream.decode_rank)
