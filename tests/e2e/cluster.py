@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tandem.launch.processes import ChildProcess, free_port
+# gRPC reads it when it is imported; its fork handlers would warn at every start of a process
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from tandem.launch.processes import ChildProcess, free_port, is_port_free
 from tandem.launch.services import EmbeddedEtcd, EmbeddedNats
 from tandem.models.paths import BUNDLED_MODEL
+from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError
@@ -26,6 +31,30 @@ from tandem.runtime.request_plane import RequestClient
 
 READY_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 30.0
+LASTING_PORTS = (16_000, 32_000)  # below those that Linux gives to connections
+
+
+def lasting_port() -> int:
+    """A free port that the kernel gives to no connection, so that a server can come back to it."""
+    while True:
+        port = random.randrange(*LASTING_PORTS)
+        if is_port_free("127.0.0.1", port):
+            return port
+
+
+def write_sensitive_model(folder: Path) -> Path:
+    """A model whose next tokens change with nearly every token of a prompt, and so with its KV."""
+    return write_random_model(
+        folder,
+        vocab_size=320,
+        hidden_size=64,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=128,
+        tie_word_embeddings=False,
+    )
 
 
 @dataclass
@@ -53,14 +82,28 @@ class Answer:
         return self.headers["x-tandem-prefill"]
 
 
+class RestartableNats(EmbeddedNats):
+    """Its port cannot be taken by somebody's connection while it is down."""
+
+    def _choose_ports(self) -> None:
+        self.port = lasting_port()
+
+
+class RestartableEtcd(EmbeddedEtcd):
+    """Its ports cannot be taken by somebody's connection while it is down."""
+
+    def _choose_ports(self) -> None:
+        self.port, self._peer_port = lasting_port(), lasting_port()
+
+
 class Cluster:
     """Starts and ends the processes it is asked for; everything on loopback."""
 
     def __init__(self, run_dir: Path, model: Path = BUNDLED_MODEL) -> None:
         self.model = model
         self.model_name = model.name
-        self.nats = EmbeddedNats(run_dir)
-        self.etcd = EmbeddedEtcd(run_dir)
+        self.nats = RestartableNats(run_dir)
+        self.etcd = RestartableEtcd(run_dir)
         self.children: dict[str, ChildProcess] = {}
         self._run_dir = run_dir
         self.port = free_port("127.0.0.1")
@@ -89,9 +132,11 @@ class Cluster:
 
     # ---- processes ----------------------------------------------------------------------------
 
-    async def start(self, name: str, role: str, *flags: str) -> None:
-        """Starts a role process called `name`; `ready` waits for it."""
-        command = [sys.executable, "-m", "tandem.launch", role]
+    async def start(
+        self, name: str, role: str, *flags: str, entry: Sequence[str] = ("-m", "tandem.launch")
+    ) -> None:
+        """Starts a role process called `name`, by what `entry` tells Python to run."""
+        command = [sys.executable, *entry, role]
         if role == "frontend":
             command += ["--port", str(self.port)]
         else:
@@ -120,6 +165,19 @@ class Cluster:
                 for child in self.children.values():
                     assert child.exit_code is None, child.log_tail()
                 await asyncio.sleep(0.05)
+
+    async def registered(self, *names: str) -> None:
+        """Until these processes are known to the cluster, whatever else is."""
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while True:
+                for name in names:
+                    child = self.children[name]
+                    assert child.exit_code is None, f"{name}: {child.log_tail()}"
+                with contextlib.suppress(ServiceError):
+                    pids = {instance.pid for instance in await self.instances()}
+                    if all(self.children[name].pid in pids for name in names):
+                        return
+                await asyncio.sleep(0.02)
 
     async def _is_ready(self, num_prefill: int, num_decode: int) -> bool:
         pids = {child.pid for child in self.children.values()}
@@ -155,9 +213,11 @@ class Cluster:
         return [msgspec.json.decode(value, type=Instance) for value in records.values()]
 
     async def statuses(self, component: str) -> list[WorkerStatus]:
+        """What the workers that run say of themselves; the dead may still be registered."""
         answers = []
+        pids = {child.pid for child in self.children.values() if child.exit_code is None}
         for instance in await self.instances():
-            if instance.component == component:
+            if instance.component == component and instance.pid in pids:
                 context = RequestContext(timeout_s=5)
                 data = await self.client.call(instance.address, "status", b"", context)
                 answers.append(msgspec.msgpack.decode(data, type=WorkerStatus))

@@ -1,0 +1,217 @@
+"""What happens to the fleet and when: drawn from a seed, one fault at a time on each lane."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from soak.fleet import DECODE, PREFILL, Fleet
+from soak.points import POINTS
+from soak.proxy import Proxy
+
+Kind = Literal["kill", "stop", "restart", "cut"]
+# One fault at a time on each. Every prefill worker at once is struck on the lane of the decode
+# workers: no request may fail then, so no decode worker may be struck meanwhile.
+LANES = (*PREFILL, "decode", "services")
+ALL_PREFILL_SHARE = 0.3  # of the faults on the decode workers' lane
+AT_A_POINT_SHARE = 0.8  # of kills and stops: right in the middle of a handoff
+POINT_TIMEOUT_S = 3.0  # then it happens anyway, wherever the worker is
+MEND_PAUSE_S = 0.5  # after a worker is back, until everybody has heard of it
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind` happens to `targets`, all at once, for `duration_s`, `pause_s` after the one before.
+
+    `cut`: which of a worker's ways are cut: nats, etcd, links (to the decode workers), front (from
+    everybody). `empty`: a service comes back without its store. `point`: of a handoff of the
+    worker at which it happens, if one comes along in time.
+    """
+
+    kind: Kind
+    targets: tuple[str, ...]
+    duration_s: float
+    pause_s: float
+    cut: str = ""
+    empty: bool = False
+    point: str = ""
+
+    def __str__(self) -> str:
+        what = f"cut {self.cut} of" if self.cut else self.kind
+        where = f" {self.point}" if self.point else ""
+        return f"{what} {'+'.join(self.targets)}{where}{' (empty)' if self.empty else ''}"
+
+
+@dataclass(slots=True)
+class Happened:
+    """A fault that was carried out. Times are time.monotonic()."""
+
+    fault: Fault
+    began_at: float
+    ended_at: float = float("inf")  # when the victims were whole again
+    instance_ids: list[str] = field(default_factory=list)  # of the workers it struck
+
+    def strikes(self, *kinds: str) -> bool:
+        return self.fault.kind in kinds
+
+
+def schedule(seed: int, lane: str) -> Iterator[Fault]:
+    """The faults of a lane, endless, the same for the same seed."""
+    draw = random.Random(f"{seed} {lane}")
+    while True:
+        pause_s = draw.uniform(0.5, 3.0)
+        duration_s = draw.uniform(0.5, 6.0)
+        if lane == "services":
+            yield _service_fault(draw, duration_s / 2, pause_s + 3.0)
+        elif lane in PREFILL:
+            yield _worker_fault(draw, lane, duration_s, pause_s)
+        elif draw.random() < ALL_PREFILL_SHARE:
+            yield Fault(draw.choice(("kill", "kill", "stop")), PREFILL, duration_s, pause_s)
+        else:
+            yield _worker_fault(draw, draw.choice(DECODE), duration_s, pause_s)
+
+
+def _worker_fault(draw: random.Random, name: str, duration_s: float, pause_s: float) -> Fault:
+    one = (name,)
+    choice = draw.choice(("kill", "kill", "stop", "stop", "restart", "nats", "etcd", "plane"))
+    if choice in ("kill", "stop"):
+        points = [*POINTS["prefill" if name in PREFILL else "decode"]]
+        point = draw.choice(points) if draw.random() < AT_A_POINT_SHARE else ""
+        lasts_s = duration_s / 3 if choice == "kill" else duration_s
+        return Fault("kill" if choice == "kill" else "stop", one, lasts_s, pause_s, point=point)
+    if choice == "restart":
+        return Fault("restart", one, 0.0, pause_s)
+    plane = "links" if name in PREFILL else "front"
+    return Fault("cut", one, duration_s, pause_s, cut=plane if choice == "plane" else choice)
+
+
+def _service_fault(draw: random.Random, duration_s: float, pause_s: float) -> Fault:
+    service = (draw.choice(("nats", "etcd")),)
+    kind: Kind = draw.choice(("kill", "stop", "cut"))
+    if kind == "kill":
+        return Fault("kill", service, duration_s, pause_s, empty=draw.random() < 0.3)
+    return Fault(kind, service, duration_s, pause_s, cut=service[0] if kind == "cut" else "")
+
+
+class Nemesis:
+    """Carries the schedules out until it is told to end; `happened` is its diary."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self.happened: list[Happened] = []
+        self._fleet = fleet
+        self._seed = seed
+        self._ending = asyncio.Event()
+        self._struck = {name: asyncio.Lock() for name in fleet.slots}
+
+    async def run(self) -> None:
+        """Until `end`; then every fault under way is seen through, and the fleet is whole."""
+        async with asyncio.TaskGroup() as group:
+            for lane in LANES:
+                group.create_task(self._run_lane(lane), name=lane)
+
+    async def wait(self) -> None:
+        """Until `end`, in peace."""
+        await self._ending.wait()
+
+    def end(self) -> None:
+        self._ending.set()
+
+    async def _run_lane(self, lane: str) -> None:
+        for fault in schedule(self._seed, lane):
+            await self._sleep(fault.pause_s)
+            if self._ending.is_set():
+                return
+            async with self._held(fault), self._noted(fault) as note:
+                if lane == "services":
+                    await self._strike_service(fault)
+                    continue
+                if fault.point:
+                    note.began_at = await self._await_point(fault)
+                await self._strike_workers(fault)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Shorter when the end has come."""
+        try:
+            await asyncio.wait_for(self._ending.wait(), seconds)
+        except TimeoutError:
+            return
+
+    @asynccontextmanager
+    async def _held(self, fault: Fault) -> AsyncIterator[None]:
+        """Nothing else happens to these workers meanwhile."""
+        async with AsyncExitStack() as stack:
+            for name in fault.targets:
+                if name in self._struck:
+                    await stack.enter_async_context(self._struck[name])
+            yield
+
+    @asynccontextmanager
+    async def _noted(self, fault: Fault) -> AsyncIterator[Happened]:
+        slots = [self._fleet.slots[name] for name in fault.targets if name in self._fleet.slots]
+        pids = [self._fleet.child(slot.name).pid for slot in slots]
+        struck = [slot.instance_ids.get(pid, "") for slot, pid in zip(slots, pids, strict=True)]
+        note = Happened(fault, time.monotonic(), instance_ids=struck)
+        self.happened.append(note)
+        yield note
+        note.ended_at = time.monotonic()
+
+    async def _await_point(self, fault: Fault) -> float:
+        """Until the worker has struck itself there, or no handoff comes along; when that was."""
+        (name,) = fault.targets
+        trap = self._fleet.slots[name].trap
+        assert trap is not None and fault.kind in ("kill", "stop")
+        trap.arm(fault.point, "kill" if fault.kind == "kill" else "stop")
+        try:
+            return await trap.fired(POINT_TIMEOUT_S)
+        except TimeoutError:
+            trap.disarm()
+            return time.monotonic()
+
+    async def _strike_workers(self, fault: Fault) -> None:
+        fleet, names = self._fleet, fault.targets
+        match fault.kind:
+            case "kill":
+                await fleet.kill(*names)
+                await self._sleep(fault.duration_s)
+                await asyncio.gather(*[fleet.start(name) for name in names])
+            case "restart":
+                await asyncio.gather(*[fleet.terminate(name) for name in names])
+                await asyncio.gather(*[fleet.start(name) for name in names])
+            case "stop":
+                for name in names:
+                    fleet.signal(name, signal.SIGSTOP)
+                await self._sleep(fault.duration_s)
+                for name in names:
+                    fleet.signal(name, signal.SIGCONT)
+            case "cut":
+                proxies = [p for name in names for p in fleet.slots[name].proxies(fault.cut)]
+                if fault.cut == "front":
+                    proxies += [fleet.slots[p].links[name] for name in names for p in PREFILL]
+                await self._cut(proxies, fault.duration_s)
+        await fleet.joined(*names)
+        await asyncio.sleep(MEND_PAUSE_S)
+
+    async def _strike_service(self, fault: Fault) -> None:
+        (name,) = fault.targets
+        server = self._fleet.cluster.nats if name == "nats" else self._fleet.cluster.etcd
+        match fault.kind:
+            case "kill":
+                await server.restart(empty=fault.empty, down_s=fault.duration_s)
+            case "stop":
+                server.child.signal(signal.SIGSTOP)
+                await self._sleep(fault.duration_s)
+                server.child.signal(signal.SIGCONT)
+            case "cut":
+                await self._cut(self._fleet.ways_to(name), fault.duration_s)
+        await asyncio.sleep(MEND_PAUSE_S)
+
+    async def _cut(self, proxies: list[Proxy], duration_s: float) -> None:
+        for proxy in proxies:
+            proxy.cut()
+        await self._sleep(duration_s)
+        for number, proxy in enumerate(proxies):
+            proxy.heal(reset=number % 2 == 1)

@@ -1,0 +1,38 @@
+"""A short nemesis: two minutes of everything that can happen, and every answer is right."""
+
+from pathlib import Path
+
+import pytest
+from soak.checker import table
+from soak.nemesis import Plan, soak
+
+SHORT = Plan(
+    num_requests=100_000,  # the time ends it
+    num_questions=50,
+    time_limit_s=60.0,
+    failover_limit_s=10.0,  # other tests may have the machine
+)
+
+
+@pytest.mark.timeout(300)
+async def test_no_answer_suffers_under_the_nemesis(tmp_path: Path) -> None:
+    verdict = await soak(SHORT, tmp_path)
+    print("\n" + table(verdict))
+    assert verdict.is_good, table(verdict)
+    assert verdict.handoffs["admitted"] and verdict.flips.caught and verdict.faults
+
+
+@pytest.mark.timeout(300)
+async def test_the_nemesis_finds_what_an_unverified_flip_does(tmp_path: Path) -> None:
+    """With the guard out, so that what it says with the guard in means something."""
+    plan = Plan(
+        num_requests=50,
+        num_questions=12,
+        requests_per_s=40.0,
+        flip_probability=1.0,
+        is_blind=True,
+        has_faults=False,
+    )
+    verdict = await soak(plan, tmp_path)
+    assert verdict.counts.get("wrong tokens"), table(verdict)
+    assert verdict.flips.missed and not verdict.flips.caught
