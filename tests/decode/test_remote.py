@@ -1,5 +1,6 @@
 """A decode worker against a prefill side that is late, wrong, double, or gone."""
 
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
@@ -69,10 +70,13 @@ async def test_settling_without_having_written_everything_ends_the_handoff_at_on
     await stage.balanced()
 
 
-async def test_blocks_arrive_by_nixl_as_well(
-    runtime_config: RuntimeConfig, tiny_model: Path
+@pytest.mark.parametrize("backend", ["nixl", "ucx"])
+async def test_blocks_arrive_by_real_transports_as_well(
+    runtime_config: RuntimeConfig, tiny_model: Path, backend: str
 ) -> None:
-    transfer = TRANSFER.model_copy(update={"backend": "nixl"})
+    if backend == "ucx" and find_spec("ucxx") is None:
+        pytest.skip("ucxx is not installed")
+    transfer = TRANSFER.model_copy(update={"backend": backend})
     async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
         answer = await stage.ask(PROMPT)
         work = await stage.claimed()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -77,10 +78,13 @@ async def test_the_first_token_may_end_the_answer(stage: Stage) -> None:
         assert await stage.text(await stage.offer(prompt, stop=stop)) == expected
 
 
-async def test_blocks_arrive_by_nixl_as_well(
-    runtime_config: RuntimeConfig, tiny_model: Path
+@pytest.mark.parametrize("backend", ["nixl", "ucx"])
+async def test_blocks_arrive_by_real_transports_as_well(
+    runtime_config: RuntimeConfig, tiny_model: Path, backend: str
 ) -> None:
-    transfer = TRANSFER.model_copy(update={"backend": "nixl"})
+    if backend == "ucx" and find_spec("ucxx") is None:
+        pytest.skip("ucxx is not installed")
+    transfer = TRANSFER.model_copy(update={"backend": backend})
     async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
         offer = await stage.offer(fresh_prompt(LONG))
         assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))

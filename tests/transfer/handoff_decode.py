@@ -128,6 +128,9 @@ class DecodeSide(BlocksSide):
             assert not actions and machine.state is before, "I3: a forged notice counts"
             return
         self.act(case, actions)
+        if job.machine is not None and not job.machine.error:
+            was_live = before in (self.build.states.CLAIMED, self.build.states.WRITING)
+            assert machine.is_live or not was_live, "all went well, and it ends"
         if not case.has_settled:
             self.note_settled(case)
             assert job.machine is not None
@@ -183,6 +186,7 @@ class DecodeSide(BlocksSide):
 
     def tick(self, case: Case) -> None:
         machine, states = case.machine, self.build.states
+        self.watch(case)
         actions = machine.tick(self.now)
         is_early = self.now < machine.deadline or case.place == "quarantine"
         if is_early and (case.claimant is None or self.now <= case.fear_until - 1e-6):
@@ -190,6 +194,13 @@ class DecodeSide(BlocksSide):
         self.act(case, actions)
         has_ended = machine.state in (states.ADMITTED, states.CLOSING, states.CLOSED)
         assert has_ended or self.now < machine.deadline, "I4: not ended by its deadline"
+
+    def watch(self, case: Case) -> None:
+        """Look whether the claimant's process stands still."""
+        claimant = case.claimant
+        if claimant is not None and claimant.alive and self.now < claimant.frozen_until:
+            case.machine.claimant_stopped(self.now)
+            case.fear_until = max(case.fear_until, self.now + GRACE_MS / 1e3)
 
     def cancel(self, case: Case) -> None:
         case.is_cancelled = case.place == "fill"

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from handoff_blocks import TOKEN
+from handoff_decode import GRACE_MS
 from handoff_parts import Case, Job, Write
 
 from tandem.runtime.messages import Claim, FirstToken, Settled
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_CASES = 4
 TICK_SLACK_S = 1e-3  # the worker's timers fire this long after `next_tick`
+WATCH_S = 0.05  # between looks at whether a claimant stands still
 
 
 def start_case(schedule: "Schedule") -> None:
@@ -22,7 +24,7 @@ def start_case(schedule: "Schedule") -> None:
     world = schedule.world
     if len(world.cases) < MAX_CASES:
         prompt, num_blocks = int(schedule.chance() * 1.3), 1 + int(schedule.chance() * 4)
-        lease_s, deadline_s = schedule.pick((0.6, 1.0)), schedule.pick((0.8, 1.5))
+        lease_s, deadline_s = schedule.pick((0.6, 1.0, 1.5)), schedule.pick((0.8, 1.5))
         if world.start_case(prompt, num_blocks, lease_s, deadline_s):
             schedule.say(f"handoff {len(world.cases) - 1}: {world.cases[-1].machine.grant.fill}")
 
@@ -133,6 +135,25 @@ def freeze(schedule: "Schedule") -> None:
     seconds = schedule.pick((0.1, 0.3, 0.8, 1.5))
     schedule.say(f"{process.who} is stopped for {seconds} s")
     process.frozen_until = schedule.world.now + seconds
+
+
+def freeze_in_post(schedule: "Schedule") -> None:
+    """A worker is stopped in the middle of a post: that comes when it goes on.
+
+    The decode worker sees that it stands still, and grants leases that outlast its deadlines.
+    """
+    world = schedule.world
+    for process in world.processes:
+        for job in process.jobs if world.can_act(process) else ():
+            case = job.case
+            if job.to_post and case.fear_until - GRACE_MS / 1e3 >= case.machine.deadline:
+                num_writes = len(world.writes)
+                world.transfer(job, fails=False)
+                process.frozen_until = world.now + schedule.pick((0.3, 0.8, 1.5, 3.0))
+                for write in world.writes[num_writes:]:
+                    write.limit = process.frozen_until + GRACE_MS / 1e3 - WATCH_S - 1e-6
+                    schedule.say(f"{process.who} is stopped in a post of run {job.run}")
+                return
 
 
 def kill(schedule: "Schedule") -> None:
@@ -281,6 +302,7 @@ EVENTS: "tuple[tuple[Callable[[Schedule], None], int], ...]" = (
     (stop_job, 1),
     (stray_layers, 1),
     (freeze, 1),
+    (freeze_in_post, 2),
     (kill, 1),
     (hear_of_death, 2),
     (prove_death, 2),

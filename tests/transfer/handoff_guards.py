@@ -221,6 +221,16 @@ GUARDS: tuple[Guard, ...] = (
         "if self.state not in _UNCLAIMED and now > self._lease_until + self._grace_s:",
         "if self.state not in _UNCLAIMED and now > self._lease_until - 0.3:",
     ),
+    _decode(
+        "who was stopped is feared once more",
+        "self._lease_until = max(self._lease_until, now)",
+        "pass",
+    ),
+    _decode(
+        "who was stopped is feared no shorter",
+        "self._lease_until = max(self._lease_until, now)",
+        "self._lease_until = now",
+    ),
     Guard(
         "blocks are feared through the grace",
         (Cut("decode", "self._lease_until + self._grace_s", "self._lease_until", count=4),),

@@ -9,9 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from handoff_events import ALWAYS, EVENTS, MAX_CASES, TICK_SLACK_S, finish, publish, start_case
+from handoff_events import (
+    ALWAYS,
+    EVENTS,
+    MAX_CASES,
+    TICK_SLACK_S,
+    WATCH_S,
+    finish,
+    publish,
+    start_case,
+)
 from handoff_memory import Memory, Shape, WordMemory
-from handoff_parts import Build, Case, Job, Message, Write
+from handoff_parts import Build, Case, Job, Message, Process, Write
 from handoff_world import World
 
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
@@ -319,10 +328,11 @@ class Schedule:
         """What is in flight lands in time, or never; timers fire when they are due, or later."""
         world = self.world
         until = world.now + seconds
+        seen = {p: p.frozen_until - self.chance() * WATCH_S for p in world.processes}
         is_late = self.chance() < lateness
         for _ in range(MAX_DUE):
             due: float = until
-            what: Case | Write | None = None
+            what: Case | Write | Process | None = None
             for write in world.writes:
                 if write.fate == "posted" and write.limit < due:
                     due, what = write.limit, write
@@ -330,10 +340,17 @@ class Schedule:
                 next_tick = case.machine.next_tick
                 if next_tick is not None and next_tick + TICK_SLACK_S < due and not is_late:
                     due, what = next_tick + TICK_SLACK_S, case
+            for process, seen_at in seen.items():
+                if world.now < seen_at < due:
+                    due, what = seen_at, process
             world.now = max(world.now, due)
             if what is None:
                 break
-            if isinstance(what, Case):
+            if isinstance(what, Process):
+                for case in world.cases:
+                    if case.claimant is what and case.place == "quarantine":
+                        world.watch(case)
+            elif isinstance(what, Case):
                 self.say(f"timer of handoff {what.number}")
                 world.tick(what)
             elif self.chance() < 0.6:
