@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from handoff_blocks import TOKEN
+from handoff_clock import TICK_SLACK_S, pass_time
 from handoff_decode import GRACE_MS
-from handoff_parts import Case, Job, Write
+from handoff_parts import WATCH_S, Case, Job, Write
 
 from tandem.runtime.messages import Claim, FirstToken, Settled
 from tandem.transfer.landed import Landed, SettledNotice, decode_landed
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from handoff_steps import Schedule
 
 MAX_CASES = 4
-TICK_SLACK_S = 1e-3  # the worker's timers fire this long after `next_tick`
-WATCH_S = 0.05  # between looks at whether a claimant stands still
 
 
 def start_case(schedule: "Schedule") -> None:
@@ -71,14 +70,14 @@ def plan(schedule: "Schedule", case: Case) -> list[tuple[int, int]]:
 
 def advance(schedule: "Schedule") -> None:
     """A short while."""
-    schedule.pass_time(schedule.pick((0.01, 0.02, 0.05, 0.1, 0.4)))
+    pass_time(schedule, schedule.pick((0.01, 0.02, 0.05, 0.1, 0.4)))
 
 
 def leap(schedule: "Schedule") -> None:
     """Until a timer is due."""
     due = [c.machine.next_tick for c in schedule.world.cases if c.machine.next_tick is not None]
     if due:
-        schedule.pass_time(max(0.0, schedule.pick(due) - schedule.world.now) + TICK_SLACK_S)
+        pass_time(schedule, max(0.0, schedule.pick(due) - schedule.world.now) + TICK_SLACK_S)
 
 
 def stray_tick(schedule: "Schedule") -> None:
@@ -115,7 +114,7 @@ def post_late(schedule: "Schedule") -> None:
         for job in process.jobs:
             if job.to_post:
                 last = job.to_post[0].post_before
-                schedule.pass_time(max(0.0, last - world.now - schedule.pick((1e-4, 0.01, 0.05))))
+                pass_time(schedule, max(0.0, last - world.now - schedule.pick((1e-4, 0.01, 0.05))))
                 if world.can_act(process) and not job.ended and job.to_post:
                     schedule.say(f"run {job.run} posts late")
                     world.transfer(job, fails=False)
@@ -134,7 +133,7 @@ def freeze(schedule: "Schedule") -> None:
     process = schedule.pick(schedule.world.processes)
     seconds = schedule.pick((0.1, 0.3, 0.8, 1.5))
     schedule.say(f"{process.who} is stopped for {seconds} s")
-    process.frozen_until = schedule.world.now + seconds
+    process.freeze(schedule.world.now + seconds, schedule.chance())
 
 
 def freeze_in_post(schedule: "Schedule") -> None:
@@ -149,8 +148,10 @@ def freeze_in_post(schedule: "Schedule") -> None:
             if job.to_post and case.fear_until - GRACE_MS / 1e3 >= case.machine.deadline:
                 num_writes = len(world.writes)
                 world.transfer(job, fails=False)
-                process.frozen_until = world.now + schedule.pick((0.3, 0.8, 1.5, 3.0))
+                seconds = schedule.pick((0.3, 0.8, 1.5, 3.0))
+                process.freeze(world.now + seconds, schedule.chance())
                 for write in world.writes[num_writes:]:
+                    write.is_half_posted = True
                     write.limit = process.frozen_until + GRACE_MS / 1e3 - WATCH_S - 1e-6
                     schedule.say(f"{process.who} is stopped in a post of run {job.run}")
                 return

@@ -11,6 +11,8 @@ from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Se
 from tandem.transfer.actions import Span
 from tandem.transfer.handoff import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
 
+WATCH_S = 0.05  # between looks at whether a claimant stands still
+
 Place = Literal["fill", "quarantine", "decoding", "gone"]
 Fate = Literal["posted", "landed", "failed"]
 
@@ -37,6 +39,14 @@ class Process:
     alive: bool = True
     gone: bool = False
     frozen_until: float = 0.0
+    seen_at: float = 0.0  # when the decode worker last sees that it stands still
+
+    def freeze(self, until: float, luck: float) -> None:
+        """Stop it; `luck` of [0, 1) is how close to its end the last look is."""
+        if until <= self.frozen_until:
+            return
+        self.frozen_until = until
+        self.seen_at = until - (1 - luck) * WATCH_S
 
     @property
     def who(self) -> tuple[str, str]:
@@ -103,6 +113,7 @@ class Write:
     flight: Flight
     limit: float
     fate: Fate = "posted"
+    is_half_posted: bool = False  # its sender was stopped meanwhile; it ends with its sender
 
 
 @dataclass(slots=True, eq=False)

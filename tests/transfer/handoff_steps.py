@@ -9,18 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from handoff_events import (
-    ALWAYS,
-    EVENTS,
-    MAX_CASES,
-    TICK_SLACK_S,
-    WATCH_S,
-    finish,
-    publish,
-    start_case,
-)
+from handoff_clock import TICK_SLACK_S, pass_time
+from handoff_events import ALWAYS, EVENTS, MAX_CASES, finish, publish, start_case
 from handoff_memory import Memory, Shape, WordMemory
-from handoff_parts import Build, Case, Job, Message, Process, Write
+from handoff_parts import Build, Case, Job, Message, Write
 from handoff_world import World
 
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
@@ -30,7 +22,7 @@ T = TypeVar("T")
 REAL = Build()
 WIDTHS = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (4, 2))  # ranks of P, of D
 STEPS = (40, 60, 90, 120)
-MAX_DUE = 200  # that can be due at once
+MAX_ENDS = 100  # timers until all is over; a worker that is stopped goes on some time
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +116,11 @@ class Schedule:
     def end(self) -> None:
         """Time runs out: every handoff has ended and every block is accounted for (I4, I6)."""
         world = self.world
-        for _ in range(3 * len(world.cases)):
+        for _ in range(MAX_ENDS):
             due = [c.machine.next_tick for c in world.cases if c.machine.next_tick is not None]
             if not due:
                 break
-            self.pass_time(max(0.0, min(due) + TICK_SLACK_S - world.now) + TICK_SLACK_S, 0.0)
+            pass_time(self, max(0.0, min(due) + TICK_SLACK_S - world.now) + TICK_SLACK_S, 0.0)
         for case in world.cases:
             assert case.place in ("decoding", "gone"), f"I4: handoff {case.number} never ended"
             assert case.machine.may_reuse_blocks and case.machine.next_tick is None
@@ -224,7 +216,7 @@ class Schedule:
                     world.wire.append(message)  # it only seems lost, and comes late
                 if self.chance() < 0.5:
                     if self.chance() < 0.5:  # it takes a while until it is sure
-                        self.pass_time(self.pick((0.1, 0.3)))
+                        pass_time(self, self.pick((0.1, 0.3)))
                     if not process.alive or job.ended:
                         return
                     world.claim(job, world.shape.prefill_tp)
@@ -321,47 +313,6 @@ class Schedule:
             del world.checks[index]
         self.say(f"ordinal {check.ordinal} of handoff {check.case.number} verified: {check.ok}")
         world.hear_verified(check)
-
-    # ---- time ---------------------------------------------------------------------------------
-
-    def pass_time(self, seconds: float, lateness: float = 0.15) -> None:
-        """What is in flight lands in time, or never; timers fire when they are due, or later."""
-        world = self.world
-        until = world.now + seconds
-        seen = {p: p.frozen_until - self.chance() * WATCH_S for p in world.processes}
-        is_late = self.chance() < lateness
-        for _ in range(MAX_DUE):
-            due: float = until
-            what: Case | Write | Process | None = None
-            for write in world.writes:
-                if write.fate == "posted" and write.limit < due:
-                    due, what = write.limit, write
-            for case in world.cases:
-                next_tick = case.machine.next_tick
-                if next_tick is not None and next_tick + TICK_SLACK_S < due and not is_late:
-                    due, what = next_tick + TICK_SLACK_S, case
-            for process, seen_at in seen.items():
-                if world.now < seen_at < due:
-                    due, what = seen_at, process
-            world.now = max(world.now, due)
-            if what is None:
-                break
-            if isinstance(what, Process):
-                for case in world.cases:
-                    if case.claimant is what and case.place == "quarantine":
-                        world.watch(case)
-            elif isinstance(what, Case):
-                self.say(f"timer of handoff {what.number}")
-                world.tick(what)
-            elif self.chance() < 0.6:
-                self.say(f"{name(what)} lands at the last moment")
-                world.land(what)
-            else:
-                world.fail_write(what)
-        else:
-            raise AssertionError("a timer that fires changes nothing, and fires again")
-        if not is_late:
-            world.check_deadlines(TICK_SLACK_S)
 
 
 def name(write: Write) -> str:

@@ -214,7 +214,12 @@ class World(DecodeSide):
         """A process ends; what it has posted is still on its way, until `tear_down`."""
         process.alive = False
         process.jobs.clear()
-        self.writes = [w for w in self.writes if w.job.process is not process or w.fate == "posted"]
+        self.writes = [
+            write
+            for write in self.writes
+            if write.job.process is not process
+            or (write.fate == "posted" and not write.is_half_posted)
+        ]
         self.dead.append(process)
         index = self.processes.index(process)
         self.processes[index] = self.start_process(process.name)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))  # lets this import the schedules
@@ -74,6 +74,8 @@ def test_the_schedules_go_every_way_that_a_handoff_can_go() -> None:
 
 @settings(
     max_examples=40,
+    derandomize=True,
+    phases=(Phase.generate,),  # to shrink one takes minutes
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
