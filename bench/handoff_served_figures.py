@@ -85,7 +85,7 @@ def _handover_figures(results: ServedResults, wires: WireResults) -> Iterator[Fi
     def to_step_ms(course: Course) -> float:
         return overhead_ms(course) + course.second_token_ms - course.handover_ms - course.step_ms
 
-    # a first step reads KV that no cache of its core has seen: more than a step's time, no handover
+    # the second has in it what a first step takes longer than a later one, so it has no limit
     for key, words, measure, p50_limit, p99_limit in (
         ("handover", "handover", overhead_ms, 5.0, 15.0),
         ("handover_to_step", "  and the first step less a later one", to_step_ms, None, None),

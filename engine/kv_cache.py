@@ -125,8 +125,13 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: i
 
 
 def _host_bytes(num_bytes: int, _device_id: int) -> torch.Tensor:
-    """Anonymous, page-aligned, zeroed; the tensor keeps the mapping alive."""
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    """Anonymous, page-aligned, zeroed and present; the tensor keeps the mapping alive.
+
+    Present because a write into a block whose pages are not there yet pays for them: handing over
+    4k tokens took 7 to 8.6 ms that way, and 4.7 to 4.9 ms without.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=torch.uint8)
 
 
 def _cuda_bytes(num_bytes: int, device_id: int) -> torch.Tensor:

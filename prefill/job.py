@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Job:
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ticket: PrefillJob = ticket
+        self._run = secrets.token_bytes(8)
         self.request_id = f"{ticket.handoff_id.hex()}.{ticket.attempt}"
 
     async def run(self) -> None:
@@ -137,6 +139,7 @@ class Job:
             tools.node.instance_id,
             tools.node.epoch,
             tools.group.layout.tp_size,
+            self._run,
         )
         stream = await tools.node.client.open(
             ticket.decode_address, "claim", encode(claim), self._context
@@ -165,7 +168,7 @@ class Job:
         except (TandemError, msgspec.MsgspecError) as error:
             # D may have granted it all the same, and would wait for the end of the lease.
             reason = str(error)
-            await self._settle(Settled(self.ticket.handoff_id, self.ticket.attempt, 0, 0, reason))
+            await self._settle(self._nothing_written(reason))
             raise
 
     async def _deliver(
@@ -183,7 +186,7 @@ class Job:
                 raise TransferError(f"a block to fill is out of range: {peer.num_blocks} blocks")
             link = await tools.group.connect(peer)
         except TandemError as error:
-            await self._settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, error.message))
+            await self._settle(self._nothing_written(error.message))
             raise
         machine = PrefillHandoff(
             ticket.handoff_id,
@@ -193,6 +196,7 @@ class Job:
             margin_ms=tools.transfer.lease_margin_ms,
             num_layers=tools.group.layout.num_layers,
             streams=link.streams,
+            run=self._run,
         )
         listening = asyncio.create_task(self._listen(stream, machine))
         try:
@@ -213,9 +217,9 @@ class Job:
         for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
             if outcome is not None:
                 logger.error("handoff %s", self.request_id, exc_info=outcome)
-        tools.loop.post(lambda engine: engine.abort(self.request_id))
         tools.steps.pop(self.request_id, None)
-        if not machine.pinned:  # else it is not known how a write ended: the lease must
+        if not machine.pinned:  # else it is not known how a write ended: it may read our blocks yet
+            tools.loop.post(lambda engine: engine.abort(self.request_id))
             timeline_ms = self._timeline.since("claimed")
             await self._settle(machine.settled(timeline_ms), machine.settled_notice())
 
@@ -266,11 +270,12 @@ class Job:
                 computed_s = time.perf_counter() - started_at
                 tools.puller.rate.observe(seq.num_prompt_tokens - seq.num_cached_tokens, computed_s)
                 tools.metrics.computed(seq.num_prompt_tokens, seq.num_cached_tokens, num_pulled)
-                self._spawn(self._send_first_token(machine, seq, step))
             num_tokens = seq.num_prompt_tokens if finished else step.num_computed_tokens
             num_layers = tools.group.layout.num_layers
             whole = LayerProgress(self.request_id, num_tokens, num_layers, None)
             self._write_ready(machine, link, seq, whole)
+            if finished:  # after the write, which has the longer way
+                self._spawn(self._send_first_token(machine, seq, step))
 
     def _num_layer_groups(self, grant: Claimed, link: Link) -> int:
         """In how many groups of layers the last chunk of the prompt goes."""
@@ -353,6 +358,9 @@ class Job:
             await self._tell("first_token", encode(first))
         except TandemError as error:
             machine.stop(f"the first token was not delivered: {error.message}")
+
+    def _nothing_written(self, reason: str) -> Settled:
+        return Settled(self.ticket.handoff_id, self.ticket.attempt, 0, 0, reason, run=self._run)
 
     async def _settle(self, settled: Settled, notice: bytes | None = None) -> None:
         """Tells D that nothing of ours can land any more; by `notice` if D's server is away."""

@@ -143,6 +143,7 @@ class Claim(Message, frozen=True):
     prefill_instance: str
     prefill_epoch: str
     tp_size: int = 1  # ranks of P, each of which writes its own heads
+    run: bytes = b""  # random, of this run of the ticket; no other one has a part in the claim
 
 
 class Claimed(Message, frozen=True):
@@ -193,6 +194,7 @@ class Settled(Message, frozen=True):
     # (rank of D, Landed) of every write that completed, should one have been lost
     notices: list[tuple[int, bytes]] = []
     timeline_ms: dict[str, float] = {}  # stage |-> ms since the claim was answered
+    run: bytes = b""  # as in the claim
 
 
 class PrefixRequest(Message, frozen=True):

@@ -62,6 +62,15 @@ class TransferGroup:
 
     async def start(self, on_notification: Callable[[int, bytes], None]) -> None:
         """Register the pools. `on_notification` gets our rank and each message that comes."""
+        config = self._config
+        if config.write_timeout_s * 1e3 > config.lease_margin_ms + config.grace_ms:
+            logger.warning(
+                "a write may take %g s, more than the quarantine waits for it: lease_margin_ms %d "
+                "and grace_ms %d",
+                config.write_timeout_s,
+                config.lease_margin_ms,
+                config.grace_ms,
+            )
         for rank, agent in enumerate(self._agents):
             await agent.start(partial(on_notification, rank))
 

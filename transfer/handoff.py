@@ -79,6 +79,7 @@ class DecodeHandoff:
         self.close_reason = ""
         self.claimant: tuple[str, str] | None = None  # prefill instance, its epoch
         self.claimant_tp_size = 1
+        self._granted_to: tuple[str, str, bytes] | None = None  # claimant, its run of the ticket
         self.first: FirstToken | None = None
         self.dropped: Counter[str] = Counter()  # why |-> how many messages were not applied
         self._verify = verify
@@ -141,10 +142,10 @@ class DecodeHandoff:
     def claim(self, claim: Claim, now: float) -> Claimed | ClaimRefused:
         """Grant the write lease to one prefill worker; asking again gets the same answer.
 
-        A repeated claim lengthens the lease, because its answer starts P's clock anew. P must not
-        run one (handoff, attempt) twice at the same time: both would settle for each other.
+        A repeated claim lengthens the lease, because its answer starts P's clock anew. It is of the
+        same run of the ticket: two runs would settle for each other.
         """
-        who = (claim.prefill_instance, claim.prefill_epoch)
+        who = (claim.prefill_instance, claim.prefill_epoch, claim.run)
         if (claim.handoff_id, claim.attempt) != (self.handoff_id, self.attempt):
             return self._refuse("stale")
         if self.state in (HandoffState.CLOSING, HandoffState.CLOSED):
@@ -156,12 +157,13 @@ class DecodeHandoff:
             return self._refuse("stale")
         if self.state in _UNCLAIMED:
             self.state = HandoffState.CLAIMED
-            self.claimant = who
+            self._granted_to = who
+            self.claimant = who[:2]
             self.claimant_tp_size = claim.tp_size
             self._num_streams = max(self._tp_size, claim.tp_size)
             self._num_unannounced = self._num_streams * self._num_layers * len(self._block_of)
             self._num_unproven = self._num_unannounced
-        elif self.state not in _LIVE or self.claimant != who or self._settled:
+        elif self.state not in _LIVE or self._granted_to != who or self._settled:
             return self._refuse("stale")
         self._lease_until = now + self.grant.lease_ms / 1e3
         return self.grant
@@ -231,11 +233,13 @@ class DecodeHandoff:
         """
         if (settled.handoff_id, settled.attempt) != (self.handoff_id, self.attempt):
             return self._drop("stale")
+        if self._granted_to is not None and settled.run != self._granted_to[2]:
+            return self._drop("not the claimant")
         actions: list[Action] = []
         if not settled.num_failed and not settled.error:
             for decode_rank, data in settled.notices:
                 notice = decode_landed(data)
-                if notice is not None and self.state in _LIVE and not self._settled:
+                if notice is not None and self.state in _LIVE:
                     actions += self.landed(notice, now, decode_rank)
         if self.state in _LIVE and not self._settled and self._num_unannounced:
             error = settled.error or f"{self._who} settled and had not written everything"

@@ -30,7 +30,7 @@ class PrefillHandoff:
 
     `claim_sent_at` is when the claim left (perf_counter seconds): the lease counts from there, so
     that ours ends before D's. Every block goes over each of `streams`, its layers in order. Source
-    blocks are kept while they are `pinned`.
+    blocks are kept while they are `pinned`. `run` is what the claim said.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class PrefillHandoff:
         margin_ms: int,
         num_layers: int,
         streams: Sequence[Stream],
+        run: bytes = b"",
     ) -> None:
         assert streams, "a handoff goes over some stream"
         self.handoff_id = handoff_id
         self.attempt = attempt
         self.grant = grant
+        self._run = run
         self.num_completed = 0
         self.num_failed = 0
         self.error = ""  # why no more is posted, if that is so
@@ -141,6 +143,7 @@ class PrefillHandoff:
             self.error,
             list(self._notices),
             timeline_ms or {},
+            self._run,
         )
 
     def settled_notice(self) -> bytes:

@@ -88,10 +88,10 @@ class DecodeSide(BlocksSide):
         assert claim.handoff_id == machine.handoff_id, "I3: another handoff's claim was granted"
         assert self.now < machine.deadline, "I4: granted after the deadline"
         assert narrow and wide % narrow == 0, "granted to ranks that don't fit"
-        assert case.claimant in (None, job.process), "I3: a handoff has two owners"
+        assert case.owner in (None, job), "I3: a handoff has two owners"
         assert not case.has_settled, "I3: granted again after it had settled"
         assert case.place == "fill" and machine.is_live
-        case.claimant = job.process
+        case.owner = job
         case.is_suspect |= claim.tp_size != self.shape.prefill_tp
         case.fear_until = self.now + (answer.lease_ms + GRACE_MS) / 1e3
         case.runs.append(job.run)
@@ -111,12 +111,15 @@ class DecodeSide(BlocksSide):
         if settled.attempt != machine.attempt:
             assert not actions and machine.state is before, "I3: another attempt has settled this"
             return
+        if case.owner is not job:
+            assert not actions and machine.state is before, "I3: who was not granted has settled"
+            return
         self.act(case, actions)
         went_well = not settled.num_failed and not settled.error
         if went_well and not case.is_suspect and self.now <= case.fear_until:
             was_live = before in (self.build.states.CLAIMED, self.build.states.WRITING)
             assert machine.is_live or machine.complete or not was_live, "all went well, and it ends"
-        if case.claimant is job.process and not case.has_settled:
+        if not case.has_settled:
             self.note_settled(case)
             is_done = machine.all_landed and went_well
             assert is_done or not machine.is_live, "I4: waits for what was settled not to come"

@@ -40,13 +40,9 @@ def publish(schedule: "Schedule") -> None:
     case = schedule.pick(open_cases)
     if schedule.chance() < 0.9:
         case.machine.published()
-    is_over = case.has_settled or case.machine.may_reuse_blocks
-    if process in case.had and schedule.assume and not is_over:
-        return
     job = world.take_ticket(process, case, plan(schedule, case))
     if job is None:
         return
-    case.had.append(process)
     tp_size = world.shape.prefill_tp
     if schedule.chance() < 0.03:
         tp_size = schedule.pick((0, 3)) if world.shape.decode_tp == 2 else 0
@@ -218,20 +214,25 @@ def forge(schedule: "Schedule") -> None:
         case 3 if attempt != 1:
             world.hear_first(case, FirstToken(handoff_id, attempt, TOKEN + 1))
         case 4 if attempt != 1:
-            job = Job(schedule.pick(world.processes), case, 0, [])
-            world.hear_settled(case, Settled(handoff_id, attempt, 1, schedule.pick((0, 1))), job)
+            job = case.owner or Job(schedule.pick(world.processes), case, 0, [])
+            num_failed = schedule.pick((0, 1))
+            settled = Settled(handoff_id, attempt, 1, num_failed, run=job.name)
+            world.hear_settled(case, settled, job)
 
 
 def claim_wrongly(schedule: "Schedule") -> None:
-    """A claim of another attempt, or one that was meant for another handoff."""
+    """A claim of another attempt, of another handoff, or the claimant's own once more, and late."""
     world, case = schedule.world, schedule.some_case()
     process = schedule.pick(world.processes)
     handoff_id, attempt = case.machine.handoff_id, schedule.pick((0, 1, 2))
     if attempt == 1:
         handoff_id = b"nobody's handoff"
-    claim = Claim(handoff_id, attempt, *process.who, world.shape.prefill_tp)
+    job = Job(process, case, 0, [])
+    if case.owner is not None and schedule.chance() < 0.5:
+        handoff_id, attempt, job = case.machine.handoff_id, 1, case.owner
+    claim = Claim(handoff_id, attempt, *job.process.who, world.shape.prefill_tp, job.name)
     schedule.say(f"stale claim of handoff {case.number}: {claim}")
-    world.hear_claim(case, claim, Job(process, case, 0, []))
+    world.hear_claim(case, claim, job)
 
 
 def lie(schedule: "Schedule") -> None:

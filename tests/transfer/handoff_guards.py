@@ -38,12 +38,12 @@ GUARDS: tuple[Guard, ...] = (
         "what is over is not granted",
         "if self.state in (HandoffState.CLOSING, HandoffState.CLOSED):\n            return",
         "if False:\n            return",
-        Cut("decode", "elif self.state not in _LIVE or self.claimant", "elif self.claimant"),
+        Cut("decode", "elif self.state not in _LIVE or self._granted_to", "elif self._granted_to"),
     ),
     _decode(
         "what is admitted is not granted again",
-        "elif self.state not in _LIVE or self.claimant",
-        "elif self.claimant",
+        "elif self.state not in _LIVE or self._granted_to",
+        "elif self._granted_to",
     ),
     _decode(
         "nothing is granted from the deadline on",
@@ -51,16 +51,26 @@ GUARDS: tuple[Guard, ...] = (
         "",
     ),
     _decode("one width divides the other", "if narrow < 1 or wide % narrow:", "if False:"),
-    _decode("one claimant", " or self.claimant != who or self._settled:", " or self._settled:"),
+    _decode("one claimant", " or self._granted_to != who or self._settled:", " or self._settled:"),
     _decode(
         "one process of the claimant",
-        "who = (claim.prefill_instance, claim.prefill_epoch)",
-        'who = (claim.prefill_instance, "e")',
+        "who = (claim.prefill_instance, claim.prefill_epoch, claim.run)",
+        'who = (claim.prefill_instance, "e", b"")',
+    ),
+    _decode(
+        "one run of the ticket",
+        "who = (claim.prefill_instance, claim.prefill_epoch, claim.run)",
+        'who = (claim.prefill_instance, claim.prefill_epoch, b"")',
+    ),
+    _decode(
+        "who was not granted does not settle",
+        "if self._granted_to is not None and settled.run != self._granted_to[2]:",
+        "if False:",
     ),
     _decode(
         "who has settled is not granted again",
-        " or self.claimant != who or self._settled:",
-        " or self.claimant != who:",
+        " or self._granted_to != who or self._settled:",
+        " or self._granted_to != who:",
     ),
     # ---- notices ------------------------------------------------------------------------------
     _decode(

@@ -63,14 +63,17 @@ class Case:
     blocks: list[int]
     num_cached: int
     place: Place = "fill"
-    claimant: Process | None = None
+    owner: "Job | None" = None  # the run that it was granted to
     fear_until: float = 0.0  # a write under any of its leases can land until then
     runs: list[int] = field(default_factory=list)  # who may have computed it
     has_settled: bool = False
     is_cancelled: bool = False
     is_suspect: bool = False  # a bit was flipped, or its prefill worker lies
-    had: list[Process] = field(default_factory=list)  # who took its ticket
     num_emitted: int = 0  # first tokens that went to the client
+
+    @property
+    def claimant(self) -> Process | None:
+        return None if self.owner is None else self.owner.process
 
     @property
     def fill(self) -> list[int]:
@@ -92,6 +95,10 @@ class Job:
     num_steps: int = 0
     is_telling: bool = False  # the first token is on its way
     ended: bool = False
+
+    @property
+    def name(self) -> bytes:
+        return b"run %d" % self.run
 
     @property
     def can_go_on(self) -> bool:

@@ -10,7 +10,6 @@ import random
 import sys
 import time
 import traceback
-from functools import partial
 
 from handoff_parts import Build
 from handoff_steps import REAL, Schedule
@@ -18,13 +17,11 @@ from handoff_steps import REAL, Schedule
 PART = 10_000  # seeds between two signs of life
 
 
-def first_failure(
-    seeds: range, build: Build = REAL, assume: bool = True
-) -> tuple[int, Exception] | None:
+def first_failure(seeds: range, build: Build = REAL) -> tuple[int, Exception] | None:
     """The first seed whose schedule fails, and how."""
     for seed in seeds:
         try:
-            Schedule(random.Random(seed), build, assume=assume).run()
+            Schedule(random.Random(seed), build).run()
         except Exception as error:
             return seed, error
     return None
@@ -36,33 +33,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("-v", dest="verbose", action="store_true", help="show what happens")
-    parser.add_argument("--assume-nothing", action="store_true", help="see Schedule")
     options = parser.parse_args()
-    assume = not options.assume_nothing
     if options.seed is not None:
-        sys.exit(show(options.seed, options.verbose, assume))
+        sys.exit(show(options.seed, options.verbose))
     first, end = (int(number) for number in options.seeds.split(":"))
     parts = [range(seed, min(end, seed + PART)) for seed in range(first, end, PART)]
     started_at = time.perf_counter()
     with multiprocessing.Pool(options.processes) as pool:
-        search = partial(failing_seed, assume=assume)
-        for part, failed in zip(parts, pool.imap(search, parts), strict=True):
+        for part, failed in zip(parts, pool.imap(failing_seed, parts), strict=True):
             if failed is not None:
-                sys.exit(show(failed, True, assume))
+                sys.exit(show(failed, verbose=True))
             elapsed_s = time.perf_counter() - started_at
             print(f"seeds {first} to {part.stop}: all well, {elapsed_s:.0f} s", flush=True)
 
 
-def failing_seed(seeds: range, assume: bool) -> int | None:
-    found = first_failure(seeds, assume=assume)
+def failing_seed(seeds: range) -> int | None:
+    found = first_failure(seeds)
     return None if found is None else found[0]
 
 
-def show(seed: int, verbose: bool, assume: bool) -> str | None:
+def show(seed: int, verbose: bool) -> str | None:
     """Run one seed; what to exit with."""
     log: list[str] = []
     try:
-        Schedule(random.Random(seed), log=log, assume=assume).run()
+        Schedule(random.Random(seed), log=log).run()
     except Exception:
         print("\n".join([*log, traceback.format_exc()]) if verbose else traceback.format_exc())
         return f"seed {seed} fails"

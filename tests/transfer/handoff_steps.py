@@ -38,11 +38,7 @@ class Trouble:
 
 
 class Schedule:
-    """One seed's way through a world. `log` gets a line per step.
-
-    `assume`: a worker that was granted nothing does not settle, and none runs a ticket again while
-    its first run may be under way. Both are needed: a `Settled` does not say whose it is.
-    """
+    """One seed's way through a world. `log` gets a line per step."""
 
     def __init__(
         self,
@@ -50,12 +46,10 @@ class Schedule:
         build: Build = REAL,
         memory: Memory | None = None,
         log: list[str] | None = None,
-        assume: bool = True,
     ) -> None:
         self.draw = draw
         self.chance = draw.random
         self.log = log
-        self.assume = assume
         shape = Shape(*self.pick(WIDTHS), self.pick((1, 2, 3, 4)))
         verify = self.chance() < 0.7
         self.world = World(
@@ -193,16 +187,10 @@ class Schedule:
                 job.is_telling = False
                 world.hear_first(case, FirstToken(handoff_id, attempt, token_id))
             case Settled() as settled:
-                if self.is_credible(message):
-                    world.hear_settled(case, settled, job)
+                world.hear_settled(case, settled, job)
             case None:
                 if job.machine is not None and not job.ended:
                     job.machine.stop("the decode worker retracted it")
-
-    def is_credible(self, message: Message) -> bool:
-        """Whether it is of the claimant; of a handoff that nobody has claimed, whoever sends it."""
-        case, job = message.job.case, message.job
-        return not self.assume or case.claimant in (None, job.process)
 
     def lose(self, message: Message) -> None:
         """Whoever called hears that it got no answer."""

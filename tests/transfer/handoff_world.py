@@ -44,7 +44,7 @@ class World(DecodeSide):
     def claim(self, job: Job, tp_size: int) -> None:
         """Ask for the work behind a ticket."""
         machine = job.case.machine
-        claim = Claim(machine.handoff_id, 1, *job.process.who, tp_size)
+        claim = Claim(machine.handoff_id, 1, *job.process.who, tp_size, job.name)
         self.wire.append(Message("claim", job, claim, self.now))
 
     def take_ticket(self, process: Process, case: Case, plan: list[tuple[int, int]]) -> Job | None:
@@ -68,6 +68,7 @@ class World(DecodeSide):
             margin_ms=MARGIN_MS,
             num_layers=self.shape.num_layers,
             streams=streams_of(self.shape),
+            run=job.name,
         )
         source = job.process.pool.allocate(len(answer.fill))
         if source is None:
@@ -81,7 +82,7 @@ class World(DecodeSide):
     def hear_nothing(self, job: Job) -> None:
         """The claim's answer never came: give up, and say so in case it was granted."""
         reason = "the claim was not answered"
-        settled = Settled(job.case.machine.handoff_id, 1, 0, 0, reason)
+        settled = Settled(job.case.machine.handoff_id, 1, 0, 0, reason, run=job.name)
         self.wire.append(Message("settled", job, settled))
         self.end_job(job)
 

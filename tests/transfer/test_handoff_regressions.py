@@ -175,6 +175,41 @@ def test_a_worker_that_restarted_under_its_name_has_no_part_in_what_it_had_claim
     stage.must_balance()
 
 
+def test_a_worker_that_was_refused_does_not_settle_for_the_claimant() -> None:
+    stage = Stage()
+    case = stage.handoff()
+    job = stage.run_of(case)
+    [write] = stage.post(job)
+    stage.processes[0].frozen_until = stage.now + 0.1  # so that its ticket comes to another
+    other = stage.take_ticket(stage.processes[1], case, [(4, 2)])
+    assert other is not None
+    stage.claim(other, 1)
+    stage.hear_nothing(other)  # it was refused, and the answer was lost
+    body = stage.sent("settled", other).body
+    assert isinstance(body, Settled)
+    stage.hear_settled(case, body, other)
+    assert case.place == "fill" and case.machine.dropped["not the claimant"] == 1
+    stage.now += 0.1
+    stage.deliver(write)
+    stage.prefill(job)
+    assert case.place == "decoding"
+
+
+def test_a_ticket_that_comes_again_to_its_own_worker_is_not_run_again() -> None:
+    stage = Stage()
+    case = stage.handoff()
+    first = stage.run_of(case, steps=(4,))
+    [write] = stage.post(first)
+    stage.land(write)
+    stage.end_write(write, fails=False)
+    stage.hear_token(first)
+    stage.wind_up(first)  # and D has heard neither of the write nor of this yet
+    second = stage.run_of(case, steps=(4,))
+    assert second.ended and second.machine is None
+    stage.hear_notices()
+    assert case.place == "decoding"
+
+
 @pytest.mark.parametrize("ordinal", [0, 1, 6, 2**32 - 1])
 def test_a_block_that_was_not_granted_is_nowhere_applied(ordinal: int) -> None:
     stage = Stage()
