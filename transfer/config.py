@@ -12,8 +12,8 @@ class TransferConfig(BaseModel):
 
     backend: Literal["nixl", "ucx", "loopback"] = "nixl"  # ucx: by ucxx; loopback: for tests
     verify: bool = True  # check every landed block's checksum before it is read; alike everywhere
-    poll_busy_us: float = Field(100.0, gt=0)  # between polls while something is in flight
-    poll_expect_us: float = Field(500.0, gt=0)  # while a handoff is expected but all is quiet
+    poll_busy_us: float = Field(20.0, gt=0)  # between polls while something is in flight
+    poll_expect_us: float = Field(600.0, gt=0)  # while a handoff is expected but all is quiet
     poll_idle_ms: float = Field(5.0, gt=0)  # between polls when nothing is expected
     write_timeout_s: float = Field(2.0, gt=0)  # at most lease_margin_ms and grace_ms together
     lease_margin_ms: int = Field(50, ge=0)  # no post this close to a lease's end
