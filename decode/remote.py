@@ -87,8 +87,8 @@ class RemotePrefills:
         self._deployment = deployment
         self._prefill_instances = prefill_instances
         self._metrics = metrics
-        self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
-        self._verifier = Verifier(group, self.health, metrics)
+        self._health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
+        self._verifier = Verifier(group, self._health, metrics)
         self._aio = asyncio.get_running_loop()
         self._open: dict[bytes, RemotePrefill] = {}
         self._by_request: dict[str, RemotePrefill] = {}
@@ -104,6 +104,10 @@ class RemotePrefills:
         for handoff_id, remote in self._open.items():
             assert remote.machine.handoff_id == handoff_id
             remote.machine.check_invariants()
+
+    def excluded(self) -> list[str]:
+        """Prefill workers that get no work from here at the moment. From any thread."""
+        return self._health.excluded(time.perf_counter())
 
     # ---- the way of a handoff -----------------------------------------------------------------
 
@@ -193,7 +197,7 @@ class RemotePrefills:
     def claim(self, remote: RemotePrefill, claim: Claim, stream: Responder) -> bool:
         """Answers a claim on its stream; False when it was refused."""
         now = time.perf_counter()
-        if self.health.is_excluded((claim.prefill_instance, claim.prefill_epoch), now):
+        if self._health.is_excluded((claim.prefill_instance, claim.prefill_epoch), now):
             stream.send(encode(ClaimRefused("excluded")))
             return False
         was_unclaimed = remote.machine.state in _UNCLAIMED
@@ -277,17 +281,14 @@ class RemotePrefills:
                     self._spawn(self._verify(remote, action))
                 case Admit(first):
                     self._outcomes.admit(remote, first)
-                case Retract():
+                case Retract():  # its blocks are in quarantine
+                    self._spawn(self._watch_claimant(remote))
                     if remote.claim_stream is not None:
                         remote.claim_stream.send(encode(action.message))
                 case PrefillLocally(reason, quarantined):
                     self._outcomes.prefill_locally(remote, reason, quarantined=quarantined)
-                    if quarantined:
-                        self._spawn(self._watch_claimant(remote))
                 case Abort(quarantined):
                     self._outcomes.abort(remote, quarantined=quarantined)
-                    if quarantined:
-                        self._spawn(self._watch_claimant(remote))
                 case ReleaseQuarantined(block_ids):
                     self._outcomes.release_quarantined(list(block_ids))
         self._arm(remote)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -262,7 +261,7 @@ class DecodeWorker:
 
     def _look_at_prefill_side(self, engine: Engine) -> PrefillSide:
         side = self.side
-        excluded = self.remote.health.excluded(time.perf_counter())
+        excluded = self.remote.excluded()
         side.num_instances = sum(who not in excluded for who in self._prefill_instances.items)
         side.queue_connected = self.queue.connected
         # Counted here and not at the queue: a burst is placed before its first ticket is published.
@@ -317,7 +316,7 @@ class DecodeWorker:
         details |= {
             "num_open_handoffs": self.remote.num_open,
             "num_queued_jobs": self._num_queued_jobs,
-            "excluded": " ".join(self.remote.health.excluded(time.perf_counter())),
+            "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
             "nats": self.node.nats.connected,
@@ -360,6 +359,6 @@ class DecodeWorker:
             self._check_handoffs(stats, is_idle=was_idle and self.remote.num_open == 0)
             load = self._report(stats)
             self.metrics.loaded(stats)
-            self.metrics.excluded(len(self.remote.health.excluded(time.perf_counter())))
+            self.metrics.excluded(len(self.remote.excluded()))
             self.node.events.publish(subject, encode(load))
             await asyncio.sleep(LOOK_AROUND_INTERVAL_S)

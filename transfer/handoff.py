@@ -90,9 +90,8 @@ class DecodeHandoff:
         self._tp_size = tp_size
         self._num_streams = 0  # pairs of ranks that write; known once it is claimed
         self._checksum_of: dict[tuple[Span, int], int] = {}  # (span, ordinal) |-> as announced
-        self._announced: dict[
-            tuple[int, int, int], int
-        ] = {}  # (P's rank, ours, ordinal) |-> layers
+        # (P's rank, ours, ordinal) |-> layers, a bit each
+        self._announced: dict[tuple[int, int, int], int] = {}
         self._proven: set[tuple[Span, int]] = set()
         self._num_unannounced = 0  # layers of blocks of streams
         self._num_unproven = 0
