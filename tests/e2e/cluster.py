@@ -15,9 +15,6 @@ from typing import Any
 import aiohttp
 import msgspec
 
-# gRPC reads it when it is imported; its fork handlers would warn at every start of a process
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
 from tandem.launch.processes import ChildProcess, free_port, is_port_free
 from tandem.launch.services import EmbeddedEtcd, EmbeddedNats
 from tandem.models.paths import BUNDLED_MODEL
@@ -168,16 +165,20 @@ class Cluster:
 
     async def registered(self, *names: str) -> None:
         """Until these processes are known to the cluster, whatever else is."""
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while True:
-                for name in names:
-                    child = self.children[name]
-                    assert child.exit_code is None, f"{name}: {child.log_tail()}"
-                with contextlib.suppress(ServiceError):
-                    pids = {instance.pid for instance in await self.instances()}
-                    if all(self.children[name].pid in pids for name in names):
-                        return
-                await asyncio.sleep(0.02)
+        missing = list(names)
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while missing:
+                    await asyncio.sleep(0.02)
+                    for name in names:
+                        child = self.children[name]
+                        assert child.exit_code is None, f"{name}: {child.log_tail()}"
+                    with contextlib.suppress(ServiceError):
+                        pids = {instance.pid for instance in await self.instances()}
+                        missing = [name for name in names if self.children[name].pid not in pids]
+        except TimeoutError:
+            tails = [f"{name}:\n{self.children[name].log_tail()}" for name in missing]
+            raise AssertionError("\n".join(["not registered:", *tails])) from None
 
     async def _is_ready(self, num_prefill: int, num_decode: int) -> bool:
         pids = {child.pid for child in self.children.values()}
