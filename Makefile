@@ -1,6 +1,7 @@
 # make serve    set everything up and serve the bundled model on 127.0.0.1:8000
 # make test     run the tests          make check    formatter, linter, types
 # make install  set up only            make clean    remove what these made
+# make bench-kernels   test and measure the kernels on this machine's GPU; installs nothing
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,21 +18,28 @@ ROOMS := bench decode engine frontend kernels launch models prefill queue router
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
-.PHONY: serve test check install install-dev typing-links clean
+.PHONY: serve test check install install-dev typing-links bench-kernels clean
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
 	@exec $(BIN)/python -I -S launch/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
-# one thread each: the tests start many processes, and none may claim every core for itself
+# two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
+# none may claim every core for itself
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# with the python of $(VENV) where there is one, else with what the machine has
+bench-kernels: typing-links
+	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
+		$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tandem.bench.kernels \
+		$(if $(COMMIT),--commit $(COMMIT)) $(BENCH_ARGS)
 
 install: $(READY)
 

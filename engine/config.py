@@ -22,7 +22,12 @@ class EngineConfig(BaseModel):
         pattern=r"^(auto|cpu|cuda:\d+)$",
         description="auto: cuda:0 where there is one",
     )
-    block_size: int = Field(default=16, ge=1, le=1024, description="tokens per KV block")
+    block_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="tokens per KV block; None: 64 on a GPU, 16 on a CPU",
+    )
     num_blocks: int | None = Field(default=None, ge=1, description="overrides the memory budgets")
     kv_memory_fraction: float = Field(
         default=0.85, gt=0, le=1, description="of a GPU's memory, weights included"
@@ -44,7 +49,7 @@ class EngineConfig(BaseModel):
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
     )
-    attention: Literal["auto", "torch", "triton"] = Field(
+    kernels: Literal["auto", "torch", "triton"] = Field(
         default="auto", description="auto: triton on a GPU, torch on a CPU"
     )
 

@@ -112,12 +112,13 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.on_layers = on_layers
+        num_blocks, block_size = runner.kv_cache.num_blocks, runner.kv_cache.block_size
         self.max_model_len = longest_sequence(
-            config, runner.model_config.max_position_embeddings, runner.kv_cache.num_blocks
+            config, runner.model_config.max_position_embeddings, num_blocks * block_size
         )
         self.block_pool = BlockPool(
-            runner.kv_cache.num_blocks,
-            config.block_size,
+            num_blocks,
+            block_size,
             config.enable_prefix_cache,
             on_stored,
             on_removed,

@@ -16,6 +16,8 @@ Memory = Literal["DRAM", "VRAM"]
 
 MIB = 2**20
 GPU_FREE_FRACTION = 0.9  # of what is free now; the rest is for activations
+# A tile of attention lies in one block of 64, so that the copy engine brings it in one piece.
+TOKENS_PER_BLOCK = {"DRAM": 16, "VRAM": 64}
 # What a transfer times itself on: enough that the wire and not the posting is measured.
 SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 32 * MIB}
 # More descriptors than a handoff of 4k tokens has tell nothing new.
@@ -73,7 +75,14 @@ def num_spare_blocks(block_bytes: int, memory: Memory, num_blocks: int) -> int:
     return max(MIN_SPARE_BLOCKS, wanted)
 
 
-def choose_num_blocks(config: EngineConfig, model: ModelConfig, device: torch.device) -> int:
+def choose_block_size(config: EngineConfig, device: torch.device) -> int:
+    """Tokens of a block: the configured number, or what suits the device."""
+    return config.block_size or TOKENS_PER_BLOCK[memory_of(device)]
+
+
+def choose_num_blocks(
+    config: EngineConfig, model: ModelConfig, block_size: int, device: torch.device
+) -> int:
     """Blocks for sequences that the configured budget holds, the spare ones beside them.
 
     On a GPU, called after the weights are there.
@@ -87,18 +96,20 @@ def choose_num_blocks(config: EngineConfig, model: ModelConfig, device: torch.de
         num_free, num_total = torch.cuda.mem_get_info(device)
         allowed = int(num_total * config.kv_memory_fraction) - torch.cuda.memory_reserved(device)
         budget = min(allowed, int(num_free * GPU_FREE_FRACTION))
-    block = block_bytes(model, config.block_size)
+    block = block_bytes(model, block_size)
     num_all = max(0, budget) // block
     return max(0, num_all - num_spare_blocks(block, memory_of(device), num_all))
 
 
-def choose_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def choose_max_model_len(
+    config: EngineConfig, model: ModelConfig, num_blocks: int, block_size: int
+) -> int:
     """Tokens one sequence may have.
 
     Raises ConfigError when more is asked for than the model was made for, and CapacityError when
     the pool cannot hold one sequence of the length asked for, or a single block.
     """
-    num_slots = num_blocks * config.block_size
+    num_slots = num_blocks * block_size
     asked = config.max_model_len
     if asked is not None and asked > model.max_position_embeddings:
         raise ConfigError(
@@ -106,11 +117,11 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: i
             param="max_model_len",
         )
     if num_blocks < 1 or (asked is not None and num_slots < asked):
-        needed = asked or config.block_size
-        size = block_bytes(model, config.block_size)
-        num_needed = -(-needed // config.block_size)
+        needed = asked or block_size
+        size = block_bytes(model, block_size)
+        num_needed = -(-needed // block_size)
         raise CapacityError(
-            f"the KV pool holds {num_blocks} blocks of {config.block_size} tokens "
+            f"the KV pool holds {num_blocks} blocks of {block_size} tokens "
             f"({num_blocks * size / MIB:.1f} MiB); one sequence of {needed} tokens needs "
             f"{num_needed} blocks ({num_needed * size / MIB:.1f} MiB)"
         )

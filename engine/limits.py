@@ -5,11 +5,11 @@ from tandem.engine.sequence import Sequence
 from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 
 
-def longest_sequence(config: EngineConfig, max_positions: int, num_blocks: int) -> int:
+def longest_sequence(config: EngineConfig, max_positions: int, num_slots: int) -> int:
     """Tokens of prompt and answer; without a configured limit, what model and KV pool hold."""
     if config.max_model_len is not None:
         return min(config.max_model_len, max_positions)
-    return min(max_positions, num_blocks * config.block_size)
+    return min(max_positions, num_slots)
 
 
 def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size: int) -> None:

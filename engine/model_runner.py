@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-import os
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -11,14 +10,19 @@ import torch
 
 from tandem.engine.batch import build_batch
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_cache import KvCache, choose_max_model_len, choose_num_blocks
-from tandem.engine.model import AttentionKernels, Model
+from tandem.engine.kernel_set import choose_kernels, load_kernels
+from tandem.engine.kv_cache import (
+    KvCache,
+    choose_block_size,
+    choose_max_model_len,
+    choose_num_blocks,
+)
+from tandem.engine.model import Model
 from tandem.engine.model_config import load_model_config
 from tandem.engine.rope import rope_table
 from tandem.engine.sampler import SampledToken, Sampler, SampleRow
 from tandem.engine.sequence import Chunk, OnLayers
 from tandem.engine.weights import load_weights
-from tandem.kernels import reference
 from tandem.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -44,35 +48,40 @@ class ModelRunner:
         self.model_config = replace(stored, dtype=_dtype(config.dtype, stored.dtype, device))
         dtype: torch.dtype = getattr(torch, self.model_config.dtype)
         weights = load_weights(config.model, self.model_config, dtype, device)
-        num_blocks = choose_num_blocks(config, self.model_config, device)
-        max_model_len = choose_max_model_len(config, self.model_config, num_blocks)
-        attention = _attention(config.attention, device)
+        block_size = choose_block_size(config, device)
+        num_blocks = choose_num_blocks(config, self.model_config, block_size, device)
+        max_model_len = choose_max_model_len(config, self.model_config, num_blocks, block_size)
+        kernels = choose_kernels(config.kernels, device)
         self.config = config.model_copy(
             update={
                 "dtype": self.model_config.dtype,
                 "device": str(device),
+                "block_size": block_size,
                 "num_blocks": num_blocks,
                 "max_model_len": max_model_len,
                 "threads": config.num_threads(),
-                "attention": attention,
+                "kernels": kernels,
             }
         )
-        self.kv_cache = KvCache(self.model_config, num_blocks, config.block_size, device)
+        self.kv_cache = KvCache(self.model_config, num_blocks, block_size, device)
         table = rope_table(
             self.model_config.rope, self.model_config.head_dim, max_model_len, dtype, device
         )
         self._device = device
-        self._model = Model(self.model_config, weights, table, _kernels(attention))
-        self._sampler = Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        loaded = load_kernels(kernels)
+        self._model = Model(self.model_config, weights, table, loaded)
+        self._sampler = Sampler(
+            self.model_config.vocab_size, self.model_config.eos_token_ids, loaded.sample
+        )
         # The torch twin multiplies masked slots by zero, so none of them may hold a NaN.
-        self._clears_started_blocks = attention == "torch"
+        self._clears_started_blocks = kernels == "torch"
         logger.info(
             "%s on %s in %s, %d KV blocks of %d tokens",
             config.model,
             device,
             self.model_config.dtype,
             num_blocks,
-            config.block_size,
+            block_size,
         )
 
     @torch.inference_mode()
@@ -141,24 +150,3 @@ def _dtype(asked: str, stored: str, device: torch.device) -> str:
     if asked != "auto":
         return asked
     return "float32" if device.type == "cpu" else stored
-
-
-def _attention(asked: str, device: torch.device) -> str:
-    if asked == "auto":
-        return "triton" if device.type == "cuda" else "torch"
-    if asked == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ConfigError('attention "triton" on a CPU needs TRITON_INTERPRET=1', param="attention")
-    return asked
-
-
-def _kernels(attention: str) -> AttentionKernels:
-    if attention == "torch":
-        return AttentionKernels(
-            reference.store_kv, reference.paged_decode_attention, reference.prefill_attention
-        )
-    # Imported here: Triton exists on Linux only, and takes its time to load.
-    from tandem.kernels.kv_store import store_kv
-    from tandem.kernels.paged_attention import paged_decode_attention
-    from tandem.kernels.prefill_attention import prefill_attention
-
-    return AttentionKernels(store_kv, paged_decode_attention, prefill_attention)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the table of cosines and sines, and its application."""
+"""Rotary position embedding: the table of cosines and sines."""
 
 import math
 
@@ -35,14 +35,3 @@ def rope_table(
     cos, sin = angles.cos(), angles.sin()
     table = torch.stack([torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)], dim=1)
     return table.to(dtype).to(device)
-
-
-def apply_rope(
-    x: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    cos: torch.Tensor,  # [num_tokens, 1, head_dim]
-    sin: torch.Tensor,  # [num_tokens, 1, head_dim], first half negated
-    out: torch.Tensor,  # [num_tokens, num_heads, head_dim], may be x
-) -> None:
-    """Rotate the halves of every head by its token's angles."""
-    swapped = x.roll(x.shape[-1] // 2, -1)
-    torch.addcmul(x * cos, swapped, sin, out=out)

@@ -23,10 +23,10 @@ class LayerWeights:
     input_norm: torch.Tensor  # [hidden_size]
     qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim], a row per head
-    output: torch.Tensor  # [num_heads * head_dim, hidden_size], transposed view
+    output: torch.Tensor  # [hidden_size, num_heads * head_dim]
     post_norm: torch.Tensor  # [hidden_size]
     gate_up: torch.Tensor  # [2 * intermediate_size, hidden_size]
-    down: torch.Tensor  # [intermediate_size, hidden_size], transposed view
+    down: torch.Tensor  # [hidden_size, intermediate_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,13 @@ class _Loader:
                 (f"{attn}.v_proj", kv_size, hidden),
             ),
             qk_norm=self._qk_norm(attn) if config.qk_norm else None,
-            output=self.fuse((f"{attn}.o_proj", hidden, q_size)).t(),
+            output=self.fuse((f"{attn}.o_proj", hidden, q_size)),
             post_norm=self.fuse((f"{prefix}.post_attention_layernorm", hidden)),
             gate_up=self.fuse(
                 (f"{prefix}.mlp.gate_proj", config.intermediate_size, hidden),
                 (f"{prefix}.mlp.up_proj", config.intermediate_size, hidden),
             ),
-            down=self.fuse((f"{prefix}.mlp.down_proj", hidden, config.intermediate_size)).t(),
+            down=self.fuse((f"{prefix}.mlp.down_proj", hidden, config.intermediate_size)),
         )
 
     def _qk_norm(self, attn: str) -> torch.Tensor:

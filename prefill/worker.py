@@ -175,7 +175,7 @@ class PrefillWorker:
 
     async def _receive(self) -> None:
         """Takes tickets while there is room, up to a budget of jobs and of uncached tokens."""
-        config, block_size = self._config, self._engine_config.block_size
+        config, block_size = self._config, self.engine.block_pool.block_size
         tools = JobTools(
             node=self.node,
             group=self._group,

@@ -53,7 +53,7 @@ class FakeRunner:
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
-        self.kv_cache = SimpleNamespace(num_blocks=self.num_blocks)
+        self.kv_cache = SimpleNamespace(num_blocks=self.num_blocks, block_size=self.block_size)
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS,), max_position_embeddings=100_000, num_layers=NUM_LAYERS
         )

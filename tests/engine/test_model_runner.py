@@ -87,7 +87,7 @@ class Driver:
     def chunk(self, seq: Sequence, most: int) -> Chunk:
         start = seq.num_computed_tokens
         end = min(len(seq.token_ids), start + self.random.randint(1, most))
-        while len(seq.block_table) * self.runner.config.block_size < end:
+        while len(seq.block_table) * self.runner.kv_cache.block_size < end:
             seq.block_table.append(self.free.pop())
         return Chunk(seq, start, end, end == len(seq.token_ids))
 
@@ -213,7 +213,7 @@ def test_triton_on_a_cpu_is_refused_without_its_interpreter(
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="TRITON_INTERPRET"):
-        make_runner(folder, attention="triton", device="cpu")
+        make_runner(folder, kernels="triton", device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -302,4 +302,4 @@ def test_an_unset_length_is_what_model_and_pool_hold(folder: Path) -> None:
 
 def test_auto_resolves_to_what_runs(folder: Path) -> None:
     config = make_runner(folder, device="cpu").config
-    assert (config.device, config.dtype, config.attention) == ("cpu", "float32", "torch")
+    assert (config.device, config.dtype, config.kernels) == ("cpu", "float32", "torch")

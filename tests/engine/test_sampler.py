@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.sampler import SampledToken, Sampler, SampleRow, uniform
+from tandem.engine.sampler import SampledToken, Sampler, SampleRow
 from tandem.engine.sequence import Sequence
+from tandem.kernels.reference import sampling as reference
+from tandem.kernels.sampling_rows import uniform
 from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 VOCAB_SIZE = 10
 EOS = 9
-SAMPLER = Sampler(VOCAB_SIZE, (EOS,))
+SAMPLER = Sampler(VOCAB_SIZE, (EOS,), reference.sample)
 # Token 3 is likeliest, then 5, 1, 0; the rest are tied far below.
 LOGITS = [1.0, 1.5, -3.0, 3.0, -3.0, 2.5, -3.0, -3.0, -3.0, -3.0]
 
@@ -128,7 +130,7 @@ def test_filters_keep_the_likeliest_and_renormalize(
 @pytest.mark.parametrize("top_k", [0, 150, 400])
 def test_a_nucleus_of_many_tokens_is_cut_where_a_full_sort_would(top_k: int) -> None:
     torch.manual_seed(2)
-    sampler = Sampler(500, ())
+    sampler = Sampler(500, (), reference.sample)
     logits = torch.randn(1, 500) * 0.5
     ranked, order = logits[0].softmax(-1).sort(descending=True)
     if top_k:
@@ -151,7 +153,7 @@ def test_rounding_noise_does_not_reorder_the_candidates() -> None:
     torch.manual_seed(0)
     logits = torch.zeros(1000)
     noisy = logits + 1e-6 * torch.randn(1000)
-    sampler = Sampler(1000, ())
+    sampler = Sampler(1000, (), reference.sample)
     rows = [SampleRow(sequence(temperature=1.0), position) for position in range(200)]
     first = sampler.sample(logits.repeat(200, 1), rows)
     second = sampler.sample(noisy.repeat(200, 1), rows)

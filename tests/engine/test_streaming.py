@@ -1,7 +1,7 @@
 """Prompts whose layers are announced while their last chunk is still computed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,6 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.model import AttentionKernels
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.models.random_model import write_random_model
@@ -245,10 +244,10 @@ def test_layers_are_announced_before_their_attention_is_computed(model: Path) ->
     runner = watcher.engine.runner
     assert isinstance(runner, ModelRunner)
     kernels = runner._model._kernels
-    runner._model._kernels = AttentionKernels(
-        noted("store", kernels.store_kv),
-        kernels.paged_decode_attention,
-        noted("attend", kernels.prefill_attention),
+    runner._model._kernels = replace(
+        kernels,
+        store_qkv=noted("store", kernels.store_qkv),
+        prefill_attention=noted("attend", kernels.prefill_attention),
     )
     watcher.engine.on_layers = lambda progress: calls.append(f"layers {progress[0].num_layers}")
     run(watcher)

@@ -68,7 +68,7 @@ def test_projections_are_fused_in_the_order_of_their_names(tmp_path: Path) -> No
     assert torch.equal(
         layer.gate_up, torch.cat([stored[f"{mlp}.{p}_proj.weight"] for p in ("gate", "up")])
     )
-    assert torch.equal(layer.output.t(), stored[f"{attn}.o_proj.weight"])
+    assert torch.equal(layer.output, stored[f"{attn}.o_proj.weight"])
     assert layer.qk_norm is not None
     assert torch.equal(layer.qk_norm[HEADS - 1], stored[f"{attn}.q_norm.weight"])
     assert torch.equal(layer.qk_norm[HEADS], stored[f"{attn}.k_norm.weight"])

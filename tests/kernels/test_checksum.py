@@ -1,9 +1,6 @@
 """mix64: the kernel and its twin against a definition in plain Python, and against damage."""
 
 import random
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,22 +8,27 @@ import pytest
 import torch
 
 from tandem.kernels import checksum
+from tandem.kernels.checksum import ChecksumConfig
 from tandem.transfer.checksum import mix64
 
 Parts = tuple[tuple[int, int], ...]
-Sums = Callable[[torch.Tensor, list[int], Parts], list[int]]
+Sums = Callable[..., list[int]]
 
 ALL_64_BITS = (1 << 64) - 1
 
 
-def by_kernel(words: torch.Tensor, block_ids: list[int], parts: Parts) -> list[int]:
+def by_kernel(
+    words: torch.Tensor, block_ids: list[int], parts: Parts, config: ChecksumConfig | None = None
+) -> list[int]:
     ids = torch.tensor(block_ids, dtype=torch.int64, device=words.device)
     table = checksum.part_table(parts, words.device)
-    sums = checksum.block_checksums(words, ids, table).tolist()
+    sums = checksum.block_checksums(words, ids, table, config=config).tolist()
     return [value & ALL_64_BITS for value in sums]
 
 
-def by_twin(words: torch.Tensor, block_ids: list[int], parts: Parts) -> list[int]:
+def by_twin(
+    words: torch.Tensor, block_ids: list[int], parts: Parts, config: ChecksumConfig | None = None
+) -> list[int]:
     ids = torch.tensor(block_ids, dtype=torch.int64, device=words.device)
     return [value & ALL_64_BITS for value in mix64(words, ids, parts).tolist()]
 
@@ -72,7 +74,7 @@ BOTH = pytest.mark.parametrize(
         pytest.param(96, [1, 0], ((8, 40), (8, 40), (20, 4)), id="one part twice"),
     ],
 )
-@pytest.mark.parametrize(("tile", "piece", "programs"), [(16, 10**6, 10**6), (16, 37, 3)])
+@pytest.mark.parametrize(("piece", "programs_per_sm"), [(10**6, 10**6), (37, 10**6), (5, 1)])
 def test_the_sum_is_the_defined_one_however_the_work_is_divided(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
@@ -80,19 +82,24 @@ def test_the_sum_is_the_defined_one_however_the_work_is_divided(
     words_per_block: int,
     block_ids: list[int],
     parts: Parts,
-    tile: int,
     piece: int,
-    programs: int,
+    programs_per_sm: int,
 ) -> None:
-    monkeypatch.setattr(checksum, "TILE_WORDS", tile)
     monkeypatch.setattr(checksum, "PIECE_WORDS", piece)
-    monkeypatch.setattr(checksum, "MAX_PROGRAMS", programs)
+    config = ChecksumConfig(tile_words=16, num_warps=1, programs_per_sm=programs_per_sm)
     words = random_words(3, words_per_block, device)
-    assert sums(words, block_ids, parts) == by_definition(words, block_ids, parts)
+    assert sums(words, block_ids, parts, config) == by_definition(words, block_ids, parts)
+
+
+@pytest.mark.parametrize("config", list(checksum.candidates()))
+def test_every_candidate_gives_the_same_sum(device: str, config: ChecksumConfig) -> None:
+    words = random_words(2, 5000, device)
+    parts = ((1, 4999),)
+    assert by_kernel(words, [1], parts, config) == by_twin(words, [1], parts)
 
 
 def test_the_sum_is_the_defined_one_at_the_real_sizes(device: str) -> None:
-    words = random_words(2, checksum.PIECE_WORDS + 3 * checksum.TILE_WORDS + 5, device)
+    words = random_words(2, checksum.PIECE_WORDS + 3 * checksum.DEFAULT.tile_words + 5, device)
     parts = ((2, 600), (700, words.shape[1] - 700))
     assert by_kernel(words, [1, 0], parts) == by_definition(words, [1, 0], parts)
     assert by_twin(words, [1, 0], parts) == by_definition(words, [1, 0], parts)
@@ -177,43 +184,3 @@ def test_a_gpu_pool_of_more_than_two_to_the_31_words_is_read_to_its_end() -> Non
     parts = ((3, 2**19 - 8),)
     ids = [len(words) - 1, 0]
     assert by_kernel(words, ids, parts) == by_twin(words, ids, parts)
-
-
-PROGRAM = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from tandem.kernels.checksum import TILE_WORDS, _block_checksums_kernel as kernel
-
-folder, *aligned = sys.argv[1:]
-pointers = {"words": "*i32", "block_ids": "*i64", "pieces": "*i32", "out": "*i64"}
-signature = {name: pointers.get(name, "i32") for name in kernel.arg_names} | {"TILE": "constexpr"}
-hints = {
-    (i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in aligned
-}
-source = ASTSource(fn=kernel, signature=signature, constexprs={"TILE": TILE_WORDS}, attrs=hints)
-for arch in (80, 90, 100):
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32))
-    for kind, text in (("cubin", compiled.asm["cubin"]), ("ptx", compiled.asm["ptx"].encode())):
-        with open(f"{folder}/{arch}.{kind}", "wb") as file:
-            file.write(text)
-print(triton.knobs.nvidia.cuobjdump.path)
-"""
-
-
-@pytest.mark.parametrize("is_aligned", [True, False])
-def test_the_kernel_compiles_without_spills_and_loads_sixteen_bytes_of_an_aligned_pool(
-    compile_environment: dict[str, str], tmp_path: Path, is_aligned: bool
-) -> None:
-    # The stride of a block is not among the hints: its alignment does not matter.
-    aligned = ["block_ids", "pieces", "out"] + ["words"] * is_aligned
-    run = [sys.executable, "-c", PROGRAM, str(tmp_path), *aligned]
-    done = subprocess.run(run, env=compile_environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    for arch in (80, 90, 100):
-        dump = [done.stdout.strip(), "-res-usage", str(tmp_path / f"{arch}.cubin")]
-        usage = subprocess.run(dump, capture_output=True, text=True, check=True, timeout=60).stdout
-        assert re.search(r"STACK:0 .*LOCAL:0 ", usage), usage
-        ptx = (tmp_path / f"{arch}.ptx").read_text()
-        assert bool(re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)) == is_aligned

@@ -1,68 +1,90 @@
-"""The kernels compile for a Hopper GPU, which needs none."""
+"""Every kernel that serving can pick, built for three chips that need not be here."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
-
-PROGRAM = """
-import importlib, sys
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-module, name, pointers, constants = sys.argv[1:]
-kernel = getattr(importlib.import_module(f"tandem.kernels.{module}"), name)
-constants = {k: int(v) for k, v in (pair.split("=") for pair in constants.split(","))}
-pointers = dict(pair.split("=") for pair in pointers.split(","))
-signature = {
-    name: "constexpr" if name in constants
-    else "*" + pointers[name] if name in pointers
-    else "fp32" if name == "scale"
-    else "i32"
-    for name in kernel.arg_names
-}
-source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-assert compiled.metadata.shared <= 227 * 1024, compiled.metadata.shared
-assert ".target sm_90" in compiled.asm["ptx"]
-"""
+from tandem.bench.kernel_builds import ARCHITECTURES, DOCUMENT, KernelBuild, build_all, document
 
-SHAPE = "block_size=16,head_dim=128"
-POINTERS = "q=bf16,kv_cache=bf16,out=bf16,block_tables=i64,context_lens=i64"
+ROOT = DOCUMENT.parent.parent
+pytestmark = pytest.mark.timeout(300)  # the first test waits for all builds
+PINNED = re.search(r"^triton==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """That of a process that compiles kernels rather than interpreting them."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+
+
+@pytest.fixture(scope="module")
+def builds(environment: dict[str, str]) -> list[KernelBuild]:
+    if PINNED is None or triton.__version__ != PINNED[1]:
+        pytest.skip("another compiler than constraints.txt names makes other builds")
+    return build_all(env=environment)
+
+
+@pytest.fixture(scope="module")
+def bad_builds(environment: dict[str, str]) -> dict[str, KernelBuild]:
+    command = [sys.executable, str(Path(__file__).with_name("bad_kernels.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=100)
+    found = msgspec.json.decode(done.stdout, type=list[KernelBuild])
+    return {built.shape: built for built in found}
+
+
+def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
+    broken = [
+        f"sm_{built.arch} {built.kernel} {built.shape} ({built.config}): {rule}"
+        for built in builds
+        for rule in built.broken_rules()
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_every_kernel_is_built_for_every_chip(builds: list[KernelBuild]) -> None:
+    for arch in ARCHITECTURES:
+        expected = {
+            name
+            for path in (ROOT / "kernels").glob("*.py")
+            if arch == 90 or "hopper" not in path.stem
+            for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
+        }
+        assert {built.kernel for built in builds if built.arch == arch} == expected
+
+
+def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == document(builds), (
+        "run python -m tandem.bench.kernel_builds --write"
+    )
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "pointers", "constants"),
+    ("shape", "expected"),
     [
-        (
-            "kv_store",
-            "_store_kv_kernel",
-            "kv=bf16,kv_cache=bf16,slot_mapping=i64",
-            f"{SHAPE},num_kv_heads=8,BLOCK_H=8,BLOCK_D=128",
-        ),
-        (
-            "paged_attention",
-            "_paged_decode_kernel",
-            POINTERS,
-            f"{SHAPE},group_size=4,BLOCK_G=16,BLOCK_N=64,BLOCK_D=128",
-        ),
-        (
-            "prefill_attention",
-            "_prefill_kernel",
-            f"{POINTERS},cu_seqlens_q=i64",
-            f"{SHAPE},group_size=4,BLOCK_M=64,BLOCK_N=64,BLOCK_D=128",
-        ),
+        ("spilling", r"spills \d+ bytes a thread"),
+        ("narrow", "widest load 2 bytes"),
+        ("partly narrow", "loads of 2 bytes"),
+        ("few rows", "no wgmma"),
+        ("in series", "1 wgmmas waited for 1 times"),
+        ("large", r"\d+ bytes of shared memory, limit 232448"),
     ],
 )
-def test_the_kernel_compiles_for_hopper(
-    compile_environment: dict[str, str], module: str, name: str, pointers: str, constants: str
+def test_a_kernel_that_breaks_a_rule_is_told_so(
+    bad_builds: dict[str, KernelBuild], shape: str, expected: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, module, name, pointers, constants],
-        env=compile_environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    rules = bad_builds[shape].broken_rules()
+    assert any(re.fullmatch(expected, rule) for rule in rules), rules
+
+
+def test_a_build_for_another_chip_is_told_so(bad_builds: dict[str, KernelBuild]) -> None:
+    good = msgspec.structs.replace(bad_builds["narrow"], load_bytes=(16,), target="sm_90a")
+    assert good.broken_rules() == []
+    other = msgspec.structs.replace(good, target="sm_80")
+    assert other.broken_rules() == ["built for sm_80"]

@@ -14,9 +14,9 @@ from tandem.runtime.messages import SamplingParams, StopConditions
 def test_kernels_and_twins_answer_alike(tmp_path: Path) -> None:
     write_random_model(tmp_path, num_layers=1, hidden_size=32)
     answers = []
-    for attention in ("torch", "triton"):
+    for kernels in ("torch", "triton"):
         config = EngineConfig(
-            model=str(tmp_path), attention=attention, dtype="float32", num_blocks=32, threads=1
+            model=str(tmp_path), kernels=kernels, dtype="float32", num_blocks=32, threads=1
         )
         runner = ModelRunner(config)
         runner.kv_cache.tensor.fill_(float("nan"))

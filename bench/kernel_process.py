@@ -1,0 +1,158 @@
+"""Processes that end in time, whatever they do, and what a GPU says of itself meanwhile."""
+
+import contextlib
+import os
+import re
+import signal
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+GPU_FIELDS = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "utilization.gpu",
+    "memory.used",
+    "clocks_event_reasons.active",
+)
+WATCH_INTERVAL_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that is no more; `code` is None when its time was up."""
+
+    code: int | None
+    output: bytes
+    errors: str
+
+
+class UnderLoad(msgspec.Struct, frozen=True):
+    """What the GPU did while a section ran, over the moments in which it was busy."""
+
+    sm_mhz: float
+    min_sm_mhz: float
+    power_w: float
+    max_power_w: float
+    max_temperature_c: float
+    num_readings: int
+
+
+class TestRun(msgspec.Struct, frozen=True):
+    """What pytest said last, and the tests that failed."""
+
+    __test__ = False
+
+    summary: str
+    has_passed: bool
+    failed: tuple[str, ...] = ()
+
+
+def run_bounded(
+    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Runs `command` to its end or for `timeout_s`, then ends it with all that it started."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        return Ended(code, output.read(), errors.read().decode(errors="replace"))
+
+
+def run_tests(command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> TestRun:
+    """Runs pytest and reads its short summary (`-rfE`)."""
+    ended = run_bounded(command, timeout_s, environment)
+    lines = ended.output.decode(errors="replace").splitlines()
+    failed = tuple(line for line in lines if re.match(r"(FAILED|ERROR) ", line))
+    summary = lines[-1].strip("= ") if lines else ended.errors.strip()[-300:]
+    if ended.code is None:
+        summary = f"stopped after {timeout_s:g} s: {summary}"
+    return TestRun(summary, ended.code == 0, failed)
+
+
+def gpu_state(gpu_id: str) -> dict[str, str]:
+    """The GPU's clocks, power and so on at this moment; empty without nvidia-smi."""
+    command = _query(gpu_id)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = done.stdout.strip().splitlines()[0].split(", ")
+    return dict(zip(GPU_FIELDS, values, strict=False))
+
+
+@contextlib.contextmanager
+def watching_gpu(gpu_id: str, found: list[UnderLoad]) -> Iterator[None]:
+    """Adds to `found` what the GPU did inside, where nvidia-smi can tell."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                [*_query(gpu_id), "-lms", str(WATCH_INTERVAL_MS)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+        log.seek(0)
+        readings = under_load(log.read().decode(errors="replace"))
+        if readings is not None:
+            found.append(readings)
+
+
+def under_load(log: str) -> UnderLoad | None:
+    """The readings of a log of nvidia-smi in which the GPU was busy; None without any."""
+    rows = []
+    for line in log.splitlines():
+        cells = dict(zip(GPU_FIELDS, line.split(", "), strict=False))
+        with contextlib.suppress(KeyError, ValueError):
+            rows.append([float(cells[name]) for name in _WATCHED])
+    busy = [row for row in rows if row[0] > 0]
+    if not busy:
+        return None
+    _, clocks, power, temperature = zip(*busy, strict=True)
+    return UnderLoad(
+        statistics.median(clocks),
+        min(clocks),
+        statistics.median(power),
+        max(power),
+        max(temperature),
+        len(busy),
+    )
+
+
+_WATCHED = ("utilization.gpu", "clocks.sm", "power.draw", "temperature.gpu")
+
+
+def _query(gpu_id: str) -> list[str]:
+    fields = f"--query-gpu={','.join(GPU_FIELDS)}"
+    return ["nvidia-smi", f"--id={gpu_id}", fields, "--format=csv,noheader,nounits"]

@@ -1,0 +1,94 @@
+"""SiLU of a feed-forward layer's gate, times its up projection."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.kernels.tuned import num_multiprocessors, tuned_config
+
+VECTOR_BYTES = 16  # the widest load of one thread
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SiluMulConfig:
+    """A program has `block_width` columns of one token."""
+
+    block_width: int
+    num_warps: int
+
+
+def silu_mul(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
+    out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
+    *,
+    config: SiluMulConfig | None = None,
+) -> None:
+    """out = silu(gate) * up, in float32 and rounded once."""
+    num_tokens, intermediate_size = out.shape
+    if num_tokens == 0:
+        return
+    assert gate_up.shape == (num_tokens, 2 * intermediate_size) and gate_up.dtype == out.dtype
+    assert gate_up.stride(1) == 1 and out.stride(1) == 1
+    if config is None:
+        programs = 4 * num_multiprocessors(out.device)
+        few = num_tokens * triton.cdiv(intermediate_size, 2048) < programs
+        shape = {"intermediate_size": intermediate_size, "element_bytes": out.element_size()}
+        config = tuned_config(
+            default_config(few, **shape), "silu_mul", few_tokens=int(few), **shape
+        )
+    num_pieces = triton.cdiv(intermediate_size, config.block_width)
+    _silu_mul_kernel[(num_tokens * num_pieces,)](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        out.stride(0),
+        intermediate_size=intermediate_size,
+        NUM_PIECES=num_pieces,
+        BLOCK_WIDTH=config.block_width,
+        num_warps=config.num_warps,
+    )
+
+
+def default_config(few_tokens: bool, intermediate_size: int, element_bytes: int) -> SiluMulConfig:
+    """A vector of gate and one of up per thread, in smaller programs for few tokens.
+
+    Of two each, the compiler loads the last only once the others are in use.
+    """
+    num_warps = 2 if few_tokens else 8
+    block_width = num_warps * WARP * VECTOR_BYTES // element_bytes
+    return SiluMulConfig(min(block_width, triton.next_power_of_2(intermediate_size)), num_warps)
+
+
+def candidates(intermediate_size: int, element_bytes: int) -> Iterator[SiluMulConfig]:
+    """What is worth measuring: one to four vectors each of gate and up per thread."""
+    for num_warps in (1, 2, 4, 8, 16):
+        for num_vectors in (1, 2, 4):
+            block_width = num_vectors * num_warps * WARP * VECTOR_BYTES // element_bytes
+            if block_width < 2 * intermediate_size:
+                yield SiluMulConfig(block_width, num_warps)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _silu_mul_kernel(  # type: ignore[no-untyped-def]
+    gate_up,  # [num_tokens, 2 * intermediate_size]
+    out,  # [num_tokens, intermediate_size]
+    gate_up_stride,
+    out_stride,
+    intermediate_size: tl.constexpr,
+    NUM_PIECES: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    # grid: (num_tokens * NUM_PIECES,), the pieces of a token side by side
+    my_token = (tl.program_id(0) // NUM_PIECES).to(tl.int64)
+    my_columns = tl.program_id(0) % NUM_PIECES * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    mask = my_columns < intermediate_size
+    my_gate = gate_up + my_token * gate_up_stride + my_columns
+    gate = tl.load(my_gate, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(my_gate + intermediate_size, mask=mask, other=0.0).to(tl.float32)
+    silu = gate / (1.0 + tl.exp(-gate))
+    my_out = out + my_token * out_stride + my_columns
+    tl.store(my_out, (silu * up).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,12 @@
+"""The PyTorch twin of tandem.kernels.embedding."""
+
+import torch
+
+
+def embed(
+    token_ids: torch.Tensor,  # [num_tokens], each in [0, vocab_size)
+    table: torch.Tensor,  # [vocab_size, hidden_size]
+    out: torch.Tensor,  # [num_tokens, hidden_size]
+) -> None:
+    """out = table[token_ids]."""
+    torch.index_select(table, 0, token_ids, out=out)

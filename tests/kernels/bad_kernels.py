@@ -1,0 +1,69 @@
+"""Kernels that break a rule each. Run as a program, it builds them for sm_90 and prints facts."""
+
+import sys
+from functools import partial
+
+import msgspec
+import torch
+import triton
+import triton.language as tl
+
+from tandem.bench.kernel_build_cases import BuildCase
+from tandem.bench.kernel_builds import read_build
+from tandem.bench.kernel_compile import compiling, meta
+
+
+@triton.jit
+def spilling(x, out, SIZE: tl.constexpr):
+    values = tl.load(x + tl.arange(0, SIZE)).to(tl.float32)
+    tl.store(out + tl.arange(0, SIZE), values - tl.sum(values))
+
+
+@triton.jit
+def narrow(x, out, SIZE: tl.constexpr):
+    values = tl.load(x + tl.arange(0, SIZE) * 3)
+    tl.store(out + tl.arange(0, SIZE), values)
+
+
+@triton.jit
+def partly_narrow(x, out, SIZE: tl.constexpr):
+    lanes = tl.arange(0, SIZE)
+    tl.store(out + lanes, tl.load(x + lanes) + tl.load(x + lanes * 3))
+
+
+@triton.jit
+def multiplying(x, out, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DEPTH)[None, :]
+    left = tl.load(x + rows * DEPTH + columns)
+    right = tl.load(x + tl.arange(0, DEPTH)[:, None] * 256 + tl.arange(0, 256)[None, :])
+    tl.store(out + rows * 256 + tl.arange(0, 256)[None, :], tl.dot(left, right))
+
+
+def main() -> None:
+    x, out = meta(1 << 20, dtype=torch.bfloat16), meta(1 << 20, dtype=torch.bfloat16)
+    cases = [
+        BuildCase("norm", "spilling", partial(spilling[(1,)], x, out, SIZE=16384, num_warps=1)),
+        BuildCase("norm", "narrow", partial(narrow[(1,)], x, out, SIZE=1024)),
+        BuildCase("norm", "partly narrow", partial(partly_narrow[(1,)], x, out, SIZE=1024)),
+        BuildCase(
+            "prefill_attention", "few rows", partial(multiplying[(1,)], x, out, ROWS=16, DEPTH=64)
+        ),
+        BuildCase(
+            "prefill_attention", "in series", partial(multiplying[(1,)], x, out, ROWS=64, DEPTH=16)
+        ),
+        BuildCase(
+            "prefill_attention",
+            "large",
+            partial(multiplying[(1,)], x, out, ROWS=128, DEPTH=512, num_warps=8),
+        ),
+    ]
+    builds = []
+    for case in cases:
+        with compiling(90) as compiled:
+            case.launch()
+        builds.append(read_build(case, "", compiled[0]))
+    sys.stdout.buffer.write(msgspec.json.encode(builds))
+
+
+if __name__ == "__main__":
+    main()
