@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from tandem.bench.handoff_end import BareMetadata, End, PoolShape
+from tandem.launch.spawn import PIPE, Process, spawn
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 
@@ -84,7 +85,7 @@ class Answer(msgspec.Struct):
 class Peer:
     """The far end as the near end holds it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
 
     @property
@@ -124,10 +125,10 @@ async def peer_process(
     shape: PoolShape, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Peer]:
     """A far end with a pool of this shape while the body runs. It ends when this process does."""
-    process = await asyncio.create_subprocess_exec(
+    process = await spawn(
         *(sys.executable, "-m", "tandem.bench.handoff_peer", msgspec.json.encode(shape).decode()),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        stdin=PIPE,
+        stdout=PIPE,
         limit=1 << 24,
         env={**os.environ, **(environment or {})},
     )

@@ -5,11 +5,11 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tandem.launch.spawn import DEVNULL, Process, spawn
 from tandem.runtime.errors import ConfigError, ServiceError
 
 DEATHWATCH = Path(__file__).with_name("deathwatch.py")
@@ -24,13 +24,10 @@ class ChildProcess:
     that the launcher decides who stops when.
     """
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log_path: Path) -> None:
+    def __init__(self, name: str, process: Process, log_path: Path) -> None:
         self.name = name
         self.log_path = log_path
         self._process = process
-        self._ended = asyncio.Event()
-        self._end_fd = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(self._end_fd, self._on_end)
 
     @classmethod
     async def start(
@@ -41,24 +38,16 @@ class ChildProcess:
         *,
         env: Mapping[str, str] | None = None,
     ) -> "ChildProcess":
-        # by vfork, and so not by the event loop's own way: that one forks, and what gRPC's and
-        # UCX's fork and munmap hooks then do in the child waits for locks of threads it has not got
         with log_path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
+            process = await spawn(
+                *(sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid()), *command),
+                stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=env,
                 start_new_session=True,
             )
         return cls(name, process, log_path)
-
-    def _on_end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._end_fd)
-        os.close(self._end_fd)
-        self._process.wait()
-        self._ended.set()
 
     @property
     def pid(self) -> int:
@@ -67,11 +56,10 @@ class ChildProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it runs; minus the signal's number when a signal ended it."""
-        return self._process.poll()
+        return self._process.returncode
 
     async def wait(self) -> int:
-        await self._ended.wait()
-        return self._process.wait()
+        return await self._process.wait()
 
     def signal(self, number: int) -> None:
         """Sends `number` to the child alone; nothing happens when it is gone."""

@@ -1,8 +1,6 @@
 """What all tests share: uvloop, and one real NATS and etcd for the session."""
 
 import asyncio
-import ctypes
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,28 +20,6 @@ if not Path("/dev/nvidiactl").exists():
 sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `services`
 
 from services import EtcdServer, NatsServer
-
-
-def _load_ucx_without_memory_hooks() -> None:
-    """Both wheels' UCX as this process gets it; the processes that tests start have theirs as ever.
-
-    UCX hooks mmap and munmap, and its hook takes a spin lock. uvloop forks, and frees memory in the
-    child: if a thread was in the hook just then, the lock is held there for ever, and the child
-    never becomes the program it was to be.
-    """
-    os.environ["UCX_MEM_EVENTS"] = "n"  # read when a library is loaded
-    for package, libraries in (
-        ("nixl_cu13", "../nixl_cu13.libs/libucs-*"),
-        ("libucx", "lib/libucs.so"),
-    ):
-        spec = importlib.util.find_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            for library in Path(folder).glob(libraries):
-                ctypes.CDLL(str(library))
-    del os.environ["UCX_MEM_EVENTS"]
-
-
-_load_ucx_without_memory_hooks()
 
 
 def pytest_configure(config: pytest.Config) -> None:

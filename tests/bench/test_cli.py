@@ -11,6 +11,7 @@ from sse_server import Exchange, answer_in_full, answer_with_timeline, serving
 
 from tandem.bench.metrics import RequestRecord
 from tandem.bench.plot import tokens_over_time
+from tandem.launch.spawn import PIPE, Process, spawn
 
 
 @dataclass
@@ -20,16 +21,16 @@ class Outcome:
     err: str
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+async def start(*arguments: str) -> Process:
+    return await spawn(
         *(sys.executable, "-m", "tandem.bench.cli", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
         env={**os.environ, "COLUMNS": "200"},
     )
 
 
-async def finish(process: asyncio.subprocess.Process) -> Outcome:
+async def finish(process: Process) -> Outcome:
     async with asyncio.timeout(60):
         out, err = await process.communicate()
     assert process.returncode is not None

@@ -6,6 +6,7 @@ import sys
 
 import httpx
 
+from tandem.launch.spawn import PIPE, Process, spawn
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import watch_instances
 from tandem.runtime.etcd import EtcdDiscovery
@@ -22,10 +23,8 @@ uvloop.run(run_frontend(FrontendConfig(port=0), runtime, RouterConfig()))
 """
 
 
-async def start(config: RuntimeConfig) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, config.model_dump_json(), stderr=asyncio.subprocess.PIPE
-    )
+async def start(config: RuntimeConfig) -> Process:
+    return await spawn(sys.executable, "-c", PROGRAM, config.model_dump_json(), stderr=PIPE)
 
 
 async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConfig) -> None:

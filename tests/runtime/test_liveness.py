@@ -4,7 +4,6 @@ import asyncio
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from services import eventually
 
+from tandem.launch.spawn import PIPE, Process, spawn
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError
@@ -25,7 +25,7 @@ QUICK = RuntimeConfig(heartbeat_interval_s=0.1)
 async def peer(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """A plane_peer process and the first line it printed."""
     script = str(Path(__file__).parent / "plane_peer.py")
-    process = await asyncio.create_subprocess_exec(sys.executable, script, *arguments, stdout=PIPE)
+    process = await spawn(sys.executable, script, *arguments, stdout=PIPE)
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), 30)

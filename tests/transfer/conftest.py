@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from tandem.launch.spawn import PIPE, Process, spawn
 from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig
@@ -84,7 +85,7 @@ class PeerProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         layout: KvLayout,
         num_blocks: int,
         num_spare_blocks: int,
@@ -173,7 +174,7 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
     """
     peers: list[PeerProcess] = []
 
-    async def spawn(
+    async def start(
         ranks: Sequence[tuple[str, str, int, int]],
         num_blocks: int = 64,
         layout: KvLayout = LAYOUT,
@@ -188,12 +189,12 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
             "fill": fill,
             "layout": asdict(layout),
         }
-        process = await asyncio.create_subprocess_exec(
+        process = await spawn(
             sys.executable,
             str(Path(__file__).with_name("peer_process.py")),
             json.dumps(fields),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            stdin=PIPE,
+            stdout=PIPE,
             limit=2**26,  # an answer may be a whole pool
         )
         peer = PeerProcess(process, layout, num_blocks, num_spare_blocks)
@@ -201,7 +202,7 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
         await peer.started()
         return peer
 
-    yield spawn
+    yield start
     for peer in peers:
         await peer.kill()
 
@@ -210,9 +211,9 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
 def spawn_peer(spawn_ranks: Callable[..., Any]) -> Callable[..., Any]:
     """A worker of one rank in a process: `await spawn_peer(instance_id, epoch)`."""
 
-    async def spawn(instance_id: str, epoch: str = "e1", num_spare_blocks: int = 0) -> PeerProcess:
+    async def start(instance_id: str, epoch: str = "e1", num_spare_blocks: int = 0) -> PeerProcess:
         rank = (instance_id, epoch, 1, 0)
         peer: PeerProcess = await spawn_ranks([rank], num_spare_blocks=num_spare_blocks)
         return peer
 
-    return spawn
+    return start
