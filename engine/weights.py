@@ -1,19 +1,22 @@
 """A model's weights, from the safetensors files of its folder into fused tensors."""
 
-import json
-from contextlib import ExitStack
+import logging
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from tandem.engine.checkpoint import Checkpoint
 from tandem.engine.model_config import ModelConfig
-from tandem.runtime.errors import ModelError
+from tandem.engine.weight_readers import cut, lane_for, num_readers, read_pieces
 
-INDEX_NAME = "model.safetensors.index.json"
+logger = logging.getLogger(__name__)
+
+_PROGRESS_FROM_BYTES = 1 << 30  # less than this is there before a bar could be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,147 +42,103 @@ class ModelWeights:
     lm_head: torch.Tensor  # [vocab_size, hidden_size]
 
 
-class Checkpoint:
-    """The safetensors files of a model folder, single or sharded, open for reading."""
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+    """Weights of `config`'s shape on `device`, of any content; tied embeddings are one tensor."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
-        self._stack = ExitStack()
-        self._files: dict[str, Any] = {}  # file name |-> open file
-        self._where = self._locate()
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
-    def read(self, name: str, *shape: int) -> torch.Tensor:
-        """Tensor `name` in host memory. Raises ModelError when missing or of another shape."""
-        file_name = self._where.get(name)
-        if file_name is None:
-            raise ModelError(f"{self._folder}: no safetensors file has tensor {name}", param=name)
-        path = self._folder / file_name
-        try:
-            tensor: torch.Tensor = self._open(file_name).get_tensor(name)
-        except (OSError, SafetensorError) as exc:
-            raise ModelError(f"{path}: tensor {name}: {exc}", param=name) from exc
-        if tensor.shape != shape:
-            raise ModelError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, "
-                f"config.json asks for {list(shape)}",
-                param=name,
-            )
-        if not tensor.is_floating_point() or tensor.element_size() == 1:
-            raise ModelError(f"{path}: tensor {name} has dtype {tensor.dtype}", param=name)
-        return tensor
-
-    def _locate(self) -> dict[str, str]:
-        index_path = self._folder / INDEX_NAME
-        if index_path.exists():
-            try:
-                weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-                located = {str(name): str(file_name) for name, file_name in weight_map.items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                raise ModelError(f"{index_path}: no readable weight_map: {exc!r}") from exc
-            self._check_file_names(index_path, set(located.values()))
-            return located
-        file_names = sorted(path.name for path in self._folder.glob("*.safetensors"))
-        if not file_names:
-            raise ModelError(f"{self._folder}: no *.safetensors file")
-        return {
-            str(name): file_name
-            for file_name in file_names
-            for name in self._open(file_name).keys()  # noqa: SIM118  not a mapping
-        }
-
-    def _check_file_names(self, index_path: Path, file_names: set[str]) -> None:
-        for file_name in sorted(file_names):
-            if Path(file_name).name != file_name:
-                raise ModelError(f"{index_path}: weight_map leaves the folder: {file_name!r}")
-            if not (self._folder / file_name).exists():
-                raise ModelError(f"{self._folder / file_name}: missing, but {INDEX_NAME} names it")
-
-    def _open(self, file_name: str) -> Any:
-        if file_name not in self._files:
-            path = self._folder / file_name
-            try:
-                opened = safe_open(str(path), framework="pt")
-            except (OSError, SafetensorError) as exc:
-                raise ModelError(f"{path}: not a readable safetensors file: {exc}") from exc
-            self._files[file_name] = self._stack.enter_context(opened)
-        return self._files[file_name]
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    num_qk_heads = config.num_heads + config.num_kv_heads
+    layers = tuple(
+        LayerWeights(
+            input_norm=empty(hidden),
+            qkv=empty((num_qk_heads + config.num_kv_heads) * config.head_dim, hidden),
+            qk_norm=empty(num_qk_heads, config.head_dim) if config.qk_norm else None,
+            output=empty(hidden, q_size),
+            post_norm=empty(hidden),
+            gate_up=empty(2 * inner, hidden),
+            down=empty(hidden, inner),
+        )
+        for _ in range(config.num_layers)
+    )
+    embedding = empty(config.vocab_size, hidden)
+    tied = config.tie_word_embeddings
+    lm_head = embedding if tied else empty(config.vocab_size, hidden)
+    return ModelWeights(embedding, layers, empty(hidden), lm_head)
 
 
 def load_weights(
     folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
-    """The weights in `folder`, cast and fused. Raises ModelError naming file and tensor."""
-    with Checkpoint(folder) as checkpoint:
-        loader = _Loader(checkpoint, config, dtype, device)
-        layers = tuple(loader.layer(index) for index in range(config.num_layers))
-        embedding = loader.fuse(("model.embed_tokens", config.vocab_size, config.hidden_size))
-        lm_head = embedding
-        if not config.tie_word_embeddings:
-            lm_head = loader.fuse(("lm_head", config.vocab_size, config.hidden_size))
-        final_norm = loader.fuse(("model.norm", config.hidden_size))
-    return ModelWeights(embedding, layers, final_norm, lm_head)
+    """The weights in `folder`, cast and fused. Raises ModelError naming file and tensor.
+
+    Every tensor is allocated on `device` first and filled from the files by several threads. Host
+    memory beyond the weights of a CPU is a few MiB per thread. Blocks.
+    """
+    started = time.perf_counter()
+    checkpoint = Checkpoint(folder)
+    # On no device at first: a complaint about a tensor comes before its memory is taken.
+    planned = empty_weights(config, dtype, torch.device("meta"))
+    stored = [checkpoint.find(name, *part.shape) for name, part in _parts(planned, config)]
+    weights = empty_weights(config, dtype, device)
+    parts = (part for _, part in _parts(weights, config))
+    pieces = cut(zip(stored, parts, strict=True))
+    num_bytes = sum(piece.num_bytes for piece in pieces)
+    lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
+    with _progress(num_bytes) as progress:
+        bar = progress.add_task("weights", total=num_bytes)
+        read_pieces(pieces, lanes, lambda advance: progress.update(bar, advance=advance))
+    for layer in weights.layers:
+        spread_qk_norm(layer, config)
+    seconds, num_gib = time.perf_counter() - started, num_bytes / 2**30
+    logger.info(
+        "%s: %.2f GiB of weights on %s in %.1f s, %.2f GiB/s by %d threads",
+        *(folder, num_gib, device, seconds, num_gib / seconds, len(lanes)),
+    )
+    return weights
 
 
-class _Loader:
-    def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._config = config
-        self._dtype = dtype
-        self._device = device
+def spread_qk_norm(layer: LayerWeights, config: ModelConfig) -> None:
+    """Copies the first query head's and the first key head's row to the others of their kind."""
+    if layer.qk_norm is not None:
+        for rows in torch.split(layer.qk_norm, [config.num_heads, config.num_kv_heads]):
+            rows[1:] = rows[0]
 
-    def fuse(self, *parts: tuple[Any, ...]) -> torch.Tensor:
-        """Parts (name, *shape) stacked along their first dimension into memory of our own."""
-        tensors = [
-            self._checkpoint.read(f"{name}.weight", *shape).to(self._dtype)
-            for name, *shape in parts
-        ]
-        # cat copies: nothing of ours stays a view of a mapped file.
-        return torch.cat(tensors).to(self._device)
 
-    def layer(self, index: int) -> LayerWeights:
-        config = self._config
+def _parts(weights: ModelWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each stored tensor's name and the contiguous part of `weights` that it fills."""
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}"
-        attn = f"{prefix}.self_attn"
-        hidden = config.hidden_size
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        return LayerWeights(
-            input_norm=self.fuse((f"{prefix}.input_layernorm", hidden)),
-            qkv=self.fuse(
-                (f"{attn}.q_proj", q_size, hidden),
-                (f"{attn}.k_proj", kv_size, hidden),
-                (f"{attn}.v_proj", kv_size, hidden),
-            ),
-            qk_norm=self._qk_norm(attn) if config.qk_norm else None,
-            output=self.fuse((f"{attn}.o_proj", hidden, q_size)),
-            post_norm=self.fuse((f"{prefix}.post_attention_layernorm", hidden)),
-            gate_up=self.fuse(
-                (f"{prefix}.mlp.gate_proj", config.intermediate_size, hidden),
-                (f"{prefix}.mlp.up_proj", config.intermediate_size, hidden),
-            ),
-            down=self.fuse((f"{prefix}.mlp.down_proj", hidden, config.intermediate_size)),
-        )
+        attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        q, k, v = torch.split(layer.qkv, [q_size, kv_size, kv_size])
+        gate, up = layer.gate_up.chunk(2)
+        yield f"{prefix}.input_layernorm.weight", layer.input_norm
+        yield f"{attn}.q_proj.weight", q
+        yield f"{attn}.k_proj.weight", k
+        yield f"{attn}.v_proj.weight", v
+        if layer.qk_norm is not None:
+            yield f"{attn}.q_norm.weight", layer.qk_norm[0]
+            yield f"{attn}.k_norm.weight", layer.qk_norm[config.num_heads]
+        yield f"{attn}.o_proj.weight", layer.output
+        yield f"{prefix}.post_attention_layernorm.weight", layer.post_norm
+        yield f"{mlp}.gate_proj.weight", gate
+        yield f"{mlp}.up_proj.weight", up
+        yield f"{mlp}.down_proj.weight", layer.down
+    yield "model.embed_tokens.weight", weights.embedding
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", weights.lm_head
+    yield "model.norm.weight", weights.final_norm
 
-    def _qk_norm(self, attn: str) -> torch.Tensor:
-        config = self._config
-        q_norm = self.fuse((f"{attn}.q_norm", config.head_dim))
-        k_norm = self.fuse((f"{attn}.k_norm", config.head_dim))
-        return torch.cat(
-            [q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)]
-        )
+
+def _progress(num_bytes: int) -> Progress:
+    """A bar on standard error, on a terminal and for a large model only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
+    shown = console.is_terminal and num_bytes >= _PROGRESS_FROM_BYTES
+    return Progress(
+        *columns, TransferSpeedColumn(), console=console, transient=True, disable=not shown
+    )

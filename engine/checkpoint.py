@@ -1,0 +1,122 @@
+"""The safetensors files of a model folder: which tensor lies where, and whether it is as asked."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tandem.runtime.errors import ModelError
+
+INDEX_NAME = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in its file: `dtype`'s items in row-major order from `offset_bytes` on."""
+
+    name: str
+    path: Path
+    dtype: torch.dtype
+    offset_bytes: int
+
+
+class Checkpoint:
+    """What is in a model folder's safetensors files, single or sharded; holds none of them open.
+
+    Raises ModelError for a folder, an index or a file that cannot be read.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._headers: dict[str, _Header] = {}  # file name |-> header
+        self._where = self._locate()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def find(self, name: str, *shape: int) -> StoredTensor:
+        """Where tensor `name` lies. Raises ModelError when missing, of another shape, no float."""
+        file_name = self._where.get(name)
+        if file_name is None:
+            raise ModelError(f"{self._folder}: no safetensors file has tensor {name}", param=name)
+        header = self._header(file_name)
+        entry = header.entries.get(name)
+        path = self._folder / file_name
+        if entry is None:
+            raise ModelError(f"{path}: has no tensor {name}, but {INDEX_NAME} says so", param=name)
+        if tuple(entry["shape"]) != shape:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {entry['shape']}, "
+                f"config.json asks for {list(shape)}",
+                param=name,
+            )
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            found = _dtype_name(path, name, entry["dtype"])
+            raise ModelError(f"{path}: tensor {name} has dtype {found}", param=name)
+        return StoredTensor(name, path, dtype, header.data_start_bytes + entry["data_offsets"][0])
+
+    def _locate(self) -> dict[str, str]:
+        index_path = self._folder / INDEX_NAME
+        if index_path.exists():
+            try:
+                weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+                located = {str(name): str(file_name) for name, file_name in weight_map.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as exc:
+                raise ModelError(f"{index_path}: no readable weight_map: {exc!r}") from exc
+            self._check_file_names(index_path, set(located.values()))
+            return located
+        file_names = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        if not file_names:
+            raise ModelError(f"{self._folder}: no *.safetensors file")
+        return {
+            name: file_name for file_name in file_names for name in self._header(file_name).entries
+        }
+
+    def _check_file_names(self, index_path: Path, file_names: set[str]) -> None:
+        for file_name in sorted(file_names):
+            if Path(file_name).name != file_name:
+                raise ModelError(f"{index_path}: weight_map leaves the folder: {file_name!r}")
+            if not (self._folder / file_name).exists():
+                raise ModelError(f"{self._folder / file_name}: missing, but {INDEX_NAME} names it")
+
+    def _header(self, file_name: str) -> "_Header":
+        if file_name not in self._headers:
+            self._headers[file_name] = _read_header(self._folder / file_name)
+        return self._headers[file_name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    entries: dict[str, dict[str, Any]]  # tensor name |-> its dtype, shape and data_offsets
+    data_start_bytes: int
+
+
+def _read_header(path: Path) -> _Header:
+    """The header of a file that the safetensors library finds valid, its length included."""
+    try:
+        with safe_open(str(path), framework="pt"), path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            entries: dict[str, dict[str, Any]] = json.loads(file.read(num_bytes))
+    except (OSError, ValueError, SafetensorError) as exc:
+        raise ModelError(f"{path}: not a readable safetensors file: {exc}") from exc
+    entries.pop("__metadata__", None)
+    return _Header(entries, 8 + num_bytes)
+
+
+def _dtype_name(path: Path, name: str, stored_as: str) -> str:
+    """PyTorch's name of a dtype, or the file's own where PyTorch has none."""
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            return str(opened.get_tensor(name).dtype)
+    except (OSError, SafetensorError):
+        return stored_as
