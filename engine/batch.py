@@ -1,22 +1,58 @@
-"""One step's work as tensors: built once, passed down."""
+"""One step's work: as the host packs it, and as tensors, built once and passed down."""
 
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 
 import torch
 
-from tandem.engine.sequence import Chunk
+from tandem.engine.seats import Seats
+from tandem.engine.sequence import PENDING, Chunk
+from tandem.engine.upload import upload
+
+NO_POSITION = -1  # of a row of padding
 
 
-@dataclass(slots=True, frozen=True)
-class Batch:
+# Not frozen, like Batch: every step makes one, and frozen it takes 3 us more.
+@dataclass(slots=True)
+class PackedStep:
     """Chunks of one token (decodes) come first, then the longer ones (prefills)."""
+
+    num_decodes: int
+    num_prefills: int
+    rows: list[Chunk]  # those that sample, in the order they were given in
+    seats: "array[int]"  # [num_tokens]
+    positions: "array[int]"  # [num_tokens]
+    token_ids: "array[int]"  # [num_tokens] PENDING: the token that was drawn for the seat
+    prefill_seats: "array[int]"  # [num_prefills]
+    prefill_context_lens: "array[int]"  # [num_prefills]
+    prefill_cu_seqlens: "array[int]"  # [num_prefills + 1]
+    logits_indices: "array[int]"  # [num_samples]; empty if is_decode
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether all it does is to give one more token to every sequence."""
+        return not self.num_prefills and len(self.rows) == self.num_decodes > 0
+
+    def padded(self, num_tokens: int, padding_seat: int) -> "list[array[int]]":
+        """Seats, positions and token ids of a decode step, each `num_tokens` long."""
+        num_padding = num_tokens - self.num_decodes
+        return [
+            self.seats + array("q", [padding_seat]) * num_padding,
+            self.positions + array("q", [NO_POSITION]) * num_padding,
+            self.token_ids + array("q", [0]) * num_padding,
+        ]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step on the device. What a table has past its row's context is as Seats says."""
 
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
-    slot_mapping: torch.Tensor  # [num_tokens] token |-> block_id * block_size + offset
+    slot_mapping: torch.Tensor  # [num_tokens] token |-> block_id * block_size + offset, -1: nowhere
     num_decodes: int
-    decode_context_lens: torch.Tensor  # [num_decodes]
+    decode_context_lens: torch.Tensor  # [num_decodes] 0: padding
     decode_block_tables: torch.Tensor  # [num_decodes, max_blocks]
     num_prefills: int
     max_query_len: int  # of the prefills
@@ -24,82 +60,137 @@ class Batch:
     prefill_cu_seqlens: torch.Tensor  # [num_prefills + 1], 0 is the first prefill token
     prefill_block_tables: torch.Tensor  # [num_prefills, max_blocks]
     logits_indices: torch.Tensor  # [num_samples] tokens whose logits are wanted, in chunk order
-    started_blocks: torch.Tensor  # [n] block ids first written by this step, and not filled
+    sampled_seats: torch.Tensor  # [num_samples]
+    sampled_positions: torch.Tensor  # [num_samples] where the drawn token will stand
 
 
-def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> Batch:
-    """The tensors of `chunks`. The caller owns the sequences; nothing of them is kept."""
+def pack_step(chunks: list[Chunk]) -> PackedStep:
+    """What the host has to say of `chunks`. Nothing of the sequences is changed."""
     decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
-    prefills = [chunk for chunk in chunks if chunk.end - chunk.start > 1]
-    ordered = decodes + prefills
-    cu_seqlens, num_tokens = [0], len(decodes)
-    for chunk in prefills:
-        cu_seqlens.append(cu_seqlens[-1] + chunk.end - chunk.start)
-    num_tokens += cu_seqlens[-1]
-    decode_tables, decode_width = _padded_tables(decodes, block_size)
-    prefill_tables, prefill_width = _padded_tables(prefills, block_size)
-    sections = [
-        _token_ids(ordered),
-        [position for chunk in ordered for position in range(chunk.start, chunk.end)],
-        _slot_mapping(ordered, block_size),
-        [chunk.end for chunk in decodes],
-        decode_tables,
-        [chunk.end for chunk in prefills],
-        cu_seqlens,
-        prefill_tables,
-        _logits_indices(chunks, len(decodes)),
-        _started_blocks(chunks, block_size),
-    ]
-    # One buffer, one copy to the device, one tensor per section.
-    flat = array("q")
-    for section in sections:
-        flat.extend(section)
-    packed = torch.frombuffer(flat, dtype=torch.int64).to(device)
-    parts = packed.split_with_sizes([len(section) for section in sections])
-    return Batch(
-        token_ids=parts[0],
-        positions=parts[1],
-        slot_mapping=parts[2],
+    prefills = []
+    if len(decodes) < len(chunks):
+        prefills = [chunk for chunk in chunks if chunk.end - chunk.start > 1]
+    seats = array("q", [seq.seat for seq, _, _, _ in decodes])
+    positions = array("q", [start for _, start, _, _ in decodes])
+    token_ids = array("q", [seq.token_ids[start] for seq, start, _, _ in decodes])
+    cu_seqlens = array("q", [0])
+    for seq, start, end, _ in prefills:
+        seats.extend(repeat(seq.seat, end - start))
+        positions.extend(range(start, end))
+        token_ids.extend(seq.token_ids[start:end])
+        cu_seqlens.append(cu_seqlens[-1] + end - start)
+    rows = [chunk for chunk in chunks if chunk.samples]
+    is_whole = not prefills and len(rows) == len(chunks)
+    return PackedStep(
         num_decodes=len(decodes),
-        decode_context_lens=parts[3],
-        decode_block_tables=parts[4].view(len(decodes), decode_width),
         num_prefills=len(prefills),
-        max_query_len=max((chunk.end - chunk.start for chunk in prefills), default=0),
-        prefill_context_lens=parts[5],
-        prefill_cu_seqlens=parts[6],
-        prefill_block_tables=parts[7].view(len(prefills), prefill_width),
-        logits_indices=parts[8],
-        started_blocks=parts[9],
+        rows=rows,
+        seats=seats,
+        positions=positions,
+        token_ids=token_ids,
+        prefill_seats=array("q", [chunk.seq.seat for chunk in prefills]),
+        prefill_context_lens=array("q", [chunk.end for chunk in prefills]),
+        prefill_cu_seqlens=cu_seqlens,
+        logits_indices=array("q", [] if is_whole else _logits_indices(chunks, len(decodes))),
     )
 
 
-def _token_ids(chunks: list[Chunk]) -> list[int]:
-    token_ids: list[int] = []
+def build_batch(step: PackedStep, seats: Seats, block_size: int) -> Batch:
+    """The tensors of `step`, whose seats' changes have been applied."""
+    num_decodes, num_tokens = step.num_decodes, len(step.seats)
+    sections = [step.seats, step.positions, step.token_ids, step.logits_indices]
+    if step.num_prefills:
+        sections += [step.prefill_seats, step.prefill_context_lens, step.prefill_cu_seqlens]
+    token_seats, positions, token_ids, indices, *of_prefills = upload(sections, seats.device)
+    if PENDING in step.token_ids:
+        token_ids = _with_drawn(token_ids, token_seats, seats)
+    ends = positions + 1
+    sampled_seats, sampled_positions = token_seats, ends
+    prefill_lens = cu_seqlens = positions[:0]
+    prefill_tables = seats.block_tables[:0]
+    if step.is_decode:
+        indices = seats.ordinals[:num_tokens]
+    else:
+        sampled_seats = token_seats.index_select(0, indices)
+        sampled_positions = ends.index_select(0, indices)
+    if step.num_prefills:
+        prefill_seats, prefill_lens, cu_seqlens = of_prefills
+        width = _num_blocks(max(step.prefill_context_lens), block_size)
+        prefill_tables = seats.tables(prefill_seats, prefill_lens, width, block_size)
+    decode_lens = ends[:num_decodes]
+    width = _num_blocks(max(step.positions[:num_decodes], default=0) + 1, block_size)
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=_slots(token_seats, positions, seats, block_size),
+        num_decodes=num_decodes,
+        decode_context_lens=decode_lens,
+        decode_block_tables=seats.tables(token_seats[:num_decodes], decode_lens, width, block_size),
+        num_prefills=step.num_prefills,
+        max_query_len=_longest_query(step.prefill_cu_seqlens),
+        prefill_context_lens=prefill_lens,
+        prefill_cu_seqlens=cu_seqlens,
+        prefill_block_tables=prefill_tables,
+        logits_indices=indices,
+        sampled_seats=sampled_seats,
+        sampled_positions=sampled_positions,
+    )
+
+
+def build_decode_batch(inputs: torch.Tensor, seats: Seats, block_size: int) -> Batch:
+    """The tensors of a padded decode step, by operations that a graph can hold.
+
+    (A number given to torch.where is copied from the host, which a graph can't.)
+    `inputs` [3, num_tokens] are seats, positions and token ids; a row without a position is
+    padding: it has no context, is stored nowhere, and its token is drawn for nobody.
+    """
+    token_seats, positions, token_ids = inputs.unbind(0)
+    num_tokens = inputs.shape[1]
+    stored = positions.clamp(min=0)
+    slots = _slots(token_seats, stored, seats, block_size)
+    ends = positions + 1
+    nothing = positions[:0]
+    return Batch(
+        token_ids=_with_drawn(token_ids, token_seats, seats),
+        positions=stored,
+        slot_mapping=slots.masked_fill_(positions < 0, -1),
+        num_decodes=num_tokens,
+        decode_context_lens=ends,
+        decode_block_tables=seats.tables(token_seats, ends, seats.max_blocks, block_size),
+        num_prefills=0,
+        max_query_len=0,
+        prefill_context_lens=nothing,
+        prefill_cu_seqlens=nothing,
+        prefill_block_tables=seats.block_tables[:0],
+        logits_indices=seats.ordinals[:num_tokens],
+        sampled_seats=token_seats,
+        sampled_positions=ends,
+    )
+
+
+def started_blocks(chunks: list[Chunk], block_size: int) -> list[int]:
+    """Block ids that this step writes to first, and doesn't fill."""
+    started: list[int] = []
     for chunk in chunks:
-        token_ids += chunk.seq.token_ids[chunk.start : chunk.end]
-    return token_ids
+        ordinal, num_used = divmod(chunk.end, block_size)
+        if num_used and chunk.start <= ordinal * block_size:
+            started.append(chunk.seq.block_table[ordinal])
+    return started
 
 
-def _slot_mapping(chunks: list[Chunk], block_size: int) -> list[int]:
-    slots: list[int] = []
-    for chunk in chunks:
-        table = chunk.seq.block_table
-        slots += [
-            table[position // block_size] * block_size + position % block_size
-            for position in range(chunk.start, chunk.end)
-        ]
-    return slots
+def _with_drawn(token_ids: torch.Tensor, token_seats: torch.Tensor, seats: Seats) -> torch.Tensor:
+    # Where drawing failed any token will do: the sequence fails with the step that drew.
+    drawn = seats.drawn.index_select(0, token_seats).clamp(min=0)
+    return torch.where(token_ids == PENDING, drawn, token_ids)
 
 
-def _padded_tables(chunks: list[Chunk], block_size: int) -> tuple[list[int], int]:
-    """Rows of equal width, flat; a row is padded with its own first block."""
-    width = max((-(-chunk.end // block_size) for chunk in chunks), default=1)
-    flat: list[int] = []
-    for chunk in chunks:
-        table = chunk.seq.block_table[: -(-chunk.end // block_size)]
-        flat += table
-        flat += table[:1] * (width - len(table))
-    return flat, width
+def _slots(
+    token_seats: torch.Tensor, positions: torch.Tensor, seats: Seats, block_size: int
+) -> torch.Tensor:
+    ordinals = positions.div(block_size, rounding_mode="floor")
+    places = torch.add(ordinals, token_seats, alpha=seats.max_blocks)
+    block_ids = seats.flat_tables.index_select(0, places)
+    return torch.add(positions, block_ids.sub_(ordinals), alpha=block_size)
 
 
 def _logits_indices(chunks: list[Chunk], num_decodes: int) -> list[int]:
@@ -119,10 +210,9 @@ def _logits_indices(chunks: list[Chunk], num_decodes: int) -> list[int]:
     return indices
 
 
-def _started_blocks(chunks: list[Chunk], block_size: int) -> list[int]:
-    started: list[int] = []
-    for chunk in chunks:
-        ordinal, num_used = divmod(chunk.end, block_size)
-        if num_used and chunk.start <= ordinal * block_size:
-            started.append(chunk.seq.block_table[ordinal])
-    return started
+def _longest_query(cu_seqlens: "array[int]") -> int:
+    return max((end - start for start, end in pairwise(cu_seqlens)), default=0)
+
+
+def _num_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)

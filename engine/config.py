@@ -30,7 +30,7 @@ class EngineConfig(BaseModel):
     )
     num_blocks: int | None = Field(default=None, ge=1, description="overrides the memory budgets")
     kv_memory_fraction: float = Field(
-        default=0.85, gt=0, le=1, description="of a GPU's memory, weights included"
+        default=0.85, gt=0, le=1, description="of a GPU's memory, with weights and steps"
     )
     kv_memory_bytes: int = Field(
         default=256 * 2**20, ge=1, description="KV pool on a machine without a GPU"
@@ -44,6 +44,19 @@ class EngineConfig(BaseModel):
     )
     prefill_chunk_tokens: int = Field(
         default=512, ge=1, description="most prompt tokens of one step while decodes run"
+    )
+    max_step_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="longest a step with decodes may take, by the size of prompt chunks in it; "
+        "None: 50 on a GPU, 250 on a CPU",
+    )
+    overlap: bool | None = Field(
+        default=None,
+        description="schedule a step while the one before it runs; None: on a GPU",
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="replay decode steps as CUDA graphs; no effect on a CPU"
     )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
     threads: int | None = Field(

@@ -1,101 +1,77 @@
 """The engine: sequences in, tokens out, one step at a time, on one thread."""
 
-import logging
+from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tandem.engine.block_pool import BlockPool, HashListener
 from tandem.engine.config import EngineConfig
 from tandem.engine.limits import check_limits, longest_sequence
+from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, OnLayers, Sequence, SequenceStatus
+from tandem.engine.step_cost import StepCost, longest_step_s
+from tandem.engine.step_outcome import count_step, count_token, fail, still_running
 from tandem.engine.streaming import LayersListener, LayerStream
-from tandem.runtime.errors import (
-    InternalError,
-    InvalidRequestError,
-    NotFoundError,
-    TandemError,
-)
-from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprobs
+from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
     from tandem.engine.kv_cache import KvCache
     from tandem.engine.model_config import ModelConfig
     from tandem.engine.sampler import SampledToken
 
-logger = logging.getLogger(__name__)
+__all__ = ["Engine", "LoadStats", "Reservation", "Runner", "SequenceOutput", "Step"]
+
+
+class Step(Protocol):
+    """A launched step: the device computes it, or has done so already."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the device took for it; valid after `tokens`."""
+
+    def tokens(self) -> "list[SampledToken]":
+        """One token per chunk that samples, in the order of the chunks.
+
+        Blocks until they are on the host and all K/V of the step is in the pool. Raises what the
+        step raised; nothing of it is under way then either.
+        """
 
 
 class Runner(Protocol):
-    """What computes a step: the model, or a stand-in for it."""
+    """What computes steps: the model, or a stand-in for it."""
 
     model_config: "ModelConfig"
     kv_cache: "KvCache"
 
-    def run(
+    def launch(
         self,
         chunks: list[Chunk],
         on_layers: OnLayers | None = None,
         boundaries: Collection[int] = (),
-    ) -> "list[SampledToken]":
-        """One token per chunk that samples, in order; `on_layers` hears of each boundary."""
+    ) -> Step:
+        """Begin to compute `chunks` after all steps launched before; never waits for those.
+
+        While it runs, `token_ids` of a chunk that samples ends at the chunk's end: what the step
+        draws is not among them, what earlier steps draw is PENDING. Sequences, seats and tables
+        may change as soon as it returns. `on_layers` hears of each boundary before it returns. When
+        it raises, whatever it had begun is over: the chunks' blocks may go to others at once.
+        """
 
 
-@dataclass(slots=True)
-class SequenceOutput:
-    """What one step did for one sequence. The output with a `finish_reason` is its last."""
-
-    request_id: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # one per token id, if asked for
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
-    num_cached_tokens: int = 0
-    num_computed_tokens: int = 0  # positions below have K/V; grows with each chunk of a prompt
-    error: TandemError | None = None  # with finish_reason "error"
-
-
-@dataclass(slots=True, frozen=True)
-class Reservation:
-    """Blocks that a remote prefill fills. They are the engine's until the handoff has ended."""
-
-    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id)
-    cached_ordinals: list[int]  # blocks of the prompt that are here already
-    num_cached_tokens: int
-
-
-@dataclass(slots=True, frozen=True)
-class LoadStats:
-    """The engine's load at one moment. Blocks held are those not free, cached or quarantined."""
-
-    num_running: int
-    num_waiting: int
-    num_remote: int  # waiting for a remote prefill
-    num_waiting_tokens: int  # known tokens that no step has computed yet
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_quarantined_blocks: int
-    num_preemptions: int  # since the start
-
-    def report(self, instance_id: str, epoch: str, role: Role) -> LoadReport:
-        """What others are told of it; who waits for a remote prefill waits."""
-        return LoadReport(
-            instance_id=instance_id,
-            epoch=epoch,
-            role=role,
-            num_running=self.num_running,
-            num_waiting=self.num_waiting + self.num_remote,
-            num_waiting_tokens=self.num_waiting_tokens,
-            num_blocks=self.num_blocks,
-            num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=self.num_cached_blocks,
-        )
+class _Launched(NamedTuple):
+    chunks: list[Chunk]
+    step: Step
+    stream: LayerStream | None
 
 
 class Engine:
     """Continuous batching over a paged KV cache. Not thread-safe: one thread calls everything.
+
+    With `overlap` a step is launched before the tokens of the one before it are collected, so that
+    the device goes from one to the next. A sequence that ends is then computed for one step longer,
+    and that is discarded. Any method may be called between `launch` and `collect`.
 
     `on_stored` and `on_removed` hear of block hashes that enter and leave the prefix cache.
     `on_layers` hears, within a step, how far the prompts got that ask for it (num_layer_groups).
@@ -123,25 +99,60 @@ class Engine:
             on_stored,
             on_removed,
         )
-        self.scheduler = Scheduler(config, self.block_pool)
+        memory = runner.kv_cache.memory
+        step_cost = StepCost(longest_step_s(config, memory))
+        self.scheduler = Scheduler(config, self.block_pool, step_cost)
+        self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
+        self._in_flight: deque[_Launched] = deque()  # oldest first
+        self._unsaid: list[SequenceOutput] = []  # of sequences whose step could not be launched
         self._eos_token_ids = frozenset(runner.model_config.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
         """Whether a step could do something now."""
         scheduler = self.scheduler
+        if self._in_flight or self._unsaid:
+            return True
         return bool(scheduler.running or scheduler.waiting) and not scheduler.is_blocked
 
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that are not collected."""
+        return len(self._in_flight)
+
     def step(self) -> list[SequenceOutput]:
-        """Compute the next tokens. A failing runner fails this step's sequences, not the engine."""
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return []
+        """Compute the next tokens. A failing step fails its sequences, not the engine."""
+        self.launch()
+        return self.collect()
+
+    def launch(self) -> None:
+        """Give the device what it can do: the next step, with `overlap` also the one after it."""
+        self._release_news()
+        while len(self._in_flight) <= self.overlap and (chunks := self.scheduler.schedule()):
+            try:
+                launched = self._launch(chunks)
+            except Exception as error:
+                self._unsaid += fail(self.scheduler, still_running(chunks), error)
+                return
+            self._in_flight.append(launched)
+            self.scheduler.launched(chunks)
+
+    def collect(self) -> list[SequenceOutput]:
+        """Wait for the oldest launched step, if there is one, and tell what it did."""
+        self._release_news()
+        outputs, self._unsaid = self._unsaid, []
+        if not self._in_flight:
+            return outputs
+        scheduler = self.scheduler
+        chunks, step, _ = self._in_flight.popleft()
         try:
-            tokens = self._run(chunks)
+            tokens = step.tokens()
         except Exception as error:
-            return self._fail([chunk.seq for chunk in chunks], error)
-        return self._postprocess(chunks, tokens)
+            scheduler.collected(chunks, computed=False)
+            return outputs + fail(scheduler, still_running(chunks), error)
+        scheduler.collected(chunks)
+        scheduler.step_cost.observe(chunks, step.seconds)
+        return outputs + count_step(scheduler, chunks, tokens)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises ContextLengthError or CapacityError if it can never fit."""
@@ -193,7 +204,7 @@ class Engine:
         """
         seq = self._reserved(request_id)
         self.scheduler.admit(seq)
-        return self._append(seq, first)
+        return count_token(self.scheduler, seq, seq.num_tokens, first)
 
     def prefill_locally(
         self, request_id: str, *, quarantined: bool, first: "SampledToken | None" = None
@@ -206,7 +217,9 @@ class Engine:
         """
         seq = self._reserved(request_id)
         self.scheduler.requeue(seq, quarantined=quarantined)
-        return None if first is None else self._append(seq, first)
+        if first is None:
+            return None
+        return count_token(self.scheduler, seq, seq.num_tokens, first)
 
     def release_quarantined(self, block_ids: list[int]) -> None:
         """No write can land in these blocks any more."""
@@ -232,30 +245,33 @@ class Engine:
             self.scheduler.drop(seq)
 
     def fail_all(self, error: Exception) -> list[SequenceOutput]:
-        """End every waiting and running sequence with an error; reservations stay."""
+        """End every waiting and running sequence with an error; reservations stay.
+
+        Waits for the launched steps, and discards what they did.
+        """
+        for launched in self._in_flight:
+            with suppress(Exception):
+                launched.step.tokens()
+        self._in_flight.clear()
         scheduler = self.scheduler
-        return self._fail([*scheduler.running.values(), *scheduler.waiting.values()], error)
+        scheduler.all_collected()
+        outputs, self._unsaid = self._unsaid, []
+        seqs = [*scheduler.running.values(), *scheduler.waiting.values()]
+        return outputs + fail(scheduler, seqs, error)
 
     def load(self) -> LoadStats:
-        scheduler, pool = self.scheduler, self.block_pool
-        num_waiting_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
-        for seq in scheduler.running.values():
-            num_waiting_tokens += len(seq.token_ids) - seq.num_computed_tokens
-        return LoadStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_remote=len(scheduler.remote),
-            num_waiting_tokens=num_waiting_tokens,
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached,
-            num_quarantined_blocks=pool.num_quarantined,
-            num_preemptions=scheduler.num_preemptions,
-        )
+        """The load at this moment."""
+        return load_of(self.scheduler)
 
     def check_invariants(self) -> None:
         """Assert that every block is accounted for. Walks the whole pool: for tests and idling."""
-        self.scheduler.check_invariants()
+        scheduler = self.scheduler
+        scheduler.check_invariants()
+        assert scheduler.num_in_flight == len(self._in_flight) <= 1 + self.overlap
+        in_flight = Counter(chunk.seq for each in self._in_flight for chunk in each.chunks)
+        for seq in (*scheduler.running.values(), *scheduler.parked.values(), *scheduler.leaving):
+            assert seq.in_flight == in_flight.pop(seq, 0)
+        assert not in_flight, "a launched step computes for a sequence that nobody knows"
 
     def _accept(self, seq: Sequence) -> None:
         """Check that `seq` can fit an empty engine, and give it the model's stop tokens."""
@@ -274,66 +290,17 @@ class Engine:
             raise NotFoundError(f"request {request_id} does not wait for a remote prefill")
         return seq
 
-    def _run(self, chunks: list[Chunk]) -> "list[SampledToken]":
-        runner = self.runner
+    def _launch(self, chunks: list[Chunk]) -> _Launched:
+        runner, held = self.runner, bool(self._in_flight)
         if self.on_layers is not None:
-            stream = LayerStream(chunks, runner.model_config.num_layers, self.on_layers)
+            num_layers = runner.model_config.num_layers
+            stream = LayerStream(chunks, num_layers, self.on_layers, held=held)
             if stream:
-                return runner.run(chunks, stream, stream.boundaries)
-        return runner.run(chunks)
+                step = runner.launch(chunks, stream, stream.boundaries)
+                return _Launched(chunks, step, stream)
+        return _Launched(chunks, runner.launch(chunks), None)
 
-    def _postprocess(
-        self, chunks: list[Chunk], tokens: "list[SampledToken]"
-    ) -> list[SequenceOutput]:
-        outputs = []
-        next_token = iter(tokens).__next__
-        advance = self.scheduler.advance
-        for seq, _, end, samples in chunks:
-            advance(seq, end)
-            if samples:
-                outputs.append(self._append(seq, next_token()))
-            elif seq.prefill_only:
-                outputs.append(
-                    SequenceOutput(
-                        seq.request_id,
-                        [],
-                        num_cached_tokens=seq.num_cached_tokens,
-                        num_computed_tokens=end,
-                    )
-                )
-        return outputs
-
-    def _append(self, seq: Sequence, token: "SampledToken") -> SequenceOutput:
-        """Count a new token and end the sequence if it was the last."""
-        token_id = token.token_id
-        finish_reason = "length" if seq.prefill_only else seq.finish_reason_after(token_id)
-        output = SequenceOutput(
-            seq.request_id,
-            [],
-            None,
-            finish_reason,
-            None,
-            seq.num_cached_tokens,
-            seq.num_computed_tokens,
-        )
-        if finish_reason == "stop":
-            output.stop_token_id = token_id
-        else:
-            seq.token_ids.append(token_id)
-            output.token_ids.append(token_id)
-            if token.logprobs is not None:
-                output.logprobs = [token.logprobs]
-        if finish_reason is not None:
-            self.scheduler.finish(seq)
-        return output
-
-    def _fail(self, seqs: list[Sequence], error: Exception) -> list[SequenceOutput]:
-        logger.error("a step failed, and with it %d sequences", len(seqs), exc_info=error)
-        typed = error
-        if not isinstance(typed, TandemError):
-            typed = InternalError(f"the engine failed: {type(error).__name__}")
-        for seq in seqs:
-            self.scheduler.finish(seq)
-        return [
-            SequenceOutput(seq.request_id, [], finish_reason="error", error=typed) for seq in seqs
-        ]
+    def _release_news(self) -> None:
+        """Tell of the oldest launched step's layers: the outputs of all before it are told."""
+        if self._in_flight and (stream := self._in_flight[0].stream) is not None:
+            stream.release()

@@ -2,20 +2,52 @@
 
 import importlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
+from tandem.engine.batch import Batch
+from tandem.kernels.reference.kv_store import plan_store
+from tandem.kernels.reference.linear import Linear, activation_dtype, pack_linear
+from tandem.kernels.reference.paged_attention import plan_decode
+from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.runtime.errors import ConfigError
 
 Kind = Literal["torch", "triton"]
 
 
 @dataclass(slots=True, frozen=True)
+class StepOptions:
+    """Keyword arguments that a step's kernels take in each of its layers, by kernel."""
+
+    store_qkv: Mapping[str, Any] = field(default_factory=dict)
+    paged_decode_attention: Mapping[str, Any] = field(default_factory=dict)
+    prefill_attention: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _no_options(*_: object) -> StepOptions:
+    return StepOptions()
+
+
+def _plain_linear(weight: torch.Tensor) -> Linear:
+    return partial(F.linear, weight=weight)
+
+
+def _weight_dtype(weight: torch.Tensor) -> torch.dtype:
+    return weight.dtype
+
+
+@dataclass(slots=True, frozen=True)
 class Kernels:
-    """What a model and its sampler call, each as in its file in tandem.kernels or its twin's."""
+    """What a model and its sampler call, each as in its file in tandem.kernels or its twin's.
+
+    `pack_linear` gives the multiplication by a weight matrix [out, in], `activation_dtype` the
+    dtype of what it takes and gives. `step_options` computes once what is the same in every layer.
+    """
 
     embed: Callable[..., None]
     rms_norm: Callable[..., None]
@@ -25,6 +57,9 @@ class Kernels:
     prefill_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     sample: Callable[..., None]
+    pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
+    activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
+    step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int], StepOptions] = _no_options
 
 
 def choose_kernels(asked: str, device: torch.device) -> Kind:
@@ -41,6 +76,11 @@ def load_kernels(kind: Kind) -> Kernels:
     # A twin stands in reference/ under its kernel's file name and function name.
     folder = "tandem.kernels" if kind == "triton" else "tandem.kernels.reference"
     norm = importlib.import_module(f"{folder}.norm")
+    twins: dict[str, Any] = {
+        "pack_linear": pack_linear,
+        "activation_dtype": activation_dtype,
+        "step_options": _twin_options,
+    }
     return Kernels(
         embed=importlib.import_module(f"{folder}.embedding").embed,
         rms_norm=norm.rms_norm,
@@ -52,4 +92,26 @@ def load_kernels(kind: Kind) -> Kernels:
         prefill_attention=importlib.import_module(f"{folder}.prefill_attention").prefill_attention,
         silu_mul=importlib.import_module(f"{folder}.activation").silu_mul,
         sample=importlib.import_module(f"{folder}.sampling").sample,
+        **(twins if kind == "torch" else {}),
     )
+
+
+def _twin_options(
+    batch: Batch,
+    rope_table: torch.Tensor,  # [max_model_len, 2, head_dim]
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
+    num_heads: int,
+) -> StepOptions:
+    store = plan_store(rope_table, batch.positions, batch.slot_mapping, kv_cache.shape[3])
+    decode, prefill = {}, {}
+    if batch.num_decodes:
+        tables, lens = batch.decode_block_tables, batch.decode_context_lens
+        decode["plan"] = plan_decode(kv_cache, tables, lens, num_heads // kv_cache.shape[2])
+    if batch.num_prefills:
+        prefill["plan"] = plan_prefill(
+            kv_cache,
+            batch.prefill_block_tables,
+            batch.prefill_cu_seqlens,
+            batch.prefill_context_lens,
+        )
+    return StepOptions({"plan": store}, decode, prefill)

@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 Memory = Literal["DRAM", "VRAM"]
 
 MIB = 2**20
-GPU_FREE_FRACTION = 0.9  # of what is free now; the rest is for activations
 # A tile of attention lies in one block of 64, so that the copy engine brings it in one piece.
 TOKENS_PER_BLOCK = {"DRAM": 16, "VRAM": 64}
 # What a transfer times itself on: enough that the wire and not the posting is measured.
@@ -80,25 +79,13 @@ def choose_block_size(config: EngineConfig, device: torch.device) -> int:
     return config.block_size or TOKENS_PER_BLOCK[memory_of(device)]
 
 
-def choose_num_blocks(
-    config: EngineConfig, model: ModelConfig, block_size: int, device: torch.device
+def num_blocks_within(
+    budget_bytes: int, model: ModelConfig, block_size: int, memory: Memory
 ) -> int:
-    """Blocks for sequences that the configured budget holds, the spare ones beside them.
-
-    On a GPU, called after the weights are there.
-    """
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if device.type == "cpu":
-        budget = config.kv_memory_bytes
-    else:
-        # Only what this process holds counts against its fraction: a GPU may be shared.
-        num_free, num_total = torch.cuda.mem_get_info(device)
-        allowed = int(num_total * config.kv_memory_fraction) - torch.cuda.memory_reserved(device)
-        budget = min(allowed, int(num_free * GPU_FREE_FRACTION))
+    """Blocks for sequences that `budget_bytes` hold, the spare ones beside them."""
     block = block_bytes(model, block_size)
-    num_all = max(0, budget) // block
-    return max(0, num_all - num_spare_blocks(block, memory_of(device), num_all))
+    num_all = budget_bytes // block
+    return max(0, num_all - num_spare_blocks(block, memory, num_all))
 
 
 def choose_max_model_len(

@@ -20,8 +20,9 @@ Command = Callable[[Engine], object]
 
 # The engine thread computes for milliseconds at a time; asyncio must not wait 5 ms for the GIL.
 SWITCH_INTERVAL_S = 1e-4
-# How long a step's tokens may hold up the next step. Without it a model of short steps runs on for
-# several of them before asyncio gets the GIL, and the first token leaves with the fifth.
+# How long a step's tokens may hold up the engine thread. Without it a model of short steps runs on
+# for several of them before asyncio gets the GIL, and the first token leaves with the fifth. Where
+# steps overlap the device has work meanwhile.
 HAND_OVER_S = 1e-3
 # Walking the pool takes milliseconds: only once it has been quiet, never in a request's way.
 IDLE_CHECK_AFTER_S = 1.0
@@ -29,6 +30,9 @@ IDLE_CHECK_AFTER_S = 1.0
 
 class EngineLoop:
     """Owns the engine thread. Commands run between steps, in the order they were posted.
+
+    "Between" is between the collection of one step and the launch of another: where steps overlap
+    the device computes one meanwhile.
 
     `on_outputs` is called on the asyncio thread, once per step that has outputs; `on_layers` too,
     within steps and before their outputs. Once it has been idle for a while the engine's
@@ -53,7 +57,8 @@ class EngineLoop:
         self._violation: AssertionError | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
-        self._taken = threading.Event()
+        self._taken = threading.Event()  # asyncio has what was handed over
+        self._taken.set()
         self._is_stopping = False
         self._num_steps = 0
         self._is_busy = False
@@ -108,6 +113,7 @@ class EngineLoop:
             while self._run_commands():
                 if self._engine.has_work:
                     self._step()
+            self._finish_launched()
         finally:
             self._to_asyncio(_answer_unless_done, self._ended, self._ended.set_result, None)
 
@@ -139,19 +145,29 @@ class EngineLoop:
         return self._commands.get()
 
     def _step(self) -> None:
+        engine = self._engine
         try:
-            outputs = self._engine.step()
+            engine.launch()
+            if engine.overlap:
+                self._taken.wait(HAND_OVER_S)
+            outputs = engine.collect()
         except Exception as error:
-            outputs = self._engine.fail_all(error)
+            outputs = engine.fail_all(error)
         self._num_steps += 1
-        if outputs:
-            self._hand_over(outputs)
+        self._hand_over(outputs)
+        if not engine.overlap:
+            self._taken.wait(HAND_OVER_S)
+
+    def _finish_launched(self) -> None:
+        """Nobody may take the pool's memory away while a launched step writes to it."""
+        while self._engine.num_in_flight:
+            self._hand_over(self._engine.collect())
 
     def _hand_over(self, outputs: list[SequenceOutput]) -> None:
-        """Give a step's tokens to asyncio, and the GIL with them: the client waits for these."""
-        self._taken.clear()
-        self._to_asyncio(self._deliver, outputs)
-        self._taken.wait(HAND_OVER_S)
+        """Give a step's tokens to asyncio; who then waits for `_taken` gives it the GIL too."""
+        if outputs:
+            self._taken.clear()
+            self._to_asyncio(self._deliver, outputs)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         try:

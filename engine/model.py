@@ -1,18 +1,35 @@
 """The decoder: tokens of one batch in, logits out, keys and values into the paged cache."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from tandem.engine.batch import Batch
-from tandem.engine.kernel_set import Kernels
+from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.weights import LayerWeights, ModelWeights
+from tandem.kernels.reference.linear import Linear
+
+
+@dataclass(slots=True, frozen=True)
+class _Layer:
+    """A layer's weights as they are computed with."""
+
+    input_norm: torch.Tensor  # [hidden_size]
+    qkv: Linear
+    qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    output: Linear
+    post_norm: torch.Tensor  # [hidden_size]
+    gate_up: Linear
+    down: Linear
 
 
 class Model:
-    """A dense decoder over `weights`; holds no state between batches."""
+    """A dense decoder over `weights`; holds no state between batches.
+
+    The matrices may be held in a layout of the kernels' own, and not as `weights` has them.
+    """
 
     def __init__(
         self,
@@ -22,10 +39,14 @@ class Model:
         kernels: Kernels,
     ) -> None:
         self._config = config
-        self._weights = weights
         self._rope_table = rope_table
         self._kernels = kernels
         self._scale = config.head_dim**-0.5
+        self._dtype = kernels.activation_dtype(weights.embedding)
+        self._embedding = weights.embedding
+        self._layers = [self._pack(layer) for layer in weights.layers]
+        self._final_norm = weights.final_norm.to(self._dtype)
+        self._lm_head = kernels.pack_linear(weights.lm_head)
 
     def forward(
         self,
@@ -40,40 +61,54 @@ class Model:
         stored: in stream order on a GPU, where nothing has been computed yet.
         """
         kernels, eps = self._kernels, self._config.rms_norm_eps
-        weights = self._weights
+        options = kernels.step_options(
+            batch, self._rope_table, kv_cache[:, 0], self._config.num_heads
+        )
         # [num_tokens, hidden_size]: the residual stream, and what the next matrix takes
-        hidden = weights.embedding.new_empty(len(batch.token_ids), self._config.hidden_size)
+        shape = len(batch.token_ids), self._config.hidden_size
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
         normed = torch.empty_like(hidden)
-        kernels.embed(batch.token_ids, weights.embedding, hidden)
-        kernels.rms_norm(hidden, weights.layers[0].input_norm, eps, normed)
-        for index, layer in enumerate(weights.layers):
-            q = self._store_kv(normed, layer, batch, kv_cache[:, index])
+        kernels.embed(batch.token_ids, self._embedding, hidden)
+        kernels.rms_norm(hidden, self._layers[0].input_norm, eps, normed)
+        for index, layer in enumerate(self._layers):
+            q = self._store_kv(normed, layer, batch, kv_cache[:, index], options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
-            attended = self._attention(q, batch, kv_cache[:, index])
-            kernels.add_rms_norm(
-                F.linear(attended, layer.output), hidden, layer.post_norm, eps, normed
-            )
+            attended = self._attention(q, batch, kv_cache[:, index], options)
+            kernels.add_rms_norm(layer.output(attended), hidden, layer.post_norm, eps, normed)
             added = self._mlp(normed, layer)
-            if index + 1 < len(weights.layers):
-                next_norm = weights.layers[index + 1].input_norm
+            if index + 1 < len(self._layers):
+                next_norm = self._layers[index + 1].input_norm
                 kernels.add_rms_norm(added, hidden, next_norm, eps, normed)
         if batch.logits_indices.shape[0] != hidden.shape[0] or batch.num_prefills:
             hidden, added = (t.index_select(0, batch.logits_indices) for t in (hidden, added))
-        kernels.add_rms_norm(added, hidden, weights.final_norm, eps, added)
-        return F.linear(added, weights.lm_head)
+        kernels.add_rms_norm(added, hidden, self._final_norm, eps, added)
+        return self._lm_head(added)
+
+    def _pack(self, layer: LayerWeights) -> _Layer:
+        pack, dtype = self._kernels.pack_linear, self._dtype
+        return _Layer(
+            input_norm=layer.input_norm.to(dtype),
+            qkv=pack(layer.qkv),
+            qk_norm=None if layer.qk_norm is None else layer.qk_norm.to(dtype),
+            output=pack(layer.output),
+            post_norm=layer.post_norm.to(dtype),
+            gate_up=pack(layer.gate_up),
+            down=pack(layer.down),
+        )
 
     def _store_kv(
         self,
         normed: torch.Tensor,  # [num_tokens, hidden_size]
-        layer: LayerWeights,
+        layer: _Layer,
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        options: StepOptions,
     ) -> torch.Tensor:
         """The queries [num_tokens, num_heads, head_dim]; keys and values go into the cache."""
         config = self._config
         num_all_heads = config.num_heads + 2 * config.num_kv_heads
-        qkv = F.linear(normed, layer.qkv).view(-1, num_all_heads, config.head_dim)
+        qkv = layer.qkv(normed).view(-1, num_all_heads, config.head_dim)
         q = qkv[:, : config.num_heads]
         self._kernels.store_qkv(
             qkv,
@@ -84,6 +119,7 @@ class Model:
             kv_cache,
             config.rms_norm_eps,
             q,
+            **options.store_qkv,
         )
         return q
 
@@ -92,6 +128,7 @@ class Model:
         q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        options: StepOptions,
     ) -> torch.Tensor:
         kernels = self._kernels
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -103,6 +140,7 @@ class Model:
                 batch.decode_context_lens,
                 self._scale,
                 out[: batch.num_decodes],
+                **options.paged_decode_attention,
             )
         if batch.num_prefills:
             kernels.prefill_attention(
@@ -114,15 +152,16 @@ class Model:
                 batch.max_query_len,
                 self._scale,
                 out[batch.num_decodes :],
+                **options.prefill_attention,
             )
         return out.flatten(1)
 
     def _mlp(
         self,
         normed: torch.Tensor,  # [num_tokens, hidden_size]
-        layer: LayerWeights,
+        layer: _Layer,
     ) -> torch.Tensor:
-        gate_up = F.linear(normed, layer.gate_up)
+        gate_up = layer.gate_up(normed)
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.silu_mul(gate_up, out)
-        return F.linear(out, layer.down)
+        return layer.down(out)

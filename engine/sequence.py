@@ -10,14 +10,17 @@ from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
 if TYPE_CHECKING:
     import torch
 
+# Stands in `token_ids` for the token that a launched step draws, until the step is collected.
+PENDING = -1
+
 # (number of layers, event): K/V of that many layers is in the pool once the event has happened.
 OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
 
 class SequenceStatus(Enum):
     WAITING = "waiting"  # holds no blocks
-    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"  # holds its prompt's blocks and a seat
-    RUNNING = "running"  # holds blocks for every token it has
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"  # holds its prompt's blocks; a seat is kept
+    RUNNING = "running"  # holds a seat and blocks for every token it has
     FINISHED = "finished"
 
 
@@ -25,8 +28,11 @@ class SequenceStatus(Enum):
 class Sequence:
     """One request's tokens, blocks and progress. Only the engine thread changes it.
 
-    `token_ids` is the prompt followed by what was generated; `block_table` maps a token's ordinal
-    block (position // block_size) to a block id; positions below `num_computed_tokens` have K/V.
+    `token_ids` is the prompt followed by what was generated, and by PENDING for what launched steps
+    draw; a last token of all is not awaited there, since no step computes it. `block_table` maps a
+    token's ordinal block (position // block_size) to a block id: it is extended in place while
+    the sequence runs, and otherwise replaced. Positions below `num_computed_tokens` have K/V, those
+    below `num_launched_tokens` will have it once the launched steps are collected.
     """
 
     request_id: str
@@ -40,11 +46,19 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_launched_tokens: int = 0
+    in_flight: int = 0  # chunks of it in launched steps that are not collected
+    seat: int = -1  # while it runs, its own index in [0, max_num_seqs)
     num_cached_tokens: int = 0  # of those, taken from the prefix cache when it was scheduled
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # of leading full blocks
     num_published_blocks: int = 0  # leading blocks that the prefix cache has been told of
     num_reserved_cached_blocks: int = 0  # leading blocks of a reservation that are not filled
     stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set when it is added
+    max_num_tokens: int = field(init=False)  # of prompt and answer: where "length" ends it
+
+    def __post_init__(self) -> None:
+        num_to_draw = 1 if self.prefill_only else self.stop.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + num_to_draw
 
     @property
     def num_tokens(self) -> int:
@@ -54,12 +68,27 @@ class Sequence:
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def num_known_tokens(self) -> int:
+        """Of `token_ids`, those before the first PENDING."""
+        num_known = len(self.token_ids)
+        while num_known and self.token_ids[num_known - 1] == PENDING:
+            num_known -= 1
+        return num_known
+
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Why the sequence would end if `token_id` were generated next; None: it goes on."""
-        num_generated = len(self.token_ids) - self.num_prompt_tokens
-        if token_id in self.stop_ids and num_generated >= self.stop.min_tokens:
+        return self.finish_reason_at(len(self.token_ids), token_id)
+
+    def finish_reason_at(self, position: int, token_id: int) -> FinishReason | None:
+        """Why the sequence ends with `token_id` at `position` of `token_ids`; None: it goes on.
+
+        A prefill_only one hands over whatever its first token is.
+        """
+        may_stop = position - self.num_prompt_tokens >= self.stop.min_tokens
+        if token_id in self.stop_ids and may_stop and not self.prefill_only:
             return "stop"
-        return "length" if num_generated + 1 >= self.stop.max_tokens else None
+        return "length" if position + 1 >= self.max_num_tokens else None
 
 
 class Chunk(NamedTuple):

@@ -1,9 +1,60 @@
 """The PyTorch twin of tandem.kernels.prefill_attention."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.reference.gather import gather_context
+from tandem.kernels.reference.gather import gather_context, record_index
+
+# A run of queries is computed in parts: each leaves out the keys that come after all of it.
+PART_TOKENS = 128
+
+
+@dataclass(slots=True, frozen=True)
+class _Run:
+    """One sequence's queries."""
+
+    start: int  # the first one's token
+    query_len: int
+    context_len: int
+    index: torch.Tensor  # of record_index
+
+
+@dataclass(slots=True, frozen=True)
+class PrefillPlan:
+    """What every layer's attention of one step has in common."""
+
+    runs: tuple[_Run, ...]
+    # [PART_TOKENS, longest + PART_TOKENS] 0 or -inf: column `longest` is the row 0's own position
+    mask: torch.Tensor
+    longest: int  # positions before any part's first query, at most
+
+
+def plan_prefill(
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks]
+    cu_seqlens_q: torch.Tensor,  # [num_seqs + 1]
+    context_lens: torch.Tensor,  # [num_seqs]
+    *,
+    window: int = 0,
+) -> PrefillPlan:
+    """The `plan` for prefill_attention of these sequences, over any layer of the pool."""
+    starts: list[int] = cu_seqlens_q.tolist()
+    runs: list[_Run] = []
+    for row, context_len in enumerate(context_lens.tolist()):
+        query_len = starts[row + 1] - starts[row]
+        if query_len:
+            index = record_index(kv_cache, block_tables[row : row + 1], context_len)
+            runs.append(_Run(starts[row], query_len, context_len, index))
+    longest = max((run.context_len for run in runs), default=0)
+    queries = torch.arange(PART_TOKENS, device=kv_cache.device).unsqueeze(1)
+    ahead = torch.arange(-longest, PART_TOKENS, device=kv_cache.device) - queries
+    hidden = ahead > 0
+    if window:
+        hidden |= ahead <= -window
+    mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    return PrefillPlan(tuple(runs), mask, longest)
 
 
 def prefill_attention(
@@ -19,61 +70,51 @@ def prefill_attention(
     soft_cap: float = 0.0,
     window: int = 0,
     config: object = None,
+    plan: PrefillPlan | None = None,
 ) -> None:
     """A run of query tokens per sequence attends causally over the cache, itself included.
 
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already. With a window a query at position p sees (p - window, p];
-    soft_cap c turns a score s, after the scale, into c * tanh(s / c).
+    soft_cap c turns a score s, after the scale, into c * tanh(s / c). Computes in float32 whatever
+    the pool's dtype. `plan` is plan_prefill's of the same arguments, made here if there is none.
     """
-    starts: list[int] = cu_seqlens_q.tolist()
-    lens: list[int] = context_lens.tolist()
-    group_size = q.shape[1] // kv_cache.shape[2]
-    for row, context_len in enumerate(lens):
-        my_queries = slice(starts[row], starts[row + 1])
-        query_len = my_queries.stop - my_queries.start
-        if query_len == 0:
-            continue
-        k, v = gather_context(kv_cache, block_tables[row : row + 1], context_len)
-        my_q = q[my_queries].transpose(0, 1).unsqueeze(0)
-        is_square = query_len == context_len > 1 and not window
-        seen = None
-        if soft_cap or window or (1 < query_len < context_len):
-            seen = _seen(query_len, context_len, window, q.device)
-        if soft_cap:
-            attended = _capped(my_q, k, v, seen, scale, soft_cap)
-        else:
-            attended = F.scaled_dot_product_attention(
-                my_q,
-                k,
-                v,
-                attn_mask=seen,
-                is_causal=is_square,
-                scale=scale,
-                enable_gqa=group_size > 1,
+    if plan is None:
+        plan = plan_prefill(kv_cache, block_tables, cu_seqlens_q, context_lens, window=window)
+    for run in plan.runs:
+        k, v = gather_context(kv_cache, run.index, 1, run.context_len, torch.float32)
+        first = run.context_len - run.query_len
+        for begin in range(0, run.query_len, PART_TOKENS):
+            end = min(begin + PART_TOKENS, run.query_len)
+            my_queries = slice(run.start + begin, run.start + end)
+            num_seen = first + end
+            columns = slice(plan.longest - first - begin, plan.longest + end - begin)
+            attended = _attend(
+                q[my_queries].transpose(0, 1).float(),
+                k[:, :num_seen],
+                v[:, :num_seen],
+                plan.mask[: end - begin, columns],
+                scale,
+                soft_cap,
             )
-        out[my_queries] = attended[0].transpose(0, 1)
+            out[my_queries] = attended.transpose(0, 1)
 
 
-def _seen(query_len: int, context_len: int, window: int, device: torch.device) -> torch.Tensor:
-    """[query_len, context_len] which positions each query sees."""
-    seen = torch.ones(query_len, context_len, dtype=torch.bool, device=device)
-    seen = seen.tril_(context_len - query_len)
-    return seen.triu_(context_len - query_len - window + 1) if window else seen
-
-
-def _capped(
-    q: torch.Tensor,  # [1, num_heads, query_len, head_dim]
-    k: torch.Tensor,  # [1, num_kv_heads, context_len, head_dim]
+def _attend(
+    q: torch.Tensor,  # [num_heads, num_queries, head_dim]
+    k: torch.Tensor,  # [num_kv_heads, num_seen, head_dim]
     v: torch.Tensor,
-    seen: torch.Tensor | None,  # [query_len, context_len]
+    mask: torch.Tensor,  # [num_queries, num_seen]
     scale: float,
     soft_cap: float,
 ) -> torch.Tensor:
-    group_size = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
-    scores = (q @ k.mT).float() * (scale / soft_cap)
-    scores = scores.tanh_() * soft_cap
-    if seen is not None:
-        scores = scores.masked_fill_(~seen, float("-inf"))
-    return scores.softmax(-1).to(v.dtype) @ v
+    if not soft_cap:
+        batched = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        is_grouped = q.shape[0] > k.shape[0]
+        return F.scaled_dot_product_attention(
+            *batched, attn_mask=mask, scale=scale, enable_gqa=is_grouped
+        )[0]
+    group_size = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group_size, 0), v.repeat_interleave(group_size, 0)
+    scores = torch.bmm(q, k.mT).mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask)
+    return torch.bmm(scores.softmax(-1), v)

@@ -1,8 +1,10 @@
 """A runner without a model whose text is wrong as soon as one KV slot is."""
 
 import hashlib
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +12,13 @@ import pytest
 from tandem.engine.block_pool import BlockPool
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine, SequenceOutput
-from tandem.engine.sequence import Chunk, OnLayers, Sequence
+from tandem.engine.sequence import PENDING, Chunk, OnLayers, Sequence
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6
 VOCAB_SIZE = 500
 EOS = VOCAB_SIZE + 1  # never drawn by chance
+GARBAGE = 666  # what a step that fails leaves in its slots
 
 
 def chained(before: int, token_id: int) -> int:
@@ -34,29 +37,72 @@ class FakeToken:
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass(slots=True)
+class ChunkRecord:
+    """What the device was sent of one chunk: nothing that the host changes later is seen."""
+
+    seq: Sequence  # who it is, no more
+    seat: int
+    token_ids: list[int]  # up to the chunk's end
+    block_table: list[int]
+    start: int
+    end: int
+    samples: bool
+
+
+@dataclass
+class FakeStep:
+    """A launched step. Its tokens exist once the device has computed it."""
+
+    runner: "FakeRunner"
+    records: list[ChunkRecord]
+    written_blocks: set[int]
+    seconds: float
+    error: Exception | None = None
+    drawn: list[FakeToken] = field(default_factory=list)
+
+    def tokens(self) -> list[FakeToken]:
+        self.runner.catch_up(self)
+        self.runner.uncollected.remove(self)
+        if self.error is not None:
+            raise self.error
+        return self.drawn
+
+
 @dataclass
 class FakeRunner:
     """Keeps in every slot a hash of the tokens up to it, and reads them as attention would.
 
-    `script`: position |-> the token drawn there, whatever came before. Its layers have no K/V of
-    their own: what it tells of them is told once all is in the slots.
+    A device that lags: it computes a step when somebody waits for it (or `catch_up`), in the order
+    of launches. `script`: position |-> the token drawn there, whatever came before. Its layers have
+    no K/V of their own: what it tells of them is told once all is in the slots.
     """
 
     num_blocks: int
     block_size: int
     script: dict[int, int] = field(default_factory=dict)
-    fail_with: Exception | None = None
+    fail_with: Exception | None = None  # by the next launch
+    fail_later_with: Exception | None = None  # by the step that is launched next
     pool: BlockPool | None = None
+    max_num_seqs: int = 128
+    seconds_of: Callable[[list[Chunk]], float] = field(default=lambda chunks: 1e-3)
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)
     logprobs: bool = False
     asked_for_layers: list[tuple[int, ...]] = field(default_factory=list)  # in steps that did
+    uncollected: list[FakeStep] = field(default_factory=list)
+    num_overlapped: int = 0  # steps launched while another was not collected
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
-        self.kv_cache = SimpleNamespace(num_blocks=self.num_blocks, block_size=self.block_size)
+        self.kv_cache = SimpleNamespace(
+            num_blocks=self.num_blocks, block_size=self.block_size, memory="DRAM"
+        )
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS,), max_position_embeddings=100_000, num_layers=NUM_LAYERS
         )
+        self._queue: deque[FakeStep] = deque()  # not computed
+        self._drawn: dict[int, int] = {}  # seat |-> the last token drawn there
+        self._spoiled: set[Sequence] = set()  # a step of theirs has failed
 
     def slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self.block_size] * self.block_size + (
@@ -65,13 +111,16 @@ class FakeRunner:
 
     def fill(self, seq: Sequence, start: int, end: int) -> int:
         """Write positions [start, end) after reading all before; returns the last hash."""
-        chain = 0
-        for position in range(start):
-            chain = chained(chain, seq.token_ids[position])
-            assert self.slots[self.slot(seq, position)] == chain, f"{seq.request_id} at {position}"
-        for position in range(start, end):
-            chain = chained(chain, seq.token_ids[position])
-            self.slots[self.slot(seq, position)] = chain
+        return self._fill(seq.request_id, seq.token_ids, seq.block_table, start, end)
+
+    def _fill(self, name: str, tokens: list[int], table: list[int], start: int, end: int) -> int:
+        chain, size = 0, self.block_size
+        for position in range(end):
+            chain = chained(chain, tokens[position])
+            slot = table[position // size] * size + position % size
+            if position >= start:
+                self.slots[slot] = chain
+            assert self.slots[slot] == chain, f"{name} at {position}"
         return chain
 
     def land(self, token_ids: list[int], fill: list[tuple[int, int]]) -> None:
@@ -83,37 +132,103 @@ class FakeRunner:
             if ordinal in block_of:
                 self.slots[block_of[ordinal] * self.block_size + offset] = chain
 
-    def run(
+    def launch(
         self,
         chunks: list[Chunk],
         on_layers: OnLayers | None = None,
         boundaries: Collection[int] = (),
-    ) -> list[FakeToken]:
+    ) -> FakeStep:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
+        self.num_overlapped += bool(self.uncollected)
         self.steps.append([(seq.request_id, start, end) for seq, start, end, _ in chunks])
+        records = [self._record(chunk) for chunk in chunks]
+        seats = {record.seat for record in records}
+        assert len(seats) == len(records), "two sequences have one seat"
+        assert seats <= set(range(self.max_num_seqs))
+        step = FakeStep(self, records, self._written_blocks(records), self.seconds_of(chunks))
+        step.error, self.fail_later_with = self.fail_later_with, None
+        self._queue.append(step)
+        self.uncollected.append(step)
+        assert len(self.uncollected) <= 2
+        if on_layers is not None:
+            self.catch_up(step)
+            self.asked_for_layers.append(tuple(boundaries))
+            try:
+                for num_layers in boundaries:
+                    on_layers(num_layers, None)
+            except Exception:
+                self.uncollected.remove(step)
+                raise
+        return step
+
+    def _record(self, chunk: Chunk) -> ChunkRecord:
+        seq, start, end, samples = chunk
+        assert samples == (end == len(seq.token_ids))
+        assert PENDING not in seq.token_ids[: end - 1], "only the last token can be unknown"
+        return ChunkRecord(
+            seq, seq.seat, seq.token_ids[:end], list(seq.block_table), start, end, samples
+        )
+
+    def _written_blocks(self, records: list[ChunkRecord]) -> set[int]:
+        size = self.block_size
         written = [
-            self.slot(seq, position)
-            for seq, start, end, _ in chunks
-            for position in range(start, end)
+            (record.block_table[position // size], position % size)
+            for record in records
+            for position in range(record.start, record.end)
         ]
         assert len(set(written)) == len(written), "two chunks write one slot"
+        blocks = {block_id for block_id, _ in written}
         if self.pool is not None:
             public = {self.pool._block_of[block_hash] for block_hash in self.pool.hashes()}
-            assert not public & {slot // self.block_size for slot in written}
-        tokens = []
-        for seq, start, end, samples in chunks:
-            chain = self.fill(seq, start, end)
-            assert samples == (end == len(seq.token_ids))
-            if samples:
-                token_id = drawn(chain, seq.sampling.seed, self.script, end)
-                tokens.append(FakeToken(token_id, TokenLogprobs(-0.5) if self.logprobs else None))
-        if on_layers is not None:
-            self.asked_for_layers.append(tuple(boundaries))
-            for num_layers in boundaries:
-                on_layers(num_layers, None)
-        return tokens
+            assert not public & blocks
+        return blocks
+
+    def catch_up(self, last: FakeStep | None = None) -> None:
+        """Compute what was launched, up to `last` if that is not yet computed."""
+        if last is not None and last not in self._queue:
+            return
+        while self._queue:
+            step = self._queue.popleft()
+            for record in step.records:
+                self._compute(record, step)
+            if step is last:
+                return
+
+    def _compute(self, record: ChunkRecord, step: FakeStep) -> None:
+        tokens, table, end = record.token_ids, record.block_table, record.end
+        if tokens[-1] == PENDING:
+            tokens[-1] = self._drawn[record.seat]
+        if step.error is not None:
+            self._spoiled.add(record.seq)
+        if record.seq in self._spoiled:
+            for position in range(record.start, end):
+                block_id = table[position // self.block_size]
+                self.slots[block_id * self.block_size + position % self.block_size] = GARBAGE
+            token_id = GARBAGE
+        else:
+            chain = self._fill(record.seq.request_id, tokens, table, record.start, end)
+            token_id = drawn(chain, record.seq.sampling.seed, self.script, end)
+        if record.samples:
+            self._drawn[record.seat] = token_id
+            step.drawn.append(FakeToken(token_id, TokenLogprobs(-0.5) if self.logprobs else None))
+
+    def watch(self, pool: BlockPool) -> None:
+        """Assert that blocks which a launched step writes are neither given away nor shared."""
+        self.pool = pool
+        free, publish = pool.free, pool.publish
+
+        def watched_free(block_ids: list[int]) -> None:
+            free(block_ids)
+            for step in self.uncollected:
+                assert all(pool._num_refs[i] > 0 for i in step.written_blocks), "freed too early"
+
+        def watched_publish(block_id: int, block_hash: bytes) -> bool:
+            assert not any(block_id in step.written_blocks for step in self.uncollected)
+            return publish(block_id, block_hash)
+
+        pool.free, pool.publish = watched_free, watched_publish
 
 
 def undisturbed(seq: Sequence, script: dict[int, int] | None = None) -> list[int]:
@@ -174,7 +289,9 @@ class Harness:
                 self.finished[output.request_id] = output
 
     def step(self) -> None:
-        self.take(self.engine.step())
+        self.engine.launch()
+        self.engine.check_invariants()
+        self.take(self.engine.collect())
         self.engine.check_invariants()
 
     def run(self, max_steps: int = 2000) -> None:
@@ -197,18 +314,22 @@ def make_harness(
 ) -> Harness:
     runner = FakeRunner(num_blocks, block_size, script or {})
     engine = Engine(EngineConfig(block_size=block_size, **config), runner)
-    runner.pool = engine.block_pool
+    runner.watch(engine.block_pool)
+    runner.max_num_seqs = engine.scheduler.max_num_seqs
     return Harness(engine, runner)
 
 
-@pytest.fixture
-def fake() -> SimpleNamespace:
-    """The helpers of this file: make_harness, make_seq, undisturbed, FakeToken, EOS, NUM_LAYERS."""
+@pytest.fixture(params=[False, True], ids=["in step", "overlapped"])
+def fake(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """The helpers of this file, for engines whose steps overlap and for others."""
+    overlap: bool = request.param
     return SimpleNamespace(
-        make_harness=make_harness,
+        overlap=overlap,
+        make_harness=partial(make_harness, overlap=overlap),
         make_seq=make_seq,
         undisturbed=undisturbed,
         FakeToken=FakeToken,
+        FakeRunner=FakeRunner,
         EOS=EOS,
         NUM_LAYERS=NUM_LAYERS,
     )

@@ -433,9 +433,12 @@ def test_the_load_counts_sequences_tokens_and_blocks(fake: SimpleNamespace) -> N
         harness.engine.add(fake.make_seq(f"r{i}", prompt(10, 100 * i)))
     harness.step()
     load = harness.engine.load()
-    assert (load.num_running, load.num_waiting, load.num_remote) == (1, 1, 0)
+    # Where steps overlap the second one has begun; what it computes is not there yet.
+    assert (load.num_running, load.num_waiting) == ((2, 0) if fake.overlap else (1, 1))
+    assert load.num_remote == 0
     assert load.num_waiting_tokens == 2 + 10
-    assert (load.num_blocks, load.num_free_blocks, load.num_cached_blocks) == (64, 61, 0)
+    num_free = 58 if fake.overlap else 61
+    assert (load.num_blocks, load.num_free_blocks, load.num_cached_blocks) == (64, num_free, 0)
 
 
 def test_listeners_hear_which_blocks_can_be_shared(fake: SimpleNamespace) -> None:

@@ -1,7 +1,8 @@
-"""Any interleaving of arrivals, remote prefills, prefix pulls, late writes, aborts and failures:
-same text.
+"""Any interleaving of arrivals, remote prefills, prefix pulls, late writes, stops, aborts and
+failures, with launched steps at any stage: same text.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar
@@ -18,8 +19,10 @@ from hypothesis.stateful import (
 )
 
 from tandem.engine.sequence import Sequence, SequenceStatus
+from tandem.runtime.messages import StopConditions
 
 GARBAGE = 666
+stops = st.none() | st.integers(0, 8)
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 
@@ -27,6 +30,7 @@ class EngineMachine(RuleBasedStateMachine):
     """A small pool, prompts that share prefixes, and everything that can happen to them."""
 
     fake: ClassVar[SimpleNamespace]
+    seen: ClassVar[Counter[str]]  # what happened in all examples together
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,26 +45,38 @@ class EngineMachine(RuleBasedStateMachine):
         self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.streamed: set[str] = set()  # their first token has reached the client already
         self.quarantined: list[list[int]] = []
-        self.dropped: set[str] = set()  # aborted or failed
+        self.dropped: set[str] = set()  # aborted
 
-    def sequence(self, tokens: list[int], max_tokens: int, prefill_only: bool = False) -> Sequence:
+    def sequence(
+        self,
+        tokens: list[int],
+        max_tokens: int,
+        stop_at: int | None = None,
+        *,
+        prefill_only: bool = False,
+    ) -> Sequence:
+        """It stops by itself with what it would draw as its token number `stop_at`."""
         request_id = f"r{len(self.seqs)}"
         seq = self.fake.make_seq(request_id, tokens, max_tokens, prefill_only=prefill_only)
+        if stop_at is not None and stop_at < max_tokens:
+            stop_token = self.fake.undisturbed(seq)[stop_at]
+            stop = StopConditions(max_tokens=max_tokens, stop_token_ids=[stop_token])
+            seq = self.fake.make_seq(request_id, tokens, stop=stop)
         self.seqs[request_id] = seq
         self.expected[request_id] = self.fake.undisturbed(seq)
         return seq
 
-    @rule(tokens=prompts, max_tokens=st.integers(1, 20))
-    def add(self, tokens: list[int], max_tokens: int) -> None:
-        self.engine.add(self.sequence(tokens, max_tokens))
+    @rule(tokens=prompts, max_tokens=st.integers(1, 20), stop_at=stops)
+    def add(self, tokens: list[int], max_tokens: int, stop_at: int | None) -> None:
+        self.engine.add(self.sequence(tokens, max_tokens, stop_at))
 
     @rule(tokens=prompts)
     def export(self, tokens: list[int]) -> None:
         self.engine.add(self.sequence(tokens, 1, prefill_only=True))
 
-    @rule(tokens=prompts, max_tokens=st.integers(1, 20))
-    def reserve(self, tokens: list[int], max_tokens: int) -> None:
-        seq = self.sequence(tokens, max_tokens)
+    @rule(tokens=prompts, max_tokens=st.integers(1, 20), stop_at=stops)
+    def reserve(self, tokens: list[int], max_tokens: int, stop_at: int | None) -> None:
+        seq = self.sequence(tokens, max_tokens, stop_at)
         reservation = self.engine.reserve(seq)
         if reservation is None:
             self.engine.add(seq)
@@ -89,10 +105,17 @@ class EngineMachine(RuleBasedStateMachine):
     def an_open_handoff(self, data: st.DataObject) -> Sequence:
         return self.seqs[data.draw(st.sampled_from(sorted(self.fills)))]
 
+    def first_token(self, seq: Sequence) -> SimpleNamespace:
+        """What a remote worker draws: the text's first token, or the one that stops it there."""
+        text = self.expected[seq.request_id] or seq.stop.stop_token_ids
+        return self.fake.FakeToken(text[0])
+
     @precondition(lambda self: self.fills)
     @rule(data=st.data())
     def stream_the_first_token(self, data: st.DataObject) -> None:
-        self.streamed.add(self.an_open_handoff(data).request_id)
+        seq = self.an_open_handoff(data)
+        if self.expected[seq.request_id]:
+            self.streamed.add(seq.request_id)
 
     @precondition(lambda self: self.fills)
     @rule(data=st.data())
@@ -100,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
         seq = self.an_open_handoff(data)
         num_cached = seq.num_reserved_cached_blocks * self.runner.block_size
         self.runner.fill(seq, num_cached, seq.num_prompt_tokens)
-        first = self.fake.FakeToken(self.expected[seq.request_id][0])
+        first = self.first_token(seq)
         self.harness.take([self.engine.admit(seq.request_id, first)])
         del self.fills[seq.request_id]
 
@@ -110,7 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
         seq = self.an_open_handoff(data)
         first = None
         if seq.request_id in self.streamed:
-            first = self.fake.FakeToken(self.expected[seq.request_id][0])
+            first = self.first_token(seq)
         output = self.engine.prefill_locally(seq.request_id, quarantined=quarantined, first=first)
         if output is not None:
             self.harness.take([output])
@@ -146,19 +169,40 @@ class EngineMachine(RuleBasedStateMachine):
         if block_ids is not None and quarantined:
             self.quarantined.append(block_ids)
 
-    @rule(num_steps=st.integers(1, 4))
+    @rule(num_steps=st.integers(1, 12))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.harness.step()
 
     @rule()
-    def a_step_fails(self) -> None:
+    def launch(self) -> None:
+        self.engine.launch()
+
+    @rule()
+    def collect(self) -> None:
+        self.harness.take(self.engine.collect())
+
+    @rule()
+    def the_device_catches_up(self) -> None:
+        self.runner.catch_up()
+
+    @rule()
+    def a_launch_fails(self) -> None:
         self.runner.fail_with = RuntimeError("injected")
         self.step(1)
         self.runner.fail_with = None
-        for request_id, output in self.harness.finished.items():
-            if output.error is not None:
-                self.dropped.add(request_id)
+
+    @rule(num_steps=st.integers(0, 2))
+    def a_launched_step_fails(self, num_steps: int) -> None:
+        self.runner.fail_later_with = RuntimeError("injected")
+        self.engine.launch()
+        self.runner.fail_later_with = None
+        self.step(num_steps)
+
+    @precondition(lambda self: len(self.seqs) % 8 == 7)
+    @rule()
+    def everything_fails(self) -> None:
+        self.harness.take(self.engine.fail_all(RuntimeError("injected")))
 
     @rule()
     def release_what_was_exported(self) -> None:
@@ -172,6 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.block_pool.num_quarantined == sum(map(len, self.quarantined))
         for request_id, text in self.harness.texts.items():
             assert text == self.expected[request_id][: len(text)]
+        self.seen["overlapped"] += self.runner.num_overlapped > 0
+        self.seen["leaving"] += bool(self.engine.scheduler.leaving)
 
     def teardown(self) -> None:
         for request_id in list(self.pulls):
@@ -187,7 +233,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.harness.run()
             self.release_what_was_exported()
         for request_id, text in self.expected.items():
-            assert request_id in self.dropped or self.harness.texts[request_id] == text
+            last = self.harness.finished.get(request_id)
+            if request_id in self.dropped or (last is not None and last.error is not None):
+                continue
+            assert self.harness.texts[request_id] == text
         self.harness.assert_all_free()
 
 
@@ -195,7 +244,11 @@ def test_the_text_and_the_pool_are_right_whatever_happens(
     fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    machine: Callable[[], RuleBasedStateMachine] = type("Machine", (EngineMachine,), {"fake": fake})
+    seen: Counter[str] = Counter()
+    machine: Callable[[], RuleBasedStateMachine] = type(
+        "Machine", (EngineMachine,), {"fake": fake, "seen": seen}
+    )
     run_state_machine_as_test(
         machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
     )
+    assert seen["leaving"] > 0 and (seen["overlapped"] > 0) == fake.overlap

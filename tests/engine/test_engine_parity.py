@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from step_doubles import CallAgain
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.config import EngineConfig
@@ -14,8 +15,9 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sampler import SampledToken
 from tandem.engine.sequence import Sequence
+from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_PROMPTS = 20
 NUM_TOKENS = 64
@@ -52,9 +54,9 @@ def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Se
     )
 
 
-def make_engine(model: Path, **options: int | bool) -> Engine:
+def make_engine(model: Path, recorder: CallAgain | None = None, **options: int | bool) -> Engine:
     config = EngineConfig(model=str(model), device="cpu", block_size=8, threads=1, **options)
-    return Engine(config, ModelRunner(config))
+    return Engine(config, ModelRunner(config, recorder))
 
 
 def finish(engine: Engine, texts: Texts) -> None:
@@ -111,6 +113,28 @@ def preempted(model: Path) -> Texts:
     return texts
 
 
+def overlapped(model: Path) -> Texts:
+    return generate(make_engine(model, num_blocks=1000, overlap=True))
+
+
+def preempted_and_overlapped(model: Path) -> Texts:
+    engine = make_engine(model, num_blocks=50, prefill_chunk_tokens=16, overlap=True)
+    texts = generate(engine)
+    assert engine.load().num_preemptions > 3
+    return texts
+
+
+def padded_and_replayed(model: Path) -> Texts:
+    return generate(make_engine(model, CallAgain(), num_blocks=1000, max_num_seqs=13))
+
+
+def as_on_a_gpu(model: Path) -> Texts:
+    engine = make_engine(
+        model, CallAgain(), num_blocks=1000, max_num_seqs=11, prefill_chunk_tokens=9, overlap=True
+    )
+    return generate(engine)
+
+
 def handed_over(model: Path) -> Texts:
     """Prefilled by one engine, its blocks copied to another, which goes on."""
     prefill = make_engine(model, num_blocks=1000, max_num_batched_tokens=48)
@@ -165,7 +189,85 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    "way", [batched, one_after_the_other, chunked, with_prefix_hits, preempted, handed_over]
+    "way",
+    [
+        batched,
+        one_after_the_other,
+        chunked,
+        with_prefix_hits,
+        preempted,
+        handed_over,
+        overlapped,
+        preempted_and_overlapped,
+        padded_and_replayed,
+        as_on_a_gpu,
+    ],
 )
 def test_the_text_is_that_of_transformers(case: Case, way: Callable[[Path], Texts]) -> None:
     assert way(case.model) == case.texts
+
+
+REQUESTS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, logprobs=3),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=11),
+    SamplingParams(temperature=1.1, top_k=40, seed=12, logprobs=1),
+    SamplingParams(temperature=0.0, frequency_penalty=1.2),
+    SamplingParams(temperature=0.7, presence_penalty=1.5, seed=13, logprobs=2),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={40: 3.0}),
+    SamplingParams(temperature=0.8, min_p=0.05, repetition_penalty=0.9, seed=14),
+]
+
+Answer = tuple[list[int], list[TokenLogprobs], str, int | None]
+
+
+def answers(engine: Engine, stop_token_ids: list[int]) -> list[Answer]:
+    """Text, log-probabilities, reason and stop token of every one of REQUESTS."""
+    rng = random.Random(3)
+    found: dict[str, Answer] = {}
+    for index, sampling in enumerate(REQUESTS):
+        prompt = [rng.randrange(3, 2000) for _ in range(rng.randint(1, 40))]
+        stop = StopConditions(
+            max_tokens=20 + index, min_tokens=4 * (index % 3), stop_token_ids=stop_token_ids
+        )
+        engine.add(Sequence(f"r{index}", prompt, len(prompt), sampling, stop))
+        found[f"r{index}"] = ([], [], "", None)
+    while engine.has_work:
+        for output in engine.step():
+            token_ids, logprobs, _, _ = found[output.request_id]
+            token_ids += output.token_ids
+            logprobs += output.logprobs or []
+            reason = output.finish_reason or ""
+            found[output.request_id] = (token_ids, logprobs, reason, output.stop_token_id)
+        engine.check_invariants()
+    return list(found.values())
+
+
+def test_requests_of_every_kind_are_answered_alike_on_time_ahead_and_padded() -> None:
+    """By the bundled model; one token in 24 stops a text, so that many end before their length."""
+    stop_token_ids = list(range(5, 2048, 24))
+    ways: list[list[Answer]] = []
+    for overlap in (False, True):
+        for recorder in (None, CallAgain()):
+            engine = make_engine(
+                BUNDLED_MODEL,
+                recorder,
+                num_blocks=100,
+                max_num_seqs=7,
+                prefill_chunk_tokens=8,
+                overlap=overlap,
+            )
+            ways.append(answers(engine, stop_token_ids))
+            assert recorder is None or recorder.num_replays > 10
+    first = ways[0]
+    assert {reason for _, _, reason, _ in first} == {"stop", "length"}
+    for way in ways[1:]:
+        for ours, theirs in zip(way, first, strict=True):
+            assert (ours[0], *ours[2:]) == (theirs[0], *theirs[2:])
+            assert_close(ours[1], theirs[1])
+
+
+def assert_close(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert dict(mine.top) == pytest.approx(dict(other.top), abs=1e-4)

@@ -13,8 +13,9 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.kv_cache import Memory, num_spare_blocks
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.sampler import SampledToken, SampleRow
+from tandem.engine.sampler import SamplingPlan
 from tandem.engine.sequence import Chunk, Sequence
+from tandem.kernels.sampling_rows import SampledRows
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -80,9 +81,12 @@ class Driver:
         self.random = random.Random(seed)
         self.free = list(range(runner.kv_cache.num_blocks))
         self.random.shuffle(self.free)
+        self.seats = list(range(runner.config.max_num_seqs))
+        self.random.shuffle(self.seats)
 
     def sequence(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> Sequence:
-        return Sequence("s", list(prompt), len(prompt), sampling, StopConditions(max_tokens=99))
+        stop = StopConditions(max_tokens=99)
+        return Sequence("s", list(prompt), len(prompt), sampling, stop, seat=self.seats.pop())
 
     def chunk(self, seq: Sequence, most: int) -> Chunk:
         start = seq.num_computed_tokens
@@ -99,7 +103,7 @@ class Driver:
         while todo := [i for i, seq in enumerate(seqs) if seq.num_generated_tokens < num_tokens]:
             todo = self.random.sample(todo, self.random.randint((len(todo) + 1) // 2, len(todo)))
             chunks = [self.chunk(seqs[index], most) for index in todo]
-            tokens = iter(self.runner.run(chunks))
+            tokens = iter(self.runner.launch(chunks).tokens())
             for index, chunk in zip(todo, chunks, strict=True):
                 chunk.seq.num_computed_tokens = chunk.end
                 if chunk.samples:
@@ -140,10 +144,13 @@ def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
     seen: dict[tuple[int, int], torch.Tensor] = {}
     sample = runner._sampler.sample
 
-    def sample_and_tell(logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
-        for row, its_logits in zip(rows, logits.clone(), strict=True):
-            seen[id(row.seq), row.position] = its_logits
-        return sample(logits, rows)
+    def sample_and_tell(
+        logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor, plan: SamplingPlan
+    ) -> SampledRows:
+        rows = zip(seats.tolist(), positions.tolist(), logits.clone(), strict=True)
+        for seat, position, its_logits in rows:
+            seen[id(runner._seats._owners[seat]), position] = its_logits
+        return sample(logits, seats, positions, plan)
 
     runner._sampler.sample = sample_and_tell
     return seen
@@ -229,7 +236,8 @@ def test_half_precision_runs_close_to_full(folder: Path, dtype: str) -> None:
 
 
 def test_a_step_without_chunks_gives_no_tokens(folder: Path) -> None:
-    assert make_runner(folder).run([]) == []
+    step = make_runner(folder).launch([])
+    assert step.tokens() == [] and step.seconds >= 0
 
 
 def test_the_kv_pool_is_aligned_zeroed_and_one_record_per_block(folder: Path) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.sampler import SampledToken, Sampler, SampleRow
-from tandem.engine.sequence import Sequence
+from tandem.engine.sampler import HostTokens, SampledToken, Sampler
+from tandem.engine.seats import Seats
+from tandem.engine.sequence import PENDING, Chunk, Sequence
 from tandem.kernels.reference import sampling as reference
-from tandem.kernels.sampling_rows import uniform
+from tandem.kernels.sampling_rows import NO_TOKEN, uniform
 from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 VOCAB_SIZE = 10
 EOS = 9
-SAMPLER = Sampler(VOCAB_SIZE, (EOS,), reference.sample)
 # Token 3 is likeliest, then 5, 1, 0; the rest are tied far below.
 LOGITS = [1.0, 1.5, -3.0, 3.0, -3.0, 2.5, -3.0, -3.0, -3.0, -3.0]
 
@@ -29,24 +29,54 @@ def sequence(
         len(prompt),
         SamplingParams(**({"temperature": 0.0} | sampling)),
         StopConditions(max_tokens=99),
+        block_table=[0],
     )
 
 
+def run_sampler(
+    rows: list[Chunk], logits: torch.Tensor, drawn: dict[int, int] | None = None
+) -> list[SampledToken]:
+    """The tokens of `rows`; `drawn` are tokens by row that a step before has left on the device."""
+    for seat, seq in enumerate({id(row.seq): row.seq for row in rows}.values()):
+        seq.seat = seat
+    seats = Seats(len(rows) + 1, 1, logits.device)
+    sampler = Sampler(logits.shape[1], (EOS,), reference.sample, seats)
+    changes = seats.take_changes([row.seq for row in rows])
+    if changes is not None:
+        seats.apply(changes)
+    for row, token_id in (drawn or {}).items():
+        seats.drawn[rows[row].seq.seat] = token_id
+    plan = sampler.plan(rows)
+    index = torch.tensor([row.seq.seat for row in rows], dtype=torch.int64)
+    positions = torch.tensor([row.end for row in rows], dtype=torch.int64)
+    before = logits.clone()
+    sampled = sampler.sample(logits, index, positions, plan)
+    torch.testing.assert_close(logits, before, equal_nan=True)
+    tokens = HostTokens(rows, sampled, plan).read()
+    last = dict(zip(index.tolist(), tokens, strict=True))
+    assert all(seats.drawn[seat] == token.token_id for seat, token in last.items())
+    return tokens
+
+
 def sample(*seqs: Sequence, logits: list[float] = LOGITS, position: int = 1) -> list[SampledToken]:
-    rows = [SampleRow(seq, position) for seq in seqs]
-    return SAMPLER.sample(torch.tensor([logits] * len(seqs)), rows)
+    rows = [Chunk(seq, position - 1, position, True) for seq in seqs]
+    return run_sampler(rows, torch.tensor([logits] * len(seqs)))
 
 
 def sample_one(seq: Sequence, logits: list[float] = LOGITS) -> int:
     return sample(seq, logits=logits)[0].token_id
 
 
+def draw_at(seq: Sequence, count: int, logits: torch.Tensor) -> list[SampledToken]:
+    """What `seq` draws at positions [0, count), of the same `logits` [1, vocab_size]."""
+    rows = [Chunk(seq, position - 1, position, True) for position in range(count)]
+    return run_sampler(rows, logits.repeat(count, 1))
+
+
 def draw_many(count: int, logits: list[float] = LOGITS, **sampling: Any) -> torch.Tensor:
     """Frequencies [vocab_size] of `count` draws at as many positions."""
     seq = sequence(**({"temperature": 1.0} | sampling))
-    rows = [SampleRow(seq, position) for position in range(count)]
-    tokens = SAMPLER.sample(torch.tensor([logits]).repeat(count, 1), rows)
-    drawn = torch.tensor([token.token_id for token in tokens])
+    drawn = torch.tensor([t.token_id for t in draw_at(seq, count, torch.tensor([logits]))])
     return torch.bincount(drawn, minlength=VOCAB_SIZE) / count
 
 
@@ -130,7 +160,6 @@ def test_filters_keep_the_likeliest_and_renormalize(
 @pytest.mark.parametrize("top_k", [0, 150, 400])
 def test_a_nucleus_of_many_tokens_is_cut_where_a_full_sort_would(top_k: int) -> None:
     torch.manual_seed(2)
-    sampler = Sampler(500, (), reference.sample)
     logits = torch.randn(1, 500) * 0.5
     ranked, order = logits[0].softmax(-1).sort(descending=True)
     if top_k:
@@ -138,8 +167,7 @@ def test_a_nucleus_of_many_tokens_is_cut_where_a_full_sort_would(top_k: int) -> 
     num_kept = int((ranked.cumsum(0) - ranked < 0.8 * ranked.sum()).sum())
     assert num_kept > 50
     seq = sequence(temperature=1.0, top_p=0.8, top_k=top_k)
-    rows = [SampleRow(seq, position) for position in range(3000)]
-    drawn = {token.token_id for token in sampler.sample(logits.repeat(3000, 1), rows)}
+    drawn = {token.token_id for token in draw_at(seq, 3000, logits)}
     assert drawn <= set(order[:num_kept].tolist())
     assert len(drawn) > 0.9 * num_kept
 
@@ -153,10 +181,8 @@ def test_rounding_noise_does_not_reorder_the_candidates() -> None:
     torch.manual_seed(0)
     logits = torch.zeros(1000)
     noisy = logits + 1e-6 * torch.randn(1000)
-    sampler = Sampler(1000, (), reference.sample)
-    rows = [SampleRow(sequence(temperature=1.0), position) for position in range(200)]
-    first = sampler.sample(logits.repeat(200, 1), rows)
-    second = sampler.sample(noisy.repeat(200, 1), rows)
+    first = draw_at(sequence(temperature=1.0), 200, logits.unsqueeze(0))
+    second = draw_at(sequence(temperature=1.0), 200, noisy.unsqueeze(0))
     assert sum(a == b for a, b in zip(first, second, strict=True)) >= 198
 
 
@@ -227,5 +253,78 @@ def test_logits_that_are_not_finite_give_an_error_and_no_token(
         sample(sequence(temperature=temperature), logits=[*LOGITS[:4], bad, *LOGITS[5:]])
 
 
-def test_no_rows_give_no_tokens() -> None:
-    assert SAMPLER.sample(torch.empty(0, VOCAB_SIZE), []) == []
+def adjusting() -> list[dict[str, Any]]:
+    return [
+        {"frequency_penalty": 0.9},
+        {"presence_penalty": 0.9},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": {3: -2.0, 7: 5.0}},
+        {"frequency_penalty": 0.9, "logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.2, "presence_penalty": 1.0, "frequency_penalty": -0.3},
+        {},
+    ]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3])
+def test_a_pending_token_counts_as_it_would_if_it_were_known(min_tokens: int) -> None:
+    """Whatever it is: new, one of the prompt, one of the answer, biased, held back."""
+    torch.manual_seed(5)
+    known, pending, drawn = [], [], {}
+    for params in adjusting():
+        for generated in ([], [3], [3, 5, 5], [1, 2, 1]):
+            for token_id in range(VOCAB_SIZE):
+                pair = [
+                    sequence(prompt=[0, 7], generated=[*generated, last], logprobs=1, **params)
+                    for last in (token_id, PENDING)
+                ]
+                for seq in pair:
+                    seq.stop = StopConditions(max_tokens=99, min_tokens=min_tokens)
+                drawn[len(pending)] = token_id
+                known.append(pair[0])
+                pending.append(pair[1])
+    logits = torch.randn(len(known), VOCAB_SIZE) * 1.5
+    tokens = [
+        run_sampler([Chunk(seq, 0, 1, True) for seq in seqs], logits, drawn)
+        for seqs in (known, pending)
+    ]
+    assert tokens[0] == tokens[1]
+    unadjusted = logits.argmax(-1).tolist()
+    assert sum(t.token_id != u for t, u in zip(tokens[0], unadjusted, strict=True)) > 50
+
+
+def test_rows_with_and_without_a_pending_token_may_stand_together() -> None:
+    seqs = [
+        sequence(generated=[PENDING], presence_penalty=2.0),
+        sequence(generated=[3], presence_penalty=2.0),
+        sequence(generated=[PENDING]),
+        sequence(generated=[3, PENDING], frequency_penalty=0.3),
+        sequence(generated=[PENDING], logit_bias={1: 50.0}),
+        sequence(generated=[3, PENDING], frequency_penalty=0.3),
+    ]
+    rows = [Chunk(seq, 1, 2, True) for seq in seqs]
+    tokens = run_sampler(rows, torch.tensor([LOGITS] * len(seqs)), {0: 3, 2: 3, 3: 3, 4: 1, 5: 5})
+    # The last two: 3 twice costs 0.6 and 5 wins; once costs 0.3, and so does 5.
+    assert [token.token_id for token in tokens] == [5, 5, 3, 5, 1, 3]
+
+
+def test_a_pending_token_that_could_not_be_drawn_counts_for_nothing() -> None:
+    seq = sequence(generated=[3, PENDING], frequency_penalty=0.3, presence_penalty=0.1)
+    rows = [Chunk(seq, 2, 3, True)]
+    [token] = run_sampler(rows, torch.tensor([LOGITS]), {0: NO_TOKEN})
+    assert token.token_id == 3
+
+
+def test_a_row_that_does_not_ask_for_logprobs_gets_none_next_to_one_that_does() -> None:
+    few, none, many = sample(sequence(logprobs=1), sequence(), sequence(logprobs=40))
+    assert few.logprobs is not None and len(few.logprobs.top) == 1
+    assert none.logprobs is None
+    assert many.logprobs is not None and len(many.logprobs.top) == VOCAB_SIZE
+
+
+def test_a_token_held_back_for_its_number_is_free_once_it_is_reached() -> None:
+    held, free = sequence(generated=[1]), sequence(generated=[1, 1])
+    for seq in (held, free):
+        seq.stop = StopConditions(max_tokens=99, min_tokens=2, stop_token_ids=[3])
+    rows = [Chunk(held, 1, 2, True), Chunk(free, 2, 3, True)]
+    tokens = run_sampler(rows, torch.tensor([LOGITS] * 2))
+    assert [token.token_id for token in tokens] == [5, 3]

@@ -6,13 +6,15 @@ from tandem.engine.block_pool import BlockPool
 from tandem.engine.config import EngineConfig
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, Sequence, SequenceStatus
+from tandem.engine.step_cost import StepCost
 
 BLOCK_SIZE = 4
 
 
 def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
     engine_config = EngineConfig(block_size=BLOCK_SIZE, **config)
-    return Scheduler(engine_config, BlockPool(num_blocks, BLOCK_SIZE))
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    return Scheduler(engine_config, pool, StepCost(max_step_s=3600))
 
 
 def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
@@ -21,13 +23,27 @@ def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
 
 def step(scheduler: Scheduler, token_id: int = 7) -> list[tuple[str, int, int]]:
     """Schedule, and pretend that every chunk was computed and sampled `token_id`."""
-    chunks = scheduler.schedule()
-    for seq, _, end, samples in chunks:
-        scheduler.advance(seq, end)
-        if samples:
-            seq.token_ids.append(token_id)
-    scheduler.check_invariants()
+    chunks = launch(scheduler)
+    collect(scheduler, chunks, token_id)
     return spans(chunks)
+
+
+def launch(scheduler: Scheduler) -> list[Chunk]:
+    chunks = scheduler.schedule()
+    assert chunks is not None
+    if chunks:
+        scheduler.launched(chunks)
+    scheduler.check_invariants()
+    return chunks
+
+
+def collect(scheduler: Scheduler, chunks: list[Chunk], token_id: int = 7) -> None:
+    if chunks:
+        scheduler.collected(chunks)
+    for seq, _, end, samples in chunks:
+        if samples:
+            seq.token_ids[end : end + 1] = [token_id]
+    scheduler.check_invariants()
 
 
 def prompt(num_tokens: int, first: int = 100) -> list[int]:

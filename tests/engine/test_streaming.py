@@ -68,7 +68,7 @@ def test_each_prompt_of_a_step_hears_of_its_own_groups_only(
         prompt = list(range(100 * num_groups, 100 * num_groups + 9))
         seq = fake.make_seq(name, prompt, 1, prefill_only=True, num_layer_groups=num_groups)
         harness.engine.add(seq)
-    harness.step()
+    harness.run()
     assert harness.runner.asked_for_layers == [(1, 2, 3, 4, 5)]
     assert [heard(each) for each in news] == [
         [("six", 9, 1)],
@@ -118,6 +118,38 @@ def test_a_step_that_fails_after_its_news_ends_the_sequence_with_an_error(
     assert isinstance(harness.finished["r"].error, InternalError)
     assert harness.engine.block_pool.num_held == 3  # a transfer may be reading them
     assert "device lost" in caplog.text
+
+
+def test_news_of_a_step_waits_for_the_outputs_of_the_one_before(
+    fake: SimpleNamespace, news: list[list[LayerProgress]]
+) -> None:
+    harness = fake.make_harness(max_num_batched_tokens=16)
+    harness.engine.on_layers = news.append
+    seq = fake.make_seq("r", list(range(20)), 1, prefill_only=True, num_layer_groups=2)
+    harness.engine.add(seq)
+    harness.engine.launch()
+    assert len(harness.runner.asked_for_layers) == fake.overlap
+    assert news == []
+    (first,) = harness.engine.collect()
+    assert first.num_computed_tokens == 16 and news == []
+    harness.engine.launch()
+    assert [heard(each) for each in news] == [[("r", 20, 3)]]
+    harness.run()
+    assert len(news) == 1
+
+
+def test_nothing_is_announced_of_a_prompt_that_is_gone(
+    fake: SimpleNamespace, news: list[list[LayerProgress]]
+) -> None:
+    harness = fake.make_harness(max_num_batched_tokens=16)
+    harness.engine.on_layers = news.append
+    harness.engine.add(
+        fake.make_seq("r", list(range(20)), 1, prefill_only=True, num_layer_groups=2)
+    )
+    harness.step()
+    harness.engine.abort("r")
+    harness.run()
+    assert news == []
 
 
 # ---- with a model ---------------------------------------------------------------------------
@@ -235,9 +267,9 @@ def test_layers_are_announced_before_their_attention_is_computed(model: Path) ->
     calls: list[str] = []
 
     def noted(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: object) -> None:
+        def call(*args: object, **options: object) -> None:
             calls.append(name)
-            kernel(*args)
+            kernel(*args, **options)
 
         return call
 

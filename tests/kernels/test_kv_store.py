@@ -200,3 +200,23 @@ def test_every_candidate_stores_the_same(device: str) -> None:
     for config in kv_store.candidates(*heads, 128, 2):
         q_out, pool = step.run(kv_store.store_qkv, config=config)
         assert torch.equal(q_out, expected[0]) and torch.equal(pool, expected[1])
+
+
+def test_queries_may_be_wider_than_the_pool() -> None:
+    step = make_step([5, -1, 8], dtype=torch.bfloat16)
+    wide = make_step([5, -1, 8], dtype=torch.bfloat16)
+    wide.qkv, wide.qk_norm = step.qkv.float(), step.qk_norm.float()
+    q_out, pool = wide.run(reference.store_qkv)
+    assert q_out.dtype == torch.float32 and pool.dtype == torch.bfloat16
+    expected_q, expected_pool = step.run(reference.store_qkv)
+    assert torch.equal(q_out.bfloat16(), expected_q) and torch.equal(pool, expected_pool)
+
+
+def test_a_plan_serves_every_layer() -> None:
+    step = make_step([4, -1, 9])
+    block_size = step.pool.shape[4]
+    plan = reference.plan_store(step.rope_table, step.positions, step.slots, block_size)
+    expected = step.run(reference.store_qkv)
+    for _ in range(2):
+        q_out, pool = step.run(reference.store_qkv, plan=plan)
+        assert torch.equal(q_out, expected[0]) and torch.equal(pool, expected[1])

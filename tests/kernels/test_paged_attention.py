@@ -194,6 +194,25 @@ def test_lengths_far_apart_go_together(attend: Attend, make_paged) -> None:
     check(attend, paged, num_heads=2)
 
 
+@pytest.mark.parametrize("lens", [[40], [40, 33], [3, 350, 0, 97, 1], [0, 7]])
+def test_the_twin_reads_a_narrower_pool_and_keeps_a_plan(make_paged, lens: list[int]) -> None:
+    paged = make_padded(make_paged, lens, dtype=torch.bfloat16)
+    q = torch.randn(len(lens), 4, paged.kv_cache.shape[-1])
+    arguments = paged.kv_cache, paged.block_tables, paged.context_lens
+    plan = reference.plan_decode(*arguments, q.shape[1] // paged.kv_cache.shape[2])
+    planned, alone = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
+    for _ in range(2):
+        reference.paged_decode_attention(q, *arguments, SCALE, planned, plan=plan)
+    reference.paged_decode_attention(q, *arguments, SCALE, alone)
+    assert torch.equal(planned, alone)
+    for row, length in enumerate(lens):
+        expected = torch.zeros_like(q[row : row + 1])
+        if length:
+            keys, values = paged.keys[row].float(), paged.values[row].float()
+            expected = attend_densely(q[row : row + 1], keys, values)
+        torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=2e-5)
+
+
 def test_more_sequences_than_are_planned_at_a_time(make_paged) -> None:
     lens = [1 + i % 3 for i in range(255)] + [40, 0, 35, 2]
     paged = make_padded(make_paged, lens, num_kv_heads=1)

@@ -1,49 +1,103 @@
-"""A whole model on the Triton kernels answers as on their twins."""
+"""A whole model on the Triton kernels answers as on their twins, padded and ahead as well."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from step_doubles import CallAgain, Pipeline
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sampler import SampledToken
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions
 
 
-def test_kernels_and_twins_answer_alike(tmp_path: Path) -> None:
-    write_random_model(tmp_path, num_layers=1, hidden_size=32)
-    answers = []
-    for kernels in ("torch", "triton"):
-        config = EngineConfig(
-            model=str(tmp_path), kernels=kernels, dtype="float32", num_blocks=32, threads=1
-        )
-        runner = ModelRunner(config)
-        runner.kv_cache.tensor.fill_(float("nan"))
-        answers.append(answer(runner))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = write_random_model(
+        tmp_path_factory.mktemp("model"), num_layers=1, hidden_size=32
+    )
+    return folder
+
+
+def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -> ModelRunner:
+    config = EngineConfig(
+        model=str(folder),
+        kernels=kernels,
+        dtype="float32",
+        num_blocks=32,
+        max_model_len=64,
+        max_num_seqs=5,
+        threads=1,
+    )
+    runner = ModelRunner(config, recorder)
+    runner.kv_cache.tensor.fill_(float("nan"))
+    return runner
+
+
+def test_kernels_and_twins_answer_alike(folder: Path) -> None:
+    answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton")]
     assert answers[0] == answers[1]
     assert torch.tensor(answers[0]).unique().numel() > 2
 
 
 def answer(runner: ModelRunner) -> list[list[int]]:
     """Two prompts, the longer in two chunks, then four steps of both together."""
-    long, short = sequence(29, [7, 3, 9]), sequence(5, [12])
-    runner.run([Chunk(long, 0, 18, False)])
+    long, short = sequence(29, [7, 3, 9], 1), sequence(5, [12], 0)
+    runner.launch([Chunk(long, 0, 18, False)]).tokens()
     steps = [[Chunk(short, 0, 5, True), Chunk(long, 18, 29, True)]]
     for _ in range(4):
         chunks = steps.pop()
-        for chunk, token in zip(chunks, runner.run(chunks), strict=True):
+        for chunk, token in zip(chunks, runner.launch(chunks).tokens(), strict=True):
             chunk.seq.token_ids.append(token.token_id)
         steps.append([Chunk(s, s.num_tokens - 1, s.num_tokens, True) for s in (short, long)])
     return [long.token_ids[29:], short.token_ids[5:]]
 
 
-def sequence(num_tokens: int, block_table: list[int]) -> Sequence:
+def sequence(num_tokens: int, block_table: list[int], seat: int, **sampling: Any) -> Sequence:
     return Sequence(
         f"of {num_tokens}",
         [11 + 3 * index for index in range(num_tokens)],
         num_tokens,
-        SamplingParams(temperature=0),
+        SamplingParams(**({"temperature": 0} | sampling)),
         StopConditions(max_tokens=9),
         block_table=block_table,
+        seat=seat,
     )
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [{}, {}, {}],
+        [{"temperature": 0.9, "top_p": 0.9, "seed": 3}, {}, {"temperature": 1, "seed": 1}],
+        [{"frequency_penalty": 1.5, "logprobs": 2}, {"repetition_penalty": 1.7}, {}],
+    ],
+)
+def test_padded_steps_ahead_of_the_host_answer_as_plain_ones_do(
+    folder: Path, requests: list[dict[str, Any]]
+) -> None:
+    """On the kernels that a graph would hold; three sequences in a step of four."""
+    answers = []
+    for kernels, recorder, overlap in (
+        ("torch", None, False),
+        ("triton", None, True),
+        ("triton", CallAgain(), True),
+    ):
+        runner = make_runner(folder, kernels, recorder)
+        seqs = [
+            sequence(9 * index + 6, [3 * index, 3 * index + 1, 3 * index + 2], index + 1, **request)
+            for index, request in enumerate(requests)
+        ]
+        for seq in seqs:
+            seq.num_computed_tokens = seq.num_tokens - 1
+            runner.launch([Chunk(seq, 0, seq.num_computed_tokens, False)]).tokens()
+        answers.append(Pipeline(runner, overlap).generate(seqs, 4))
+    assert ids(answers[0]) == ids(answers[1]) == ids(answers[2])
+
+
+def ids(answer: list[list[SampledToken]]) -> list[list[int]]:
+    return [[token.token_id for token in tokens] for tokens in answer]

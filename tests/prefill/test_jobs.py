@@ -290,7 +290,7 @@ async def test_a_step_that_fails_is_settled_and_the_worker_goes_on(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.worker.engine.runner, "run", fail)
+        patch.setattr(stage.worker.engine.runner, "launch", fail)
         settled = await stage.settled(await stage.offer(fresh_prompt(21)))
     assert settled.num_completed == 0 and "engine failed" in settled.error
     assert await stage.text(await stage.offer(fresh_prompt(21))) == stage.undisturbed(

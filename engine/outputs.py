@@ -1,0 +1,82 @@
+"""What the engine tells of its sequences, its blocks and its load."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tandem.engine.scheduler import Scheduler
+from tandem.runtime.errors import TandemError
+from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprobs
+
+
+class SequenceOutput(msgspec.Struct):
+    """What one step did for one sequence. The output with a `finish_reason` is its last.
+
+    A Struct, though it crosses no wire: hundreds are made per step, at a quarter of the cost.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None  # one per token id, if asked for
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0  # positions below have K/V; grows with each chunk of a prompt
+    error: TandemError | None = None  # with finish_reason "error"
+
+
+@dataclass(slots=True, frozen=True)
+class Reservation:
+    """Blocks that a remote prefill fills. They are the engine's until the handoff has ended."""
+
+    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id)
+    cached_ordinals: list[int]  # blocks of the prompt that are here already
+    num_cached_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class LoadStats:
+    """The engine's load at one moment. Blocks held are those not free, cached or quarantined."""
+
+    num_running: int
+    num_waiting: int
+    num_remote: int  # waiting for a remote prefill
+    num_waiting_tokens: int  # known tokens that no step has computed yet
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_quarantined_blocks: int
+    num_preemptions: int  # since the start
+
+    def report(self, instance_id: str, epoch: str, role: Role) -> LoadReport:
+        """What others are told of it; who waits for a remote prefill waits."""
+        return LoadReport(
+            instance_id=instance_id,
+            epoch=epoch,
+            role=role,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting + self.num_remote,
+            num_waiting_tokens=self.num_waiting_tokens,
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=self.num_cached_blocks,
+        )
+
+
+def load_of(scheduler: Scheduler) -> LoadStats:
+    """The load of the engine that `scheduler` belongs to."""
+    pool = scheduler.pool
+    num_waiting_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
+    for seq in scheduler.running.values():
+        num_waiting_tokens += seq.num_known_tokens - seq.num_computed_tokens
+    return LoadStats(
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        num_remote=len(scheduler.remote),
+        num_waiting_tokens=num_waiting_tokens,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_cached_blocks=pool.num_cached,
+        num_quarantined_blocks=pool.num_quarantined,
+        num_preemptions=scheduler.num_preemptions,
+    )

@@ -1,0 +1,189 @@
+"""Long random days of an engine whose pool is much too small, with launched steps at any stage."""
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from tandem.engine.sequence import Sequence, SequenceStatus
+from tandem.runtime.messages import StopConditions
+
+NUM_EVENTS = 150
+
+
+class Storm:
+    """One engine, one seed: an event at a time, and what each sequence must say in the end."""
+
+    def __init__(self, fake: SimpleNamespace, seed: int) -> None:
+        self.fake = fake
+        self.rng = random.Random(seed)
+        self.harness = fake.make_harness(
+            num_blocks=self.rng.choice((9, 12, 16)),
+            max_num_seqs=self.rng.choice((2, 4, 6)),
+            max_num_batched_tokens=self.rng.choice((6, 12, 40)),
+            prefill_chunk_tokens=self.rng.choice((3, 7)),
+            max_model_len=36,
+        )
+        self.engine, self.runner = self.harness.engine, self.harness.runner
+        self.seqs: dict[str, Sequence] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.aborted: set[str] = set()
+        self.quarantined: list[list[int]] = []
+        self.num_waits = 0  # times that a launched step had to be collected first
+
+        schedule = self.engine.scheduler.schedule
+
+        def watched() -> object:
+            chunks = schedule()
+            self.num_waits += chunks is None
+            return chunks
+
+        self.engine.scheduler.schedule = watched
+
+    def sequence(self, *, prefill_only: bool = False) -> Sequence:
+        rng, name = self.rng, f"r{len(self.seqs)}"
+        tokens = [rng.randrange(2) for _ in range(rng.randint(1, 16))]
+        max_tokens = 1 if prefill_only else rng.randint(1, 20)
+        seq = self.fake.make_seq(name, tokens, max_tokens, prefill_only=prefill_only)
+        text = self.fake.undisturbed(seq)
+        if not prefill_only and rng.random() < 0.5:
+            stop = StopConditions(max_tokens=max_tokens, stop_token_ids=[rng.choice(text)])
+            seq = self.fake.make_seq(name, tokens, stop=stop)
+        self.seqs[name] = seq
+        self.expected[name] = self.fake.undisturbed(seq)
+        return seq
+
+    def add(self) -> None:
+        self.engine.add(self.sequence(prefill_only=self.rng.random() < 0.2))
+
+    def reserve(self) -> None:
+        seq = self.sequence()
+        if self.engine.reserve(seq) is None:
+            self.engine.add(seq)
+
+    def a_remote_one(self) -> Sequence | None:
+        remote = list(self.engine.scheduler.remote.values())
+        return self.rng.choice(remote) if remote else None
+
+    def first_token(self, seq: Sequence) -> SimpleNamespace:
+        text = self.expected[seq.request_id] or seq.stop.stop_token_ids
+        return self.fake.FakeToken(text[0])
+
+    def admit(self) -> None:
+        if (seq := self.a_remote_one()) is not None:
+            num_cached = seq.num_reserved_cached_blocks * self.runner.block_size
+            self.runner.fill(seq, num_cached, seq.num_prompt_tokens)
+            self.harness.take([self.engine.admit(seq.request_id, self.first_token(seq))])
+
+    def give_up(self) -> None:
+        if (seq := self.a_remote_one()) is not None:
+            quarantined = self.rng.random() < 0.5
+            if quarantined:
+                self.quarantined.append(seq.block_table[seq.num_reserved_cached_blocks :])
+            first = self.first_token(seq) if self.expected[seq.request_id] else None
+            output = self.engine.prefill_locally(
+                seq.request_id, quarantined=quarantined, first=first
+            )
+            if output is not None:
+                self.harness.take([output])
+
+    def writes_land(self) -> None:
+        fills = [
+            seq.block_table[seq.num_reserved_cached_blocks :]
+            for seq in self.engine.scheduler.remote.values()
+        ]
+        for block_id in (i for fill in [*fills, *self.quarantined] for i in fill):
+            start = block_id * self.runner.block_size
+            self.runner.slots[start : start + self.runner.block_size] = [0] * self.runner.block_size
+
+    def writes_have_settled(self) -> None:
+        if self.quarantined:
+            self.engine.release_quarantined(self.quarantined.pop())
+
+    def abort(self) -> None:
+        if self.seqs:
+            name = self.rng.choice(list(self.seqs))
+            is_remote = self.seqs[name].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
+            self.aborted.add(name)
+            if is_remote:
+                num_cached = self.seqs[name].num_reserved_cached_blocks
+                self.quarantined.append(self.seqs[name].block_table[num_cached:])
+            self.engine.abort(name, quarantined=is_remote)
+
+    def release(self) -> None:
+        for name, seq in self.seqs.items():
+            if seq.prefill_only:
+                self.engine.release(name)
+
+    def fail_a_launch(self) -> None:
+        self.runner.fail_with = RuntimeError("injected")
+        self.engine.launch()
+        self.runner.fail_with = None
+
+    def fail_a_step(self) -> None:
+        self.runner.fail_later_with = RuntimeError("injected")
+        self.engine.launch()
+        self.runner.fail_later_with = None
+
+    def collect(self) -> None:
+        self.harness.take(self.engine.collect())
+
+    def events(self) -> dict[Callable[[], None], int]:
+        """What may happen, and how often."""
+        return {
+            self.harness.step: 40,
+            self.engine.launch: 8,
+            self.collect: 8,
+            self.runner.catch_up: 8,
+            self.add: 14,
+            self.reserve: 4,
+            self.admit: 4,
+            self.give_up: 1,
+            self.writes_land: 3,
+            self.writes_have_settled: 2,
+            self.abort: 2,
+            self.release: 6,
+            self.fail_a_launch: 1,
+            self.fail_a_step: 1,
+        }
+
+    def run(self) -> None:
+        events = self.events()
+        for event in self.rng.choices(list(events), list(events.values()), k=NUM_EVENTS):
+            event()
+            self.engine.check_invariants()
+        while self.quarantined:
+            self.writes_have_settled()
+        while self.a_remote_one() is not None:
+            self.admit()
+        self.release()
+        while self.engine.has_work:
+            self.harness.run()
+            self.release()
+
+    def check_texts(self) -> None:
+        for name, text in self.expected.items():
+            said, last = self.harness.texts.get(name, []), self.harness.finished.get(name)
+            assert said == text[: len(said)]
+            if last is None:
+                assert name in self.aborted
+            elif last.error is None:
+                assert said == text
+        self.harness.assert_all_free()
+
+
+def test_every_text_is_right_after_any_storm(
+    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    num_preemptions = num_waits = num_overlapped = 0
+    for seed in range(120):
+        storm = Storm(fake, seed)
+        storm.run()
+        storm.check_texts()
+        num_preemptions += storm.engine.scheduler.num_preemptions
+        num_waits += storm.num_waits
+        num_overlapped += storm.runner.num_overlapped
+    assert num_preemptions > 200
+    assert (num_waits > 200) == (num_overlapped > 2000) == fake.overlap
