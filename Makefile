@@ -2,6 +2,7 @@
 # make test     run the tests          make check    formatter, linter, types
 # make install  set up only            make clean    remove what these made
 # make bench-kernels   test and measure the kernels on this machine's GPU; installs nothing
+# make bench-engine    measure the engine on this machine's GPU; installs nothing
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +19,7 @@ ROOMS := bench decode engine frontend kernels launch models prefill queue router
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
-.PHONY: serve test check install install-dev typing-links bench-kernels clean
+.PHONY: serve test check install install-dev typing-links bench-kernels bench-engine clean
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
@@ -28,7 +29,7 @@ serve: $(READY)
 # two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
 # none may claim every core for itself
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .
@@ -36,9 +37,9 @@ check: $(READY_DEV) typing-links
 	$(BIN)/mypy
 
 # with the python of $(VENV) where there is one, else with what the machine has
-bench-kernels: typing-links
+bench-kernels bench-engine: bench-%: typing-links
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
-		$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tandem.bench.kernels \
+		$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tandem.bench.$* \
 		$(if $(COMMIT),--commit $(COMMIT)) $(BENCH_ARGS)
 
 install: $(READY)

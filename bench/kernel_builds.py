@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -129,13 +129,16 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
         yield read_build(case, ", ".join(configs), built)
 
 
-def build_all(env: Mapping[str, str] | None = None) -> list[KernelBuild]:
-    """Every build, by processes of their own, of which `env` is the environment."""
+def build_all(
+    architectures: Sequence[int] = ARCHITECTURES, env: Mapping[str, str] | None = None
+) -> list[KernelBuild]:
+    """Every build for these chips, by processes of their own, whose environment is `env`."""
     env = {**(os.environ if env is None else env)}
     env.pop("TRITON_INTERPRET", None)
 
     def run(share: int) -> list[list[KernelBuild]]:
         command = [sys.executable, "-m", "tandem.bench.kernel_builds", "--share", str(share)]
+        command += [f"--arch={arch}" for arch in architectures]
         done = subprocess.run(command, env=env, capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode()[-4000:])
@@ -147,8 +150,8 @@ def build_all(env: Mapping[str, str] | None = None) -> list[KernelBuild]:
         return [built for turn in in_turns for builds in turn for built in builds]
 
 
-def _build_share(share: int) -> list[list[KernelBuild]]:
-    jobs = ((arch, case) for arch in ARCHITECTURES for case in build_cases(arch))
+def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+    jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
     return [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
 
 
@@ -242,9 +245,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tandem.bench.kernel_builds")
     parser.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--arch", type=int, action="append", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.share is not None:
-        sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share)))
+        sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
         return 0
     builds = build_all()
     console = Console(width=None if sys.stdout.isatty() else FILE_COLUMNS)

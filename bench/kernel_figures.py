@@ -1,4 +1,4 @@
-"""What a kernel's time is worth: against the ceilings of the same run, and against its target."""
+"""What a time is worth: against the ceilings of the same run, and against its target."""
 
 import re
 import statistics
@@ -9,11 +9,14 @@ from typing import Literal
 import msgspec
 
 Rate = Literal["matmul", "copy", "read"]
-Unit = Literal["TFLOP/s", "TB/s", "us", "passes", "x"]
+Unit = Literal["TFLOP/s", "TB/s", "GB/s", "1/s", "us", "ms", "s", "%", "passes", "x"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# The kernels' time over the floor, or a rate under the ceiling.
-_HIGHER_IS_BETTER = {"TFLOP/s": True, "TB/s": True, "x": True, "us": False, "passes": False}
+_HIGHER_IS_BETTER = {
+    **dict.fromkeys(("TFLOP/s", "TB/s", "GB/s", "1/s", "x"), True),
+    **dict.fromkeys(("us", "ms", "s", "%", "passes"), False),
+}
+_PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}  # units of time
 _HEADINGS = ("figure", "value", "unit", "limit", "ratio", "target", "stretch", "status", "error")
 _BUILD_HEADINGS = (
     "figure",
@@ -52,21 +55,43 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     constants: dict[str, str]  # tile sizes and other options that it is built with
 
 
+class KernelShare(msgspec.Struct, frozen=True):
+    """A kernel's part of the time that the device was busy, as a profile shows it."""
+
+    kernel: str
+    num_calls: float  # per step
+    ms: float  # per step
+    share: float
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """Where the time of a step goes, longest first; of what is not listed only the sum is kept."""
+
+    num_steps: int
+    step_ms: float  # of the device's time per step, while it was profiled
+    idle_share: float | None  # of that, in which no kernel ran
+    kernels: tuple[KernelShare, ...]
+    others_ms: float
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section found out about one call; no `seconds` where it failed."""
+    """What a section found out about one call; no `seconds` or `values` where it failed."""
 
     name: str
     label: str
     unit: Unit
-    work: float  # of one call: operations for TFLOP/s, else bytes
+    work: float = 0.0  # of one call: operations for TFLOP/s and where matmul bounds it, else bytes
     rate: Rate | None = None  # the ceiling that bounds it
     seconds: tuple[float, ...] = ()  # of one call, per round
+    values: tuple[float, ...] = ()  # per round in its unit, of what is no time of `work`
+    limit: float | None = None  # in its unit, where it is known without a ceiling
     goal: Goal | None = None
     relative_error: float | None = None
     error_bound: float | None = None
     timed_by: str = ""
     builds: tuple[Build, ...] = ()
     note: str = ""
+    profile: Profile | None = None
     failure: str = ""
     unavailable: str = ""  # why not here: of a library that is only compared with
 
@@ -93,16 +118,19 @@ def to_figure(measurement: Measurement, ceilings: Mapping[Rate, float], *, is_dr
     samples = _in_unit(measurement, ceiling)
     value = statistics.median(samples) if samples else None
     middle_s = statistics.median(measurement.seconds) if measurement.seconds else None
-    share = measurement.work / ceiling / middle_s if ceiling and middle_s else None
+    limit = measurement.limit if measurement.limit is not None else _limit(measurement, ceiling)
+    share = None
+    if value and limit:
+        share = value / limit if _HIGHER_IS_BETTER[measurement.unit] else limit / value
     return Figure(
         name=measurement.name,
         label=measurement.label,
         unit=measurement.unit,
         value=value,
         samples=samples,
-        limit=_limit(measurement, ceiling),
+        limit=limit,
         share=share,
-        achieved_per_s=measurement.work / middle_s if middle_s else None,
+        achieved_per_s=measurement.work / middle_s if measurement.work and middle_s else None,
         goal=measurement.goal,
         status=status(measurement.goal, measurement.unit, value, share, is_dry=is_dry)
         if not measurement.failure
@@ -201,23 +229,25 @@ def results_path(gpu_name: str | None, file_name: str) -> Path:
 
 def _in_unit(measurement: Measurement, ceiling: float | None) -> tuple[float, ...]:
     work = measurement.work
+    if measurement.values:
+        return measurement.values
     match measurement.unit:
         case "TFLOP/s" | "TB/s":
             return tuple(work / one / 1e12 for one in measurement.seconds)
-        case "us":
-            return tuple(one * 1e6 for one in measurement.seconds)
+        case "us" | "ms" | "s":
+            return tuple(one * _PER_SECOND[measurement.unit] for one in measurement.seconds)
         case "passes":
             return tuple(one * ceiling / work for one in measurement.seconds if ceiling)
-        case "x":
-            raise AssertionError("no measurement is a ratio")
+        case _:
+            return ()
 
 
 def _limit(measurement: Measurement, ceiling: float | None) -> float | None:
-    if ceiling is None:
+    if ceiling is None or not measurement.work:
         return None
     match measurement.unit:
-        case "us":
-            return measurement.work / ceiling * 1e6
+        case "us" | "ms" | "s":
+            return measurement.work / ceiling * _PER_SECOND[measurement.unit]
         case "passes":
             return 1.0
         case _:
@@ -229,10 +259,11 @@ def _cells(figure: Figure) -> tuple[str, ...]:
     target = stretch = ""
     error = figure.measurement.relative_error if figure.measurement else None
     if goal is not None:
-        form = "{} {:.0%}" if goal.of == "share" else "{} {:g}"
-        better = ">=" if goal.of == "share" else better
-        target = form.format(better, goal.target)
-        stretch = "" if goal.stretch is None else form.format(better, goal.stretch)
+        is_share = goal.of == "share"
+        form, scale = ("{} {:.4g}%", 100) if is_share else ("{} {:g}", 1)
+        better = ">=" if is_share else better
+        target = form.format(better, goal.target * scale)
+        stretch = "" if goal.stretch is None else form.format(better, goal.stretch * scale)
     return (
         figure.label,
         _number(figure.value),

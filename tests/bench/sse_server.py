@@ -120,8 +120,8 @@ async def answer_with_timeline(exchange: Exchange) -> None:
 
 
 @asynccontextmanager
-async def serving(answer: Answer = answer_in_full) -> AsyncIterator[SseServer]:
-    """A server on a free loopback port; leaving closes every connection."""
+async def serving(answer: Answer = answer_in_full, port: int = 0) -> AsyncIterator[SseServer]:
+    """A server on this loopback port, by default a free one; leaving closes every connection."""
     writers: set[asyncio.StreamWriter] = set()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -141,7 +141,7 @@ async def serving(answer: Answer = answer_in_full) -> AsyncIterator[SseServer]:
             tasks.discard(task)
             writer.close()
 
-    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    listener = await asyncio.start_server(connected, "127.0.0.1", port)
     port = listener.sockets[0].getsockname()[1]
     server = SseServer(f"http://127.0.0.1:{port}")
     try:

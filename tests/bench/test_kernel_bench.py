@@ -17,7 +17,8 @@ from tandem.bench.kernel_figures import (
     to_figure,
 )
 from tandem.bench.kernel_timing import Call, Setting, setting_for
-from tandem.bench.kernels import SECTIONS, against_torch, best_rates, main
+from tandem.bench.kernels import SECTIONS, against_torch, main
+from tandem.bench.sections import best_rates
 
 CEILINGS = {"matmul": 800e12, "read": 4e12, "copy": 4e12}
 

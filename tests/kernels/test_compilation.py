@@ -1,4 +1,4 @@
-"""Every kernel that serving can pick, built for three chips that need not be here."""
+"""Every kernel that serving can pick, built for a chip that need not be here."""
 
 import os
 import re
@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import triton
 
-from tandem.bench.kernel_builds import ARCHITECTURES, DOCUMENT, KernelBuild, build_all, document
+from tandem.bench.kernel_builds import DOCUMENT, KernelBuild, build_all, render
 
 ROOT = DOCUMENT.parent.parent
+ARCH = 90  # of the three that the command builds for: each takes a core for a minute
 pytestmark = pytest.mark.timeout(300)  # the first test waits for all builds
 PINNED = re.search(r"^triton==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
@@ -28,7 +29,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def builds(environment: dict[str, str]) -> list[KernelBuild]:
     if PINNED is None or triton.__version__ != PINNED[1]:
         pytest.skip("another compiler than constraints.txt names makes other builds")
-    return build_all(env=environment)
+    return build_all([ARCH], environment)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +49,17 @@ def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_every_kernel_is_built_for_every_chip(builds: list[KernelBuild]) -> None:
-    for arch in ARCHITECTURES:
-        expected = {
-            name
-            for path in (ROOT / "kernels").glob("*.py")
-            if arch == 90 or "hopper" not in path.stem
-            for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
-        }
-        assert {built.kernel for built in builds if built.arch == arch} == expected
+def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
+    expected = {
+        name
+        for path in (ROOT / "kernels").glob("*.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
+    }
+    assert {built.kernel for built in builds} == expected
 
 
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == document(builds), (
+    assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
         "run python -m tandem.bench.kernel_builds --write"
     )
 

@@ -1,0 +1,35 @@
+"""The least that a step must move or compute."""
+
+import torch
+
+from tandem.engine.model_config import ModelConfig
+
+
+def linear_params(model: ModelConfig) -> int:
+    """Weights of all matrices that every token passes, without the head."""
+    heads = model.num_heads + 2 * model.num_kv_heads
+    attention = model.hidden_size * model.head_dim * (heads + model.num_heads)
+    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def kv_bytes_per_token(model: ModelConfig) -> int:
+    """Keys and values of one position in all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _item_bytes(model)
+
+
+def decode_bytes(model: ModelConfig, num_context_tokens: float) -> float:
+    """What a decode step reads: every matrix and the head once, and the K/V of all contexts."""
+    params = linear_params(model) + model.hidden_size * model.vocab_size
+    return params * _item_bytes(model) + num_context_tokens * kv_bytes_per_token(model)
+
+
+def prefill_flops(model: ModelConfig, num_tokens: int) -> float:
+    """Operations of a whole prompt: its matrices, causal attention, the head for its last token."""
+    matrices = 2.0 * linear_params(model) * num_tokens
+    pairs = num_tokens * (num_tokens + 1) / 2
+    attention = 4.0 * model.num_heads * model.head_dim * model.num_layers * pairs
+    return matrices + attention + 2.0 * model.hidden_size * model.vocab_size
+
+
+def _item_bytes(model: ModelConfig) -> int:
+    return int(getattr(torch, model.dtype).itemsize)
