@@ -29,7 +29,7 @@ serve: $(READY)
 # two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
 # none may claim every core for itself
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .

@@ -30,12 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "default:unclosed resource:ResourceWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest first: two run at a time, and the last should be short ones."""
-    folders = {name: rank for rank, name in enumerate(("soak", "e2e", "bench", "kernels"))}
-    items.sort(key=lambda item: folders.get(item.path.parent.name, len(folders)))
-
-
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that Tandem runs on."""
     return {"uvloop": uvloop.new_event_loop}
