@@ -1,7 +1,7 @@
 """Prometheus metrics of a decode worker."""
 
 from tandem.decode.requests import ActiveRequest
-from tandem.engine.engine import LoadStats
+from tandem.engine.outputs import LoadStats
 from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
 from tandem.runtime.timeline import Stage, course, intervals_ms
 

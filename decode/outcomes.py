@@ -9,8 +9,9 @@ from tandem.decode.admission import Decision, PrefillRate
 from tandem.decode.config import DisaggConfig
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
 from tandem.runtime.messages import FirstToken, Instance

@@ -20,8 +20,8 @@ from tandem.decode.outcomes import HandoffOutcomes, RemotePrefill
 from tandem.decode.peer_health import PeerHealth
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.verification import Verifier
-from tandem.engine.engine import Reservation
 from tandem.engine.loop import EngineLoop
+from tandem.engine.outputs import Reservation
 from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (

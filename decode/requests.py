@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tandem.decode.admission import Decision
-from tandem.engine.engine import SequenceOutput
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import Sequence
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError

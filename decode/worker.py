@@ -17,9 +17,10 @@ from tandem.decode.remote import RemotePrefills
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, LoadStats, SequenceOutput
+from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.sequence import Sequence
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id

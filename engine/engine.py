@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tandem.engine.model_config import ModelConfig
     from tandem.engine.sampler import SampledToken
 
-__all__ = ["Engine", "LoadStats", "Reservation", "Runner", "SequenceOutput", "Step"]
-
 
 class Step(Protocol):
     """A launched step: the device computes it, or has done so already."""

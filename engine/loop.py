@@ -9,7 +9,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.streaming import LayersListener
 from tandem.runtime.errors import UnavailableError
 

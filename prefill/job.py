@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tandem.engine.engine import SequenceOutput
 from tandem.engine.loop import EngineLoop
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import PrefixPuller

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job, JobTools, Step

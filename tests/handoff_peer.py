@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import Sequence
 from tandem.models.random_model import write_random_model
 from tandem.queue.config import QueueConfig

@@ -16,7 +16,7 @@ from services import eventually
 from tandem.decode.admission import Decision
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
-from tandem.engine.engine import LoadStats, SequenceOutput
+from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.sequence import Sequence
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext

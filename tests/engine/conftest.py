@@ -11,7 +11,8 @@ import pytest
 
 from tandem.engine.block_pool import BlockPool
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import PENDING, Chunk, OnLayers, Sequence
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.engine.engine import Engine, SequenceOutput
+from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import LayerProgress
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
 
