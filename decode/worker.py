@@ -18,7 +18,7 @@ from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop
+from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.sequence import Sequence
@@ -93,7 +93,7 @@ class DecodeWorker:
         self._folder = Path(engine.model)
         self._model_files = read_model_files(self._folder)
         self.state: Callable[[], str] = lambda: "serving"
-        self.engine = Engine(engine, ModelRunner(engine))
+        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs)
         self.node = Node(runtime, "decode", model_name, progress=lambda: self.loop.progress)
         self.metrics = DecodeMetrics(model_name)

@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -27,6 +28,17 @@ SWITCH_INTERVAL_S = 1e-4
 HAND_OVER_S = 1e-3
 # Walking the pool takes milliseconds: only once it has been quiet, never in a request's way.
 IDLE_CHECK_AFTER_S = 1.0
+
+
+def built_apart(build: Callable[[], T]) -> T:
+    """What `build` returns, or raises, on a thread that ends with it; blocks meanwhile.
+
+    A thread that computes with several others keeps them for as long as it lives. Were that the
+    caller's, libgomp would count more threads than cores and let the engine's sleep at every
+    barrier: a decode step took 31 ms that way and 22 without.
+    """
+    with ThreadPoolExecutor(1, "tandem-build") as builder:
+        return builder.submit(build).result()
 
 
 class EngineLoop:

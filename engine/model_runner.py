@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 # mallopt's parameters in glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
 
 
 class ModelRunner:
@@ -243,11 +244,14 @@ def _keep_freed_memory() -> None:
 
     A step allocates and frees the same megabytes again and again. Mapping them anew costs a page
     fault per 4 KiB: a sampling step of 64 rows of 4,096 took 2.5 ms that way and 0.5 ms without.
+    One arena, because the others, which threads get, give back what is above 64 MiB whatever the
+    thresholds say: 512 prompt tokens took 0.5 s on the engine thread and 0.37 s without.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 2**30)
         mallopt(M_TRIM_THRESHOLD, 2**30)
+        mallopt(M_ARENA_MAX, 1)
 
 
 def _device(name: str) -> torch.device:

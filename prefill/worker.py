@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop
+from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import LayerProgress, layer_boundaries
@@ -78,7 +78,7 @@ class PrefillWorker:
         self._model_name = model_name
         self._folder = Path(engine.model)
         self.state: Callable[[], str] = lambda: "serving"
-        self.engine = Engine(engine, ModelRunner(engine))
+        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs, on_layers=self._on_layers)
         self.node = Node(runtime, "prefill", model_name, progress=lambda: self.loop.progress)
         self.metrics = PrefillMetrics(model_name)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop
+from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.sequence import LayerProgress
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
@@ -314,3 +314,15 @@ async def test_commands_of_every_kind_are_right_while_a_step_runs(fake: SimpleNa
         assert await loop.call(lambda engine: engine.abort("long"))
     assert first.token_ids + outputs.text("remote") == expected
     assert outputs.text("fallen") == expected_locally
+
+
+def test_what_is_built_apart_leaves_no_thread_behind_and_raises_what_building_raised() -> None:
+    built_by = built_apart(threading.get_ident)
+    assert built_by != threading.get_ident()
+    assert built_by not in {thread.ident for thread in threading.enumerate()}
+
+    def fail() -> None:
+        raise NotFoundError("no such weights")
+
+    with pytest.raises(NotFoundError, match="no such weights"):
+        built_apart(fail)
