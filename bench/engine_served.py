@@ -24,8 +24,8 @@ from tandem.bench.metrics import Summary, summarize
 from tandem.bench.openai_wire import BodyBuilder
 from tandem.bench.served_stack import ServedStack, served
 from tandem.bench.workload import Seeds, SyntheticWorkload
-from tandem.launch.local_clusters import running_clusters
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.local_clusters import running_clusters
 
 POLICY = "disagg.policy"
 POLICIES = ("always_local", "always_remote", "threshold")

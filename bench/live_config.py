@@ -10,15 +10,15 @@ from typing import Any, Self
 import msgspec
 
 from tandem.launch.config import EffectiveConfig, load_config
-from tandem.launch.config_sources import Setting
+from tandem.launch.config_sources import Setting, from_cluster
 from tandem.launch.live_config import plain, require_live
-from tandem.launch.local_clusters import the_running_cluster
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, instances_prefix
 from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import the_running_cluster
 from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.request_plane import RequestClient
 
@@ -56,7 +56,7 @@ def cluster_config(etcd_endpoints: str | None, namespace: str | None) -> Runtime
     effective: EffectiveConfig = load_config(environment=os.environ).with_settings(settings)
     if effective.origin("runtime.etcd_endpoints") == "default":
         cluster = the_running_cluster()
-        effective = effective if cluster is None else effective.with_defaults(cluster.settings())
+        effective = effective if cluster is None else effective.with_defaults(from_cluster(cluster))
     return effective.config.runtime
 
 

@@ -11,11 +11,11 @@ import msgspec
 import psutil
 
 from tandem.bench.live_config import cluster_config
-from tandem.launch.local_clusters import LocalCluster, running_clusters
 from tandem.launch.processes import ChildProcess
 from tandem.runtime.discovery import instances_prefix
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, running_clusters
 from tandem.runtime.messages import Instance, Role
 
 START_TIMEOUT_S = 120.0

@@ -220,10 +220,14 @@ def _folder(parent: Path, name: str) -> Path:
     return path
 
 
-def results_json(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def results_json(
+    rounds: Sequence[Mapping[str, float]],
+    targets: Mapping[str, Target] = TARGETS,
+    how: Mapping[str, str] = HOW,
+) -> dict[str, Any]:
     """Medians, rounds and verdicts by figure."""
     figures: dict[str, Any] = {}
-    for name, target in TARGETS.items():
+    for name, target in targets.items():
         values = [figures_of_round[name] for figures_of_round in rounds]
         median = statistics.median(values)
         figures[name] = {
@@ -232,7 +236,7 @@ def results_json(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
             "rounds": values,
             "is_met": target.is_met_by(median),
         }
-    return {"how": dict(HOW), "figures": figures}
+    return {"how": dict(how), "figures": figures}
 
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:

@@ -3,16 +3,20 @@
 import asyncio
 import time
 from collections import deque
+from pathlib import Path
 
 from tandem.engine.engine import Engine
+from tandem.runtime.address import EndpointAddress
 from tandem.runtime.events import Events, kv_subject
 from tandem.runtime.messages import KvEvent, ModelCard, ModelFiles, encode
-from tandem.runtime.model_files import files_digest
-from tandem.runtime.node import Node
+from tandem.runtime.model_files import files_digest, weights_fingerprint
+from tandem.sdk.distributed_runtime import DistributedRuntime
 
 
-def model_card(node: Node, engine: Engine, files: ModelFiles) -> ModelCard:
-    """What a decode worker serves."""
+def model_card(
+    node: DistributedRuntime, engine: Engine, files: ModelFiles, folder: Path
+) -> ModelCard:
+    """What a decode worker serves, out of `folder`."""
     return ModelCard(
         name=node.model,
         context_length=engine.max_model_len,
@@ -21,6 +25,9 @@ def model_card(node: Node, engine: Engine, files: ModelFiles) -> ModelCard:
         files_digest=files_digest(files),
         instance_id=node.instance_id,
         created_s=int(time.time()),
+        endpoint=str(EndpointAddress(node.config.namespace, "decode", "generate")),
+        sends_kv_events=True,
+        weights_digest=weights_fingerprint(folder),
     )
 
 
@@ -36,6 +43,7 @@ class CachePublisher:
         self._instance_id = instance_id
         self._epoch = epoch
         self._event_id = 0
+        self._event_id_at_beat = 0
         self._loop = asyncio.get_running_loop()
         self._changes: deque[tuple[bool, list[bytes]]] = deque()  # (stored, hashes)
         self._hashes: set[bytes] = set()
@@ -62,9 +70,18 @@ class CachePublisher:
         removed = [block_hash for block_hash, is_stored in last.items() if not is_stored]
         self._hashes.update(stored)
         self._hashes.difference_update(removed)
+        self._send(stored, removed)
+
+    def _send(self, stored: list[bytes], removed: list[bytes]) -> None:
         self._event_id += 1
         event = KvEvent(self._instance_id, self._epoch, self._event_id, stored, removed)
         self._events.publish(self._subject, encode(event))
+
+    def beat(self) -> None:
+        """Call it regularly: without news it shows who missed the last event that it was lost."""
+        if self._event_id and self._event_id == self._event_id_at_beat:
+            self._send([], [])
+        self._event_id_at_beat = self._event_id
 
     def snapshot(self) -> KvEvent:
         """Everything stored now, as of the last event."""

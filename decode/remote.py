@@ -37,8 +37,8 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
+from tandem.sdk.distributed_runtime import DistributedRuntime
 from tandem.transfer.actions import (
     Abort,
     Action,
@@ -67,7 +67,7 @@ class RemotePrefills:
     def __init__(
         self,
         *,
-        node: Node,
+        node: DistributedRuntime,
         queue: PrefillQueue,
         group: TransferGroup,
         loop: EngineLoop,
@@ -114,7 +114,7 @@ class RemotePrefills:
     def start(self, active: ActiveRequest, reservation: Reservation) -> None:
         """Offers the prompt of `active`, whose blocks are reserved, to the prefill workers."""
         config = self._thresholds()
-        num_uncached = active.seq.num_prompt_tokens - reservation.num_cached_tokens
+        num_uncached = active.seq.num_given_tokens - reservation.num_cached_tokens
         timeout_ms = config.handoff_timeout_ms + round(
             config.handoff_timeout_ms_per_token * num_uncached
         )
@@ -128,6 +128,7 @@ class RemotePrefills:
             fill=reservation.fill,
             cached_ordinals=reservation.cached_ordinals,
             cache_salt=request.cache_salt,
+            num_generated=request.num_generated,
         )
         machine = DecodeHandoff(
             secrets.token_bytes(16),
@@ -160,7 +161,7 @@ class RemotePrefills:
             decode_instance=self._node.instance_id,
             decode_address=self._node.server.address,
             decode_epoch=self._node.epoch,
-            num_tokens=active.seq.num_prompt_tokens,
+            num_tokens=active.seq.num_given_tokens,
             num_uncached_tokens=remote.num_uncached_tokens,
             prefix_hashes=active.seq.block_hashes[:NUM_AFFINITY_HASHES],
             deadline_ms=timeout_ms,
@@ -265,7 +266,8 @@ class RemotePrefills:
                 machine.claimant_stopped(time.perf_counter())
                 self._arm(remote)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(remote.ended.wait(), CLAIMANT_CHECK_INTERVAL_S)
+                async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
+                    await remote.ended.wait()
 
     # ---- what goes out ------------------------------------------------------------------------
 

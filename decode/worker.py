@@ -34,6 +34,7 @@ from tandem.runtime.discovery import (
     watch_instances,
 )
 from tandem.runtime.errors import (
+    IncompleteError,
     InternalError,
     InvalidRequestError,
     NotFoundError,
@@ -45,9 +46,9 @@ from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle
 from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
-from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
 from tandem.runtime.trace import TraceFile
+from tandem.sdk.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.pool import group_for, layout_of
 
@@ -95,7 +96,11 @@ class DecodeWorker:
         self.state: Callable[[], str] = lambda: "serving"
         self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs)
-        self.node = Node(runtime, "decode", model_name, progress=lambda: self.loop.progress)
+        self.node = DistributedRuntime(
+            runtime, component="decode", model=model_name, progress=lambda: self.loop.progress
+        )
+        component = self.node.namespace(runtime.namespace).component("decode")
+        self.endpoint = component.endpoint("generate")
         self.metrics = DecodeMetrics(model_name)
         self.side = PrefillSide()
         self.active: dict[str, ActiveRequest] = {}
@@ -117,18 +122,18 @@ class DecodeWorker:
         await self._watch_cluster()
         await self._start_engine()
         await self._start_remote()
+        self.endpoint.serve_raw(self._generate)
         for endpoint, handler in (
-            ("generate", self._generate),
             ("status", self._status),
             ("model_files", self._send_model_files),
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
         stack.callback(asyncio.create_task(self._look_around()).cancel)
-        card = model_card(node, self.engine, self._model_files)
+        card = model_card(node, self.engine, self._model_files, self._folder)
         key = model_key(self._runtime.namespace, self._model_name, node.instance_id)
         await node.put(key, msgspec.json.encode(card))
-        await node.register("generate")
+        await self.endpoint.register()
         logger.info("decode worker %s serves %s", node.instance_id, self._model_name)
 
     async def drain(self) -> None:
@@ -144,7 +149,7 @@ class DecodeWorker:
     async def stop(self) -> None:
         """Ends what is left, in the order that keeps memory valid while it is written to."""
         for active in list(self.active.values()):
-            active.fail(UnavailableError("the decode worker stopped"))
+            active.fail(IncompleteError("the decode worker stopped"))
         await self._stack.aclose()
 
     async def _watch_cluster(self) -> None:
@@ -217,7 +222,7 @@ class DecodeWorker:
         seq = Sequence(
             request_id=request.request_id,
             token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
+            num_prompt_tokens=len(token_ids) - request.num_generated,
             sampling=request.sampling,
             stop=request.stop,
             cache_salt=request.cache_salt,
@@ -304,7 +309,7 @@ class DecodeWorker:
     def _note_first(self, active: ActiveRequest, output: SequenceOutput) -> None:
         assert active.decision is not None
         if active.decision.cause != "fallback":
-            num_uncached = active.seq.num_prompt_tokens - output.num_cached_tokens
+            num_uncached = active.seq.num_given_tokens - output.num_cached_tokens
             if num_uncached > self.thresholds.current.max_local_prefill_length:
                 self.side.local.observe(num_uncached, active.timeline.elapsed_s())
 
@@ -323,7 +328,7 @@ class DecodeWorker:
             "nats": self.node.nats.connected,
             "etcd": self.node.discovery.connected,
         }
-        instance, report = self.node.instance("generate"), self._report(load)
+        instance, report = self.node.instance(self.endpoint.address), self._report(load)
         answer.send(encode(WorkerStatus(instance, self.state(), report, details)))
 
     async def _send_model_files(
@@ -362,4 +367,5 @@ class DecodeWorker:
             self.metrics.loaded(stats)
             self.metrics.excluded(len(self.remote.excluded()))
             self.node.events.publish(subject, encode(load))
+            self._cache.beat()
             await asyncio.sleep(LOOK_AROUND_INTERVAL_S)

@@ -19,12 +19,23 @@ def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size:
     """
     if not seq.token_ids:
         raise InvalidRequestError("the prompt is empty", param="prompt")
-    max_tokens = 1 if seq.prefill_only else seq.stop.max_tokens
+    num_tokens = seq.max_num_tokens
+    max_tokens = num_tokens - seq.num_prompt_tokens
+    num_generated = seq.num_given_tokens - seq.num_prompt_tokens
+    if not 0 <= num_generated < seq.num_given_tokens:
+        raise InvalidRequestError(
+            f"num_generated is {num_generated}, of {seq.num_given_tokens} tokens in all",
+            param="num_generated",
+        )
     if max_tokens < 1:
         raise InvalidRequestError(
             f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens"
         )
-    num_tokens = seq.num_prompt_tokens + max_tokens
+    if max_tokens <= num_generated:
+        raise InvalidRequestError(
+            f"the answer has its {max_tokens} tokens already: num_generated is {num_generated}",
+            param="num_generated",
+        )
     if num_tokens > max_model_len:
         raise ContextLengthError(
             f"the prompt has {seq.num_prompt_tokens} tokens and max_tokens is {max_tokens}: "

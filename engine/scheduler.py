@@ -160,7 +160,7 @@ class Scheduler:
         """The reserved blocks hold the K/V of the whole prompt: run on from there."""
         del self.remote[seq.request_id]
         self._run(seq)
-        seq.num_launched_tokens = seq.num_computed_tokens = seq.num_prompt_tokens
+        seq.num_launched_tokens = seq.num_computed_tokens = seq.num_given_tokens
         publish_full_blocks(seq, self.pool)
         self.is_blocked = False
 
@@ -264,7 +264,7 @@ class Scheduler:
         seq.num_published_blocks = num_cached
         seq.num_computed_tokens = num_cached * self.pool.block_size
         seq.num_launched_tokens = seq.num_computed_tokens
-        if seq.num_generated_tokens == 0:
+        if len(seq.token_ids) == seq.num_given_tokens:  # else it has drawn since
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
 

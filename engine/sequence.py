@@ -29,7 +29,8 @@ class Sequence:
     """One request's tokens, blocks and progress. Only the engine thread changes it.
 
     `token_ids` is the prompt followed by what was generated, and by PENDING for what launched steps
-    draw; a last token of all is not awaited there, since no step computes it. `block_table` maps a
+    draw; a last token of all is not awaited there, since no step computes it. It begins with more
+    than its prompt where an answer goes on that was begun elsewhere. `block_table` maps a
     token's ordinal block (position // block_size) to a block id: it is extended in place while
     the sequence runs, and otherwise replaced. Positions below `num_computed_tokens` have K/V, those
     below `num_launched_tokens` will have it once the launched steps are collected.
@@ -54,11 +55,16 @@ class Sequence:
     num_published_blocks: int = 0  # leading blocks that the prefix cache has been told of
     num_reserved_cached_blocks: int = 0  # leading blocks of a reservation that are not filled
     stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set when it is added
+    num_given_tokens: int = field(init=False)  # prompt, and what of the answer was said elsewhere
     max_num_tokens: int = field(init=False)  # of prompt and answer: where "length" ends it
 
     def __post_init__(self) -> None:
-        num_to_draw = 1 if self.prefill_only else self.stop.max_tokens
-        self.max_num_tokens = self.num_prompt_tokens + num_to_draw
+        self.num_given_tokens = len(self.token_ids)
+        self.max_num_tokens = (
+            self.num_given_tokens + 1
+            if self.prefill_only
+            else self.num_prompt_tokens + self.stop.max_tokens
+        )
 
     @property
     def num_tokens(self) -> int:

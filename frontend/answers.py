@@ -24,15 +24,10 @@ class StreamedGeneration(Generation):
     def __init__(self, plan: Plan, exchange: Exchange, services: Services) -> None:
         super().__init__(plan, exchange, services)
         self._writers = [ChunkWriter(plan.head, choice.index) for choice in plan.choices]
-        self._begun: set[int] = set()
         self._num_open = len(plan.choices)
         self._has_logprobs = plan.choices[0].request.sampling.logprobs is not None
 
-    def can_restart(self, run: ChoiceRun) -> bool:
-        return run.choice.index not in self._begun
-
     async def on_first(self, run: ChoiceRun) -> None:
-        self._begun.add(run.choice.index)
         if not self.exchange.is_started:
             await self.exchange.start_stream(self.headers(run))
         echo = run.choice.prompt.echo
@@ -81,9 +76,6 @@ class StreamedGeneration(Generation):
 
 class WholeGeneration(Generation):
     """Answers once, when all choices have ended."""
-
-    def can_restart(self, run: ChoiceRun) -> bool:
-        return True
 
     async def run(self) -> None:
         await super().run()

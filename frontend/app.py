@@ -76,7 +76,7 @@ class App:
             return _json(msgspec.json.encode({"status": "ready", "models": ready}))
         if self._service.is_draining:
             raise UnavailableError("this frontend is shutting down")
-        raise UnavailableError("no decode worker is connected")
+        raise UnavailableError("no worker is connected")
 
     async def _render_metrics(self, _request: Request) -> Response:
         self._metrics.set_workers(
@@ -96,12 +96,13 @@ class App:
     async def _model_ready(self, request: Request) -> Response:
         model = self._catalog.get(request.path_params["model"])
         if not self._is_ready(model):
-            raise UnavailableError(f"no decode worker serves {model.card.name!r} now")
+            raise UnavailableError(f"no worker serves {model.card.name!r} now")
         return _json(b'{"status":"ready"}')
 
 
 def _describe(model: ServedModel) -> ModelObject:
-    return ModelObject(model.card.name, model.card.created_s, model.card.context_length)
+    card = model.card
+    return ModelObject(card.name, card.created_s, card.context_length or msgspec.UNSET)
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -1,24 +1,32 @@
-"""What can be served now: models, their decode workers and their tokenizers, from discovery."""
+"""What can be served now: models, their workers and their tokenizers, from discovery."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from tandem.frontend.text_body import Route
 from tandem.frontend.tokenizer import ModelText
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, TypedView, watch_models
-from tandem.runtime.errors import NotFoundError, TandemError
+from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models
+from tandem.runtime.errors import (
+    ConfigError,
+    InvalidRequestError,
+    NotFoundError,
+    TandemError,
+)
 from tandem.runtime.messages import Instance, ModelCard, ModelFiles
+from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.request_plane import RequestClient
 
 logger = logging.getLogger(__name__)
 
+_PATHS: dict[str, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _FILES_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
 _decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
@@ -26,56 +34,82 @@ _decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
 
 @dataclass(slots=True, frozen=True)
 class ServedModel:
-    """A model under its name, with the workers that serve these very files."""
+    """A model under its name, with the workers that serve it in the way of `card`."""
 
     card: ModelCard
+    instances: dict[str, Instance]  # by instance id
+
+    def check_route(self, route: Route) -> None:
+        """Raises InvalidRequestError where the model is not served on this route."""
+        if route in self.card.model_types:
+            return
+        served = " and ".join(_PATHS[each] for each in _PATHS if each in self.card.model_types)
+        raise InvalidRequestError(
+            f"model {self.card.name!r} is not served at {_PATHS[route]}, "
+            f"but at {served or 'no path of this frontend'}",
+            param="model",
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class TokenModel(ServedModel):
+    """A model whose text is made into tokens, and back, here."""
+
     text: ModelText
-    instances: dict[str, Instance] = field(default_factory=dict)  # by instance id
 
 
 class Catalog:
-    """Follows model cards and decode instances; fetches a model's files once per digest.
+    """Follows the cluster's model cards, and the instances of every endpoint that a card names.
 
-    Workers whose files differ from those in use under the same name get no requests until the
-    last worker of the files in use is gone.
+    A model's files are fetched once per digest. Workers that serve a name in another way than the
+    one in use (other files or weights, other routes, text instead of tokens) get no requests until
+    the last worker of the way in use is gone.
     """
 
     def __init__(
         self, discovery: Discovery, client: RequestClient, namespace: str, executor: Executor
     ) -> None:
+        self._discovery = discovery
         self._client = client
         self._executor = executor
         self._cards_view = watch_models(discovery, namespace)
-        endpoint = EndpointAddress(namespace, "decode", "generate")
-        self._instances_view = TypedView(discovery.watch(endpoint.key_prefix()), Instance)
+        self._endpoints: dict[str, TypedView[Instance]] = {}  # by a card's `endpoint`
         self._models: dict[str, ServedModel] = {}
         self._texts: dict[str, ModelText] = {}  # by files digest
         self._loads: dict[str, asyncio.Task[None]] = {}  # by files digest
+        self._closings: set[asyncio.Task[None]] = set()  # of views nobody needs any more
         self._excluded_until_s: dict[str, float] = {}
-        self.instances = self._instances_view.items
+        self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
+        self.instances: Mapping[str, Instance] = {}  # all that serve a model, by instance id
+        self.has_text_models = False
         self.on_instances: Callable[[], None] = lambda: None  # called after each change
 
     async def start(self) -> None:
         """Returns when the present state has been read; models may still be loading."""
-        self._cards_view.subscribe(self._on_change)
-        self._instances_view.subscribe(self._on_change)
+        self._cards_view.subscribe(self._on_card)
         await self._cards_view.ready()
-        await self._instances_view.ready()
-        self._refresh()
+        for view in list(self._endpoints.values()):
+            await view.ready()
 
     async def close(self) -> None:
         """Stop following."""
         loads = list(self._loads.values())
         for load in loads:
             load.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+        await asyncio.gather(*loads, *self._closings, return_exceptions=True)
         await self._cards_view.close()
-        await self._instances_view.close()
+        for view in self._endpoints.values():
+            await view.close()
 
     @property
     def models(self) -> list[ServedModel]:
         """All models that have a worker."""
         return [model for model in self._models.values() if model.instances]
+
+    def reads_text(self, name: str) -> bool:
+        """Whether the model under this name reads and writes text itself."""
+        model = self._models.get(name)
+        return model is not None and not isinstance(model, TokenModel)
 
     def get(self, name: str) -> ServedModel:
         """The model under this name, which may have no worker left. Raises NotFoundError."""
@@ -85,14 +119,23 @@ class Catalog:
             raise NotFoundError(f"no model {name!r}; served: {known}", param="model")
         return model
 
+    def members(self, model: ServedModel) -> Mapping[str, Instance]:
+        """The instances that serve the name now, in the very way of `model`, by instance id."""
+        current = self._models.get(model.card.name, model)
+        return current.instances if _way(current.card) == _way(model.card) else {}
+
     def candidates(self, model: ServedModel) -> list[str]:
         """Ids of the instances that a request for this model may go to now."""
-        current = self._models.get(model.card.name, model)
+        members = self.members(model)
         if not self._excluded_until_s:
-            return list(current.instances)
+            return list(members)
         now = time.perf_counter()
         self._excluded_until_s = {k: v for k, v in self._excluded_until_s.items() if v > now}
-        return [each for each in current.instances if each not in self._excluded_until_s]
+        return [each for each in members if each not in self._excluded_until_s]
+
+    def instance(self, model: ServedModel, instance_id: str) -> Instance | None:
+        """Where this instance serves the model; None once it has left."""
+        return self.members(model).get(instance_id)
 
     def exclude(self, instance_id: str, duration_s: float) -> None:
         """Send nothing to this instance for a while."""
@@ -100,45 +143,94 @@ class Catalog:
 
     def block_size(self, instance_id: str) -> int:
         """Tokens per block at this instance; 16 while its card is not known."""
-        card = self._cards_view.items.get(instance_id)
+        card = self._cards.get(instance_id)
         return card.block_size if card else 16
 
-    def _on_change(self, _instance_id: str, _value: Instance | ModelCard | None) -> None:
+    def sends_kv_events(self, instance_id: str) -> bool:
+        """Whether the instance says what its prefix cache holds."""
+        card = self._cards.get(instance_id)
+        return card is not None and card.sends_kv_events
+
+    def _on_card(self, _name: str, _card: ModelCard | None) -> None:
+        self._follow_endpoints()
+        self._on_change()
+
+    def _on_instance(self, _instance_id: str, _instance: Instance | None) -> None:
+        self._on_change()
+
+    def _on_change(self) -> None:
         self._refresh()
         self.on_instances()
 
+    def _follow_endpoints(self) -> None:
+        named = {card.endpoint for card in self._cards_view.items.values()}
+        for endpoint in named - self._endpoints.keys():
+            try:
+                address = EndpointAddress.parse(endpoint)
+            except ConfigError as error:
+                logger.warning("a model card is passed over: %s", error)
+                continue
+            self._endpoints[endpoint] = watch_endpoint(self._discovery, address)
+            self._endpoints[endpoint].subscribe(self._on_instance)
+        for endpoint in self._endpoints.keys() - named:
+            view = self._endpoints.pop(endpoint)
+            closing = asyncio.get_running_loop().create_task(view.close())
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
+
+    def _instance_of(self, card: ModelCard) -> Instance | None:
+        view = self._endpoints.get(card.endpoint)
+        return view.items.get(card.instance_id) if view else None
+
     def _refresh(self) -> None:
-        """Recompute everything from the two views; they change rarely and are small."""
+        """Recompute everything from the views; they change rarely and are small."""
         cards = list(self._cards_view.items.values())
-        live = [card for card in cards if card.instance_id in self.instances]
+        instances: dict[str, Instance] = {}
         by_name: dict[str, list[ModelCard]] = {}
-        for card in live:
-            by_name.setdefault(card.name, []).append(card)
+        self._cards = {}
+        for card in cards:
+            instance = self._instance_of(card)
+            if instance is not None:
+                instances[card.instance_id] = instance
+                by_name.setdefault(card.name, []).append(card)
+                if card.sends_kv_events or card.instance_id not in self._cards:
+                    self._cards[card.instance_id] = card
+        self.instances = instances
         for name, model in list(self._models.items()):
             if name not in by_name:
-                self._models[name] = ServedModel(model.card, model.text)
+                self._models[name] = replace(model, instances={})
         for name, group in by_name.items():
-            self._choose_files(name, group)
+            self._choose_way(name, group)
+        self.has_text_models = any(map(self.reads_text, self._models))
         digests = {card.files_digest for card in cards}
         used = digests | {model.card.files_digest for model in self._models.values()}
         self._texts = {digest: text for digest, text in self._texts.items() if digest in used}
 
-    def _choose_files(self, name: str, cards: list[ModelCard]) -> None:
-        digests = [card.files_digest for card in cards]
+    def _choose_way(self, name: str, cards: list[ModelCard]) -> None:
+        ways = [_way(card) for card in cards]
         in_use = self._models.get(name)
-        digest = in_use.card.files_digest if in_use else digests[0]
-        if digest not in digests:
-            digest = max(set(digests), key=digests.count)
-        text = self._texts.get(digest)
-        if text is None:
-            self._load(digest)
-            return
-        mine = [card for card in cards if card.files_digest == digest]
-        if len(mine) < len(cards):
-            logger.warning("model %s: %d workers have other files", name, len(cards) - len(mine))
-        members = {card.instance_id: self.instances[card.instance_id] for card in mine}
+        way = _way(in_use.card) if in_use else ways[0]
+        if way not in ways:
+            way = max(set(ways), key=ways.count)
+        mine = [card for card in cards if _way(card) == way]
         narrowest = min(mine, key=lambda card: card.context_length)
-        self._models[name] = ServedModel(narrowest, text, members)
+        is_text = narrowest.model_input == "text"
+        text = None if is_text else self._texts.get(narrowest.files_digest)
+        if text is None and not is_text:
+            if in_use is not None:
+                self._models[name] = replace(in_use, instances={})
+            self._load(narrowest.files_digest)
+            return
+        if len(mine) < len(cards):
+            logger.warning("model %s: %d workers serve it otherwise", name, len(cards) - len(mine))
+        members = {
+            card.instance_id: instance for card in mine if (instance := self._instance_of(card))
+        }
+        self._models[name] = (
+            ServedModel(narrowest, members)
+            if text is None
+            else TokenModel(narrowest, members, text)
+        )
 
     def _load(self, digest: str) -> None:
         if digest not in self._loads:
@@ -151,7 +243,7 @@ class Catalog:
             while holders := self._holders(digest):
                 for instance in holders:
                     try:
-                        self._texts[digest] = await self._fetch(instance)
+                        self._texts[digest] = await self._fetch(instance, digest)
                     except (TandemError, msgspec.MsgspecError) as error:
                         logger.warning("model files of %s: %s", instance.instance_id, error)
                     else:
@@ -164,16 +256,23 @@ class Catalog:
 
     def _holders(self, digest: str) -> list[Instance]:
         return [
-            self.instances[card.instance_id]
+            instance
             for card in self._cards_view.items.values()
-            if card.files_digest == digest and card.instance_id in self.instances
+            if card.files_digest == digest and (instance := self._instance_of(card))
         ]
 
-    async def _fetch(self, instance: Instance) -> ModelText:
+    async def _fetch(self, instance: Instance, digest: str) -> ModelText:
         async with RequestContext(timeout_s=_FILES_TIMEOUT_S) as context:
-            answer = await self._client.call(instance.address, "model_files", b"", context)
+            answer = await self._client.call(
+                instance.address, MODEL_FILES_ENDPOINT, digest.encode(), context
+            )
         files = _decode_files(answer).files
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(self._executor, ModelText, files)
-        logger.info("loaded the tokenizer of %s", instance.model)
+        logger.info("loaded the tokenizer with digest %s from %s", digest, instance.instance_id)
         return text
+
+
+def _way(card: ModelCard) -> tuple[str, ...]:
+    """What workers of one name must have in common to stand in for one another."""
+    return (card.model_input, card.files_digest, card.weights_digest, *sorted(card.model_types))

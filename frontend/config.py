@@ -27,11 +27,14 @@ class FrontendConfig(BaseModel):
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest time from a request's arrival to its last token (s)"
     )
-    max_attempts: int = Field(
-        3, ge=1, description="decode workers a request is tried on before anything was streamed"
+    migration_limit: int = Field(
+        3,
+        ge=0,
+        description="how often each answer may go on at another worker when one fails it; 0 is "
+        "never. A model's own limit stands over it",
     )
     exclude_s: float = Field(
-        2.0, ge=0, description="time a decode worker that failed gets no new requests (s)"
+        2.0, ge=0, description="time a worker that failed gets no new requests (s)"
     )
     keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
     tokenizer_threads: int = Field(

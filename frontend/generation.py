@@ -1,6 +1,7 @@
 """Carries out a plan: each choice on a decode worker, its tokens to the client as they come."""
 
 import asyncio
+import logging
 import re
 import time
 from abc import ABC, abstractmethod
@@ -13,13 +14,21 @@ from tandem.frontend.choice_text import ChoiceText
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.exchange import Exchange, Header
 from tandem.frontend.metrics import FrontendMetrics, HistogramChild
+from tandem.frontend.migration import (
+    MIGRATABLE,
+    Attempts,
+    MigrationKind,
+    continued,
+    is_worker_at_fault,
+)
 from tandem.frontend.plan import Choice, Plan
 from tandem.frontend.responses import ChoiceCourse, Usage, usage
 from tandem.router.policy import Router, RoutingDecision
 from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.discovery import endpoint_of
 from tandem.runtime.errors import (
     ConnectionLostError,
-    OverloadedError,
+    IncompleteError,
     ProtocolError,
     TandemError,
     UnavailableError,
@@ -32,6 +41,8 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.request_plane import RequestClient, ResponseStream
+
+logger = logging.getLogger(__name__)
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -51,13 +62,16 @@ class Services:
 
 @dataclass(slots=True)
 class ChoiceRun:
-    """A choice being generated; everything but `choice` starts anew with each attempt."""
+    """A choice being generated. It outlives the workers that fail it; the next one goes on."""
 
     choice: Choice
     text: ChoiceText
-    instance_id: str = ""
-    report: PrefillReport | None = None
-    timeline_ms: dict[str, float] | None = None  # the whole, once the worker has ended it
+    attempts: Attempts
+    said: list[int] = field(default_factory=list)  # tokens of the answer so far
+    has_begun: bool = False  # a worker has answered, and `on_first` was told
+    instance_id: str = ""  # of the worker that began it; until then, of the one that was asked
+    report: PrefillReport | None = None  # of the worker that began it
+    timeline_ms: dict[str, float] | None = None  # the whole, where one worker did it all
     last_token_s: float = 0.0  # perf_counter
     parts: list[str] = field(default_factory=list)  # of the text, when it is not streamed
     token_ids: list[int] = field(default_factory=list)  # those with logprobs
@@ -92,10 +106,6 @@ class Generation(ABC):
     async def on_last(self, run: ChoiceRun, body: bytes) -> None:
         """A choice has ended; `body` is what `on_deltas` returned last, not sent yet."""
 
-    @abstractmethod
-    def can_restart(self, run: ChoiceRun) -> bool:
-        """Whether the client has seen nothing of this choice yet."""
-
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far, over all choices."""
@@ -123,7 +133,8 @@ class Generation(ABC):
     def course(self, run: ChoiceRun) -> ChoiceCourse | msgspec.UnsetType:
         """What a finished choice tells of itself, if its caller asked.
 
-        Of one that a stop string ended the worker has told its course up to the first token only.
+        Of one that a stop string ended, or that several workers answered, that is its course up to
+        the first token only.
         """
         if not self.plan.wants_timeline or run.report is None:
             return msgspec.UNSET
@@ -132,7 +143,11 @@ class Generation(ABC):
     def _new_run(self, choice: Choice) -> ChoiceRun:
         stops = self.plan.body.stop_strings
         factory = self.plan.model.text.detokenizers
-        return ChoiceRun(choice, ChoiceText(factory, stops, choice.request.stop.min_tokens))
+        text = ChoiceText(factory, stops, choice.request.stop.min_tokens)
+        limit = self.plan.model.card.migration_limit
+        if limit is None:
+            limit = self.services.config.migration_limit
+        return ChoiceRun(choice, text, Attempts(limit))
 
     async def _run_choices(self) -> None:
         context = self.plan.context
@@ -150,68 +165,82 @@ class Generation(ABC):
             raise errors[0]
 
     async def _run_choice(self, index: int) -> None:
-        """On another worker when one fails before the client has seen anything."""
-        tried: list[str] = []
+        """On another worker when one fails, from behind what was said already."""
+        run = self.runs[index]
         while True:
-            run = self.runs[index]
-            decision = self._route(run.choice, tried)
-            run.instance_id = decision.instance_id
+            decision = self._route(run)
+            if not run.has_begun:
+                run.instance_id = decision.instance_id
             try:
                 await self._attempt(run, decision)
                 return
-            except (ConnectionLostError, ProtocolError, OverloadedError) as error:
-                self._exclude(decision.instance_id, error)
-                tried.append(decision.instance_id)
-                if not self.can_restart(run):
-                    raise
-                if len(tried) == self.services.config.max_attempts or not self._untried(tried):
+            except MIGRATABLE as error:
+                self._note_failure(run, decision.instance_id, error)
+                if len(run.said) >= run.choice.request.stop.max_tokens:
+                    await self._end_by_length(run)
+                    return
+                if not run.attempts.has_more or not self._candidates(run):
                     raise self._nobody_left(run, error) from error
-            self.services.metrics.count(self.services.metrics.retries, self.plan.head.model)
-            self.runs[index] = self._new_run(run.choice)
+            run.attempts.num_migrations += 1
+            kind: MigrationKind = "ongoing" if run.said else "new_request"
+            metrics = self.services.metrics
+            metrics.count(metrics.migrations, self.plan.head.model, kind)
+
+    def _note_failure(self, run: ChoiceRun, instance_id: str, error: TandemError) -> None:
+        run.attempts.failed(instance_id, error)
+        if is_worker_at_fault(error):
+            self.services.catalog.exclude(instance_id, self.services.config.exclude_s)
+        logger.warning(
+            "request %s: worker %s failed it after %d tokens: %s",
+            run.choice.request.request_id,
+            instance_id,
+            len(run.said),
+            error,
+        )
 
     def _nobody_left(self, run: ChoiceRun, error: TandemError) -> TandemError:
         """A worker that never answered was not there; one that broke off says so itself."""
-        if run.report is None and isinstance(error, ConnectionLostError):
-            return UnavailableError(f"no decode worker of {self.plan.head.model!r} answers now")
+        if not run.has_begun and isinstance(error, ConnectionLostError):
+            return UnavailableError(f"no worker of {self.plan.head.model!r} answers now")
         return error
 
-    def _untried(self, tried: list[str]) -> list[str]:
-        candidates = self.services.catalog.candidates(self.plan.model)
-        return [each for each in candidates if each not in tried] if tried else candidates
+    def _candidates(self, run: ChoiceRun) -> list[str]:
+        """Where the choice can go now. A worker in doubt is better than the end of an answer."""
+        catalog, model = self.services.catalog, self.plan.model
+        found = run.attempts.eligible(catalog.candidates(model))
+        if not found and run.said:
+            found = run.attempts.eligible(catalog.members(model))
+        return found
 
-    def _exclude(self, instance_id: str, error: Exception) -> None:
-        # An overloaded worker is well; it only has no room for this request.
-        if not isinstance(error, OverloadedError) or isinstance(error, UnavailableError):
-            self.services.catalog.exclude(instance_id, self.services.config.exclude_s)
-
-    def _route(self, choice: Choice, tried: list[str]) -> RoutingDecision:
-        candidates = self._untried(tried)
+    def _route(self, run: ChoiceRun) -> RoutingDecision:
+        candidates = self._candidates(run)
         if not candidates:
-            raise UnavailableError(f"no decode worker serves {self.plan.head.model!r} now")
+            raise UnavailableError(f"no worker serves {self.plan.head.model!r} now")
         block_size = self.plan.model.card.block_size
-        token_ids = choice.prompt.token_ids
+        request = run.choice.request
+        token_ids = run.choice.prompt.token_ids + run.said
         hashes = (
             block_hashes(
                 token_ids[: _MAX_HASHED_BLOCKS * block_size],
                 block_size,
-                salt=choice.request.cache_salt,
+                salt=request.cache_salt,
             )
             if len(candidates) > 1
             else []
         )
         num_blocks = -(-len(token_ids) // block_size)
         decision = self.services.router.choose(candidates, hashes, num_blocks)
-        self.services.router.started(choice.request.request_id, decision, num_blocks)
+        self.services.router.started(request.request_id, decision, num_blocks)
         return decision
 
     async def _attempt(self, run: ChoiceRun, decision: RoutingDecision) -> None:
-        request = run.choice.request
+        request = continued(run.choice.request, run.said)
         try:
             stream = await self._open(request, decision.instance_id)
             try:
                 await self._follow(run, stream)
             except StopAsyncIteration:
-                raise ProtocolError("the worker ended a sequence without a reason") from None
+                raise IncompleteError("the worker ended a sequence without a reason") from None
             except msgspec.MsgspecError as error:
                 raise ProtocolError(f"the worker sent a malformed delta: {error}") from error
             finally:
@@ -223,41 +252,63 @@ class Generation(ABC):
     async def _follow(self, run: ChoiceRun, stream: ResponseStream) -> None:
         """The hot loop: all that has come goes out in one write."""
         send = self.exchange.send
-        text = run.text
+        text, said = run.text, run.said
         items = await stream.take()
-        self._note_first(run, _decode_delta(items[0]))
-        await self.on_first(run)
+        await self._begin(run, _decode_delta(items[0]))
         while True:
             num_tokens = text.num_tokens
             deltas = [_decode_delta(item) for item in items]
+            for delta in deltas:
+                said += delta.token_ids
+            was_given_up = deltas[-1].finish_reason == "cancelled"
+            if was_given_up:
+                deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason=None)
             body = self.on_deltas(run, deltas)
             if num_tokens:
                 self._note_gap(run, text.num_tokens - num_tokens)
             if text.finish_reason is not None:
-                run.timeline_ms = deltas[-1].timeline_ms
                 break
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+            if was_given_up:
+                raise IncompleteError("the worker cancelled the sequence")
             items = await stream.take()
+        if run.attempts.num_migrations == 0:
+            run.timeline_ms = deltas[-1].timeline_ms
         await self.on_last(run, body)
 
     async def _open(self, request: GenerateRequest, instance_id: str) -> ResponseStream:
-        instance = self.services.catalog.instances.get(instance_id)
+        instance = self.services.catalog.instance(self.plan.model, instance_id)
         if instance is None:
             raise ConnectionLostError(f"instance {instance_id} has left")
         context = self.plan.context
         deadline_ms = int(context.remaining_s() * 1e3)
         payload = encode(msgspec.structs.replace(request, deadline_ms=deadline_ms))
-        return await self.services.client.open(instance.address, "generate", payload, context)
+        return await self.services.client.open(
+            instance.address, endpoint_of(instance), payload, context
+        )
 
-    def _note_first(self, run: ChoiceRun, delta: TokenDelta) -> None:
-        run.last_token_s = time.perf_counter()
-        self.first_token_s = self.first_token_s or run.last_token_s
+    async def _begin(self, run: ChoiceRun, delta: TokenDelta) -> None:
+        """A worker's first delta: of the choice, or of the rest of it."""
+        now = time.perf_counter()
+        metrics, model = self.services.metrics, self.plan.head.model
         self.services.router.prefilled(run.choice.request.request_id)
+        if run.said:
+            metrics.migration_gap.of(model).observe(now - run.last_token_s)
+            return
+        run.last_token_s = now
+        if run.has_begun:
+            return
+        run.has_begun = True
+        self.first_token_s = self.first_token_s or now
         run.report = delta.prefill
         if delta.prefill is not None:
-            metrics = self.services.metrics
-            metrics.count(metrics.prefills, self.plan.head.model, delta.prefill.place)
+            metrics.count(metrics.prefills, model, delta.prefill.place)
+        await self.on_first(run)
+
+    async def _end_by_length(self, run: ChoiceRun) -> None:
+        """Its worker was lost when all was said but that this is the end."""
+        await self.on_last(run, self.on_deltas(run, [TokenDelta([], "length")]))
 
     def _note_gap(self, run: ChoiceRun, num_tokens: int) -> None:
         if num_tokens == 0:

@@ -78,8 +78,16 @@ class FrontendMetrics:
         self.disconnects = self._counter(
             "disconnected_clients", "Clients that left before the answer's end.", ["model"]
         )
-        self.retries = self._counter(
-            "retries", "Attempts on another decode worker, nothing having been sent.", ["model"]
+        self.migrations = self._counter(
+            "migrations",
+            "Sequences sent to another worker, before (new_request) or after (ongoing) a token.",
+            ["model", "kind"],
+        )
+        self.migration_gap = Histogram(
+            "migration_gap_seconds",
+            "From the last token of a worker that was lost to the next one of another.",
+            _SECONDS,
+            registry,
         )
         self.workers = self._gauge("decode_workers", "Decode workers that can be routed to.")
         self.time_to_first_token = Histogram(

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from tandem.frontend.catalog import ServedModel
+from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai import ChatRequest, CompletionRequest, RequestBody
 from tandem.frontend.sse import StreamHead
@@ -49,7 +49,7 @@ class Choice:
 class Plan:
     """A request that can be generated: each prompt `n` times, prompt by prompt."""
 
-    model: ServedModel
+    model: TokenModel
     body: RequestBody
     prompts: list[Prompt]
     choices: list[Choice]
@@ -78,6 +78,8 @@ class Planner:
         headers: Mapping[bytes, bytes],
     ) -> Plan:
         """Raises InvalidRequestError naming the field that does not fit."""
+        if not isinstance(model, TokenModel):
+            raise InvalidRequestError(f"model {model.card.name!r} cannot read this body")
         place = _prefill_place(headers)
         wants_timeline = _wants_timeline(headers)
         if isinstance(body, ChatRequest):
@@ -96,7 +98,7 @@ class Planner:
         choices = _choices(body, model, prompts, context, place)
         return Plan(model, body, prompts, choices, context, head, wants_timeline)
 
-    async def _chat_prompt(self, body: ChatRequest, model: ServedModel) -> Prompt:
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
         text = model.text.render(body.conversation(), body.chat_template_kwargs or {})
         token_ids = await model.text.encode(text, is_chat=True, executor=self._executor)
         if not token_ids:
@@ -104,7 +106,7 @@ class Planner:
         return Prompt(token_ids, "")
 
     async def _completion_prompt(
-        self, prompt: str | list[int], body: CompletionRequest, model: ServedModel
+        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel
     ) -> Prompt:
         if isinstance(prompt, list):
             _check_token_ids(prompt, model, "prompt")
@@ -120,7 +122,7 @@ class Planner:
 
 def _choices(
     body: ChatRequest | CompletionRequest,
-    model: ServedModel,
+    model: TokenModel,
     prompts: list[Prompt],
     context: RequestContext,
     place: PrefillPlace | None,
@@ -151,7 +153,7 @@ def _choices(
     return choices
 
 
-def _sampling(body: ChatRequest | CompletionRequest, model: ServedModel) -> SamplingParams:
+def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
     biases = body.token_biases
     _check_token_ids(biases, model, "logit_bias")
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
@@ -174,7 +176,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _stop_conditions(
-    body: ChatRequest | CompletionRequest, model: ServedModel, num_prompt_tokens: int
+    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
 ) -> StopConditions:
     context_length = model.card.context_length
     limit = body.token_limit
@@ -200,7 +202,7 @@ def _stop_conditions(
 
 
 def _check_token_ids(
-    token_ids: list[int] | dict[int, float], model: ServedModel, param: str
+    token_ids: list[int] | dict[int, float], model: TokenModel, param: str
 ) -> None:
     if token_ids and max(token_ids) >= model.card.vocab_size:
         raise InvalidRequestError(

@@ -144,11 +144,11 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class ModelObject(msgspec.Struct, frozen=True):
-    """A served model; `max_model_len` is its context in tokens."""
+    """A served model; `max_model_len` is its context in tokens, where that is known."""
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     object: Literal["model"] = "model"
     owned_by: str = "tandem"
 

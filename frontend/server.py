@@ -69,9 +69,7 @@ class FrontendServer:
         self.catalog = Catalog(discovery, self._client, runtime.namespace, self._executor)
         self.router = Router(router)
         self.metrics = FrontendMetrics()
-        self._worker_events = WorkerEvents(
-            events, self.catalog, self._client, self.router, runtime.namespace
-        )
+        self._worker_events = WorkerEvents(events, self.catalog, self._client, self.router)
         services = Services(frontend, self.catalog, self._client, self.router, self.metrics)
         self.service = Service(services, self._executor)
         self._app = App(self.service, self.catalog, self.metrics)

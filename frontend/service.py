@@ -7,12 +7,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from tandem.frontend.answers import StreamedGeneration, WholeGeneration
+from tandem.frontend.catalog import ServedModel
 from tandem.frontend.exchange import ClientGoneError, Exchange
 from tandem.frontend.generation import Generation, Services
 from tandem.frontend.openai import ChatRequest, CompletionRequest, parse
 from tandem.frontend.plan import Planner
 from tandem.frontend.responses import error_body, public_error
 from tandem.frontend.sse import error_event
+from tandem.frontend.text_body import Route, model_named_in, parse_text
+from tandem.frontend.text_generation import TextGeneration, text_generation
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
 
@@ -29,7 +32,7 @@ class _Record:
     endpoint: str
     arrived_s: float = field(default_factory=time.perf_counter)
     model: str = ""  # once it is known to exist
-    generation: Generation | None = None
+    generation: Generation | TextGeneration | None = None
     error: str = ""
 
 
@@ -91,19 +94,39 @@ class Service:
     ) -> None:
         if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
-        services = self._services
-        config = services.config
+        config = self._services.config
         raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s)
-        body = parse(kind, raw, config)
-        model = services.catalog.get(body.model)
-        record.model = body.model
-        services.metrics.add_inflight(body.model, 1)
-        plan = await self._planner.plan(body, model, context, exchange.headers)
-        generation = StreamedGeneration if body.stream else WholeGeneration
-        record.generation = generation(plan, exchange, services)
+        route: Route = "chat" if kind is ChatRequest else "completions"
+        generation: Generation | TextGeneration
+        if self._is_for_text_model(raw):
+            body = parse_text(route, raw)
+            model = self._model(body.model, route, record)
+            generation = text_generation(body, model, context, exchange, self._services)
+        else:
+            request = parse(kind, raw, config)
+            model = self._model(request.model, route, record)
+            plan = await self._planner.plan(request, model, context, exchange.headers)
+            answer = StreamedGeneration if request.stream else WholeGeneration
+            generation = answer(plan, exchange, self._services)
+        record.generation = generation
         watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
-        await record.generation.run()
+        await generation.run()
         del watcher  # it ends with the response; the loop holds it until then
+
+    def _is_for_text_model(self, raw: bytes) -> bool:
+        catalog = self._services.catalog
+        if not catalog.has_text_models:
+            return False
+        name = model_named_in(raw)
+        return name is not None and catalog.reads_text(name)
+
+    def _model(self, name: str, route: Route, record: _Record) -> ServedModel:
+        """The model, which is served on this route; from here on the request counts for it."""
+        model = self._services.catalog.get(name)
+        record.model = name
+        self._services.metrics.add_inflight(name, 1)
+        model.check_route(route)
+        return model
 
     async def _fail(
         self, exchange: Exchange, error: Exception, record: _Record, context: RequestContext
@@ -142,8 +165,32 @@ class Service:
                 duration_s * 1e3,
                 f": {record.error}" if record.error else "",
             )
-            return
-        self._note_generation(generation, record, context, status, duration_s)
+        elif isinstance(generation, TextGeneration):
+            self._note_text(generation, record, context, status, duration_s)
+        else:
+            self._note_generation(generation, record, context, status, duration_s)
+
+    def _note_text(
+        self,
+        generation: TextGeneration,
+        record: _Record,
+        context: RequestContext,
+        status: int,
+        duration_s: float,
+    ) -> None:
+        ttft_s = generation.first_answer_s - record.arrived_s if generation.first_answer_s else None
+        if ttft_s is not None:
+            self._services.metrics.time_to_first_token.of(record.model).observe(ttft_s)
+        logger.info(
+            "request %s %s: %d in %.1f ms, first answer %s, text model at %s%s",
+            context.id,
+            record.endpoint,
+            status,
+            duration_s * 1e3,
+            "none" if ttft_s is None else f"{ttft_s * 1e3:.1f} ms",
+            generation.instance_id or "none",
+            f": {record.error}" if record.error else "",
+        )
 
     def _note_generation(
         self,

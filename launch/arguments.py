@@ -54,11 +54,12 @@ class Session:
 
     def load_for_cluster(self) -> "EffectiveConfig":
         """As `load`; where no address was given, those of the cluster that runs on this machine."""
-        from tandem.launch.local_clusters import the_running_cluster
+        from tandem.launch.config_sources import from_cluster
+        from tandem.runtime.local_clusters import the_running_cluster
 
         config = self.load()
         addresses = ("runtime.etcd_endpoints", "runtime.nats_url")
         if any(config.origin(key) != "default" for key in addresses):
             return config
         cluster = the_running_cluster()
-        return config if cluster is None else config.with_defaults(cluster.settings())
+        return config if cluster is None else config.with_defaults(from_cluster(cluster))

@@ -27,6 +27,10 @@ from tandem.runtime.errors import ConfigError, TandemError
 CONFIG_HELP = "Any config key can be set with --section.key=VALUE; tandem config show lists them."
 JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1:2379"
 
+# for commands that hand their words to a parser of another room
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+PASSES_ON = ("bench", "conformance", "engine")
+
 app = typer.Typer(
     name="tandem",
     epilog="Start with: tandem serve",
@@ -153,6 +157,47 @@ def decode(
     run_decode_role(session.load(), model, gpu, served_model_name)
 
 
+@app.command(
+    epilog="Example: tandem run hello_world:Frontend -f config.yaml --Backend.ServiceArgs.workers=2"
+)
+def run(
+    ctx: typer.Context,
+    graph: Annotated[str, typer.Argument(help="module:Class, the service to start with.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="YAML file with a section per service.")
+    ] = None,
+    with_frontend: Annotated[
+        bool, typer.Option("--with-frontend", help="Run an OpenAI-compatible frontend beside it.")
+    ] = False,
+    host: Host = None,
+    port: Port = None,
+    config: ConfigFile = None,
+    nats_url: NatsUrl = None,
+    etcd_endpoints: EtcdEndpoints = None,
+    namespace: Namespace = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs; a new temporary one by default.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' logs.")] = (
+        False
+    ),
+    start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600,
+) -> None:
+    """Run the services that a class decorated with @service depends on, and itself.
+
+    It joins the cluster that runs on this machine, or one whose addresses are given, and starts
+    NATS and etcd where there is none. --Class.key=VALUE sets what a class is told.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as in serve
+    from tandem.launch.run import RunArguments, run_graph
+
+    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
+    session.set("frontend.host", host, "--host")
+    session.set("frontend.port", port, "--port")
+    arguments = RunArguments(graph, file, with_frontend, run_dir, verbose, start_timeout_s)
+    raise typer.Exit(run_graph(session, arguments))
+
+
 @app.command(epilog="Example: tandem status --json")
 def status(
     ctx: typer.Context,
@@ -188,14 +233,7 @@ def doctor(ctx: typer.Context, config: ConfigFile = None, as_json: Json = False)
     raise typer.Exit(run_doctor(effective, as_json=as_json))
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    },
-    epilog="Example: tandem bench --help",
-)
+@app.command(context_settings=PASS_ON, epilog="Example: tandem bench --help")
 def bench(ctx: typer.Context) -> None:
     """Measure latency, throughput and goodput of anything that speaks the OpenAI API."""
     from tandem.bench.cli import app as bench_app
@@ -203,11 +241,33 @@ def bench(ctx: typer.Context) -> None:
     bench_app(args=ctx.args, prog_name="tandem bench")
 
 
+@app.command(
+    context_settings=PASS_ON,
+    epilog="Example: tandem engine my_engine:MyEngine --model-name my-model",
+)
+def engine(ctx: typer.Context) -> None:
+    """Serve models with an engine of yours: module:Engine, then the engine's own arguments."""
+    from tandem.launch.engines import run_engine
+
+    run_engine(ctx.args)
+
+
+@app.command(
+    context_settings=PASS_ON,
+    epilog="Example: tandem conformance tandem.sdk.sample_engine:SampleEngine",
+)
+def conformance(ctx: typer.Context) -> None:
+    """Check that an engine of yours keeps its contract: module:Engine, then its arguments."""
+    from tandem.sdk.conformance import main as check
+
+    raise typer.Exit(check(ctx.args))
+
+
 def main() -> None:
     """The entry point: an error is one line and an exit code, 2 for a config's and 1 for others."""
     try:
         arguments, flags = sys.argv[1:], list[str]()
-        if arguments[:1] != ["bench"]:
+        if arguments[:1] not in [[command] for command in PASSES_ON]:
             arguments, flags = split_config_flags(arguments)
         app(args=arguments, obj=Session(flags))
     except TandemError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.local_clusters import LocalCluster
 
 ENV_PREFIX = "TANDEM_"
 ENV_SEPARATOR = "__"
@@ -77,6 +78,13 @@ def from_flags(arguments: Iterable[str]) -> list[Setting]:
         key = name.removeprefix("--").replace("-", "_")
         settings.append(Setting(key, value, f"flag {name}", is_text=True))
     return settings
+
+
+def from_cluster(cluster: LocalCluster) -> list[Setting]:
+    """The settings that lead to a cluster of this machine."""
+    origin = f"tandem serve, pid {cluster.pid}"
+    values = cluster.runtime_values().items()
+    return [Setting(f"runtime.{name}", value, origin) for name, value in values]
 
 
 def parse_text(setting: Setting, wants_structure: bool, allows_none: bool) -> Setting:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from tandem.runtime.errors import ConfigError
 
 
@@ -83,6 +85,16 @@ def num_usable_cores() -> int:
     except (OSError, ValueError):
         pass
     return num_cores
+
+
+def usable_memory_bytes() -> int:
+    """Memory this process may use: the machine's, cut down to the container's limit."""
+    num_bytes = int(psutil.virtual_memory().total)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        return num_bytes if limit == "max" else min(num_bytes, int(limit))
+    except (OSError, ValueError):
+        return num_bytes
 
 
 def _describe(driver: ctypes.CDLL, index: int, visible_id: str) -> GpuInfo:

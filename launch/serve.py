@@ -44,7 +44,7 @@ def run_serve(config: EffectiveConfig, arguments: ServeArguments) -> int:
             topology=topology,
             model=str(folder),
             model_name=arguments.served_model_name or name,
-            run_dir=_run_dir(arguments.run_dir),
+            run_dir=make_run_dir(arguments.run_dir),
             embed_nats=config.origin("runtime.nats_url") == "default",
             embed_etcd=config.origin("runtime.etcd_endpoints") == "default",
             verbose=arguments.verbose,
@@ -53,7 +53,8 @@ def run_serve(config: EffectiveConfig, arguments: ServeArguments) -> int:
         return uvloop.run(Supervisor(options, reporter).run())
 
 
-def _run_dir(asked: Path | None) -> Path:
+def make_run_dir(asked: Path | None) -> Path:
+    """The folder for logs and stores, a temporary one by default. Raises ConfigError."""
     if asked is None:
         return Path(tempfile.mkdtemp(prefix="tandem-run-"))
     try:

@@ -11,11 +11,16 @@ from tandem.launch.live_config import connected, live_settings, plain
 from tandem.launch.processes import http_get
 from tandem.launch.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
-from tandem.runtime.address import new_id
+from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, config_prefix, instances_prefix
+from tandem.runtime.discovery import (
+    Discovery,
+    config_prefix,
+    instances_prefix,
+    models_prefix,
+)
 from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.messages import Instance, LinkReport, WorkerStatus
+from tandem.runtime.messages import Instance, LinkReport, ModelCard, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.request_plane import RequestClient
 
@@ -77,7 +82,8 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
         reports = await asyncio.gather(*(_ask(client, instance) for instance in instances))
     finally:
         await client.close()
-    models = sorted({i.model for i in instances if i.component == "decode" and i.model})
+    decodes = [i for i in instances if (i.namespace, i.component) == (runtime.namespace, "decode")]
+    models = sorted({i.model for i in decodes if i.model})
     return ClusterReport(
         namespace=runtime.namespace,
         etcd_endpoints=runtime.etcd_endpoints,
@@ -112,6 +118,16 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
         for value in found.values():
             instance = msgspec.json.decode(value, type=Instance)
             by_id[instance.instance_id] = instance
+    cards = await discovery.get_prefix(models_prefix(namespace))
+    for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
+        if not card.endpoint:
+            continue
+        address = EndpointAddress.parse(card.endpoint)
+        found = await discovery.get_prefix(address.instance_key(card.instance_id))
+        for value in found.values():  # of an author's worker, in a namespace of its own
+            instance = msgspec.json.decode(value, type=Instance)
+            if instance.instance_id not in by_id:
+                by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
     return list(by_id.values())
 
 
@@ -232,7 +248,7 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("running", "waiting", "kv used", "cached", "free"):
         table.add_column(heading, justify="right")
-    for report in sorted(reports, key=lambda r: COMPONENTS.index(r.instance.component)):
+    for report in sorted(reports, key=_place):
         instance = report.instance
         table.add_row(
             *(instance.component, instance.instance_id[:8], instance.epoch[:8], instance.model),
@@ -240,6 +256,13 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
             *_load_cells(report.worker),
         )
     return table
+
+
+def _place(report: InstanceReport) -> tuple[int, str]:
+    """Tandem's own roles in the order of a request, then everybody else by name."""
+    component = report.instance.component
+    known = COMPONENTS.index(component) if component in COMPONENTS else len(COMPONENTS)
+    return known, component
 
 
 def _load_cells(worker: WorkerStatus | None) -> list[str]:

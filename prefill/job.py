@@ -31,10 +31,10 @@ from tandem.runtime.messages import (
     encode,
     unpack_tokens,
 )
-from tandem.runtime.node import Node
 from tandem.runtime.request_plane import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
+from tandem.sdk.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff import PostedWrite, PrefillHandoff
@@ -55,7 +55,7 @@ Step = SequenceOutput | LayerProgress
 class JobTools:
     """What every job of a worker uses."""
 
-    node: Node
+    node: DistributedRuntime
     group: TransferGroup
     loop: EngineLoop
     steps: dict[str, "asyncio.Queue[Step]"]  # request id |-> its steps' outcomes
@@ -245,7 +245,7 @@ class Job:
         seq = Sequence(
             request_id=self.request_id,
             token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
+            num_prompt_tokens=len(token_ids) - grant.num_generated,
             sampling=grant.sampling,
             stop=grant.stop,
             cache_salt=grant.cache_salt,
@@ -268,9 +268,9 @@ class Job:
             if finished:
                 self._timeline.mark("computed")
                 computed_s = time.perf_counter() - started_at
-                tools.puller.rate.observe(seq.num_prompt_tokens - seq.num_cached_tokens, computed_s)
-                tools.metrics.computed(seq.num_prompt_tokens, seq.num_cached_tokens, num_pulled)
-            num_tokens = seq.num_prompt_tokens if finished else step.num_computed_tokens
+                tools.puller.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
+                tools.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
+            num_tokens = seq.num_given_tokens if finished else step.num_computed_tokens
             num_layers = tools.group.layout.num_layers
             whole = LayerProgress(self.request_id, num_tokens, num_layers, None)
             self._write_ready(machine, link, seq, whole)
@@ -301,7 +301,7 @@ class Job:
         """Posts what is complete by now: full blocks, and the tail at the end."""
         num_tokens, block_size = progress.num_computed_tokens, self._tools.block_size
         num_blocks = num_tokens // block_size
-        if num_tokens == seq.num_prompt_tokens:
+        if num_tokens == seq.num_given_tokens:
             num_blocks = len(machine.grant.cached_ordinals) + len(machine.grant.fill)
         longest_s = self._tools.group.longest_write_s
         for first_layer, ordinals in machine.ready(num_blocks, progress.num_layers).items():

@@ -28,9 +28,9 @@ from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle
 from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, encode
 from tandem.runtime.model_files import weights_fingerprint
-from tandem.runtime.node import Node
 from tandem.runtime.request_plane import Responder
 from tandem.runtime.trace import TraceFile
+from tandem.sdk.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.transfer.pool import group_for, layout_of
@@ -80,7 +80,11 @@ class PrefillWorker:
         self.state: Callable[[], str] = lambda: "serving"
         self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs, on_layers=self._on_layers)
-        self.node = Node(runtime, "prefill", model_name, progress=lambda: self.loop.progress)
+        self.node = DistributedRuntime(
+            runtime, component="prefill", model=model_name, progress=lambda: self.loop.progress
+        )
+        component = self.node.namespace(runtime.namespace).component("prefill")
+        self.endpoint = component.endpoint("prefill")
         self.metrics = PrefillMetrics(model_name)
         self._steps: dict[str, asyncio.Queue[Step]] = {}
         self._jobs: dict[asyncio.Task[None], Job] = {}
@@ -119,7 +123,7 @@ class PrefillWorker:
         reporting = asyncio.create_task(self._report_load())
         stack.callback(self._receiving.cancel)
         stack.callback(reporting.cancel)
-        await node.register("prefill")
+        await self.endpoint.register()
         logger.info("prefill worker %s serves %s", node.instance_id, self._model_name)
 
     async def drain(self) -> None:
@@ -256,7 +260,7 @@ class PrefillWorker:
             "nats": self.node.nats.connected,
             "etcd": self.node.discovery.connected,
         }
-        instance = self.node.instance("prefill")
+        instance = self.node.instance(self.endpoint.address)
         links = self._group.reports()
         answer.send(encode(WorkerStatus(instance, self.state(), load, details, links)))
 

@@ -92,7 +92,8 @@ class MemoryQueue:
                 return taken
             wake_at = min([deadline, *(entry.visible_at for entry in self._entries)])
             try:
-                await asyncio.wait_for(self._changed.wait(), max(wake_at - now, 0.0))
+                async with asyncio.timeout(max(wake_at - now, 0.0)):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

@@ -66,7 +66,8 @@ class PullConsumer:
         """Sleep until something happens that makes another pull worth while."""
         self._wake.clear()
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
         except TimeoutError:
             return
 

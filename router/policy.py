@@ -86,9 +86,9 @@ class Router:
     ) -> RoutingDecision:
         """The instance for a prompt of `num_blocks` blocks, full ones hashed in `hashes`."""
         if len(candidates) == 1:
-            overlap = self.index.match(hashes).get(candidates[0], 0) if hashes else 0
+            overlap = self.index.match(hashes, candidates).get(candidates[0], 0)
             return RoutingDecision(candidates[0], overlap, "the only instance")
-        overlaps = self.index.match(hashes)
+        overlaps = self.index.match(hashes, candidates)
         best = min(candidates, key=lambda each: self._rank(each, overlaps, num_blocks))
         overlap = overlaps.get(best, 0)
         cost = self._cost(best, overlap, num_blocks)

@@ -3,10 +3,13 @@
 import re
 import secrets
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from tandem.runtime.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_ENDPOINT_NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
+_SCHEMES = ("tandem://", "dyn://")
 
 
 def new_id() -> str:
@@ -16,21 +19,33 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """`namespace.component.endpoint`. Raises ConfigError when a part is not a plain name."""
+    """`namespace.component.endpoint`; the endpoint's name may have parts, as "chat/completions".
+
+    Raises ConfigError when a part is not a plain name.
+    """
 
     namespace: str
     component: str
     endpoint: str
 
     def __post_init__(self) -> None:
-        for part in (self.namespace, self.component, self.endpoint):
-            if not _NAME.fullmatch(part):
-                raise ConfigError(f"{part!r} is not a name: letters, digits, '_' and '-' only")
+        for kind, pattern, part in (
+            ("namespace", _NAME, self.namespace),
+            ("component", _NAME, self.component),
+            ("endpoint", _ENDPOINT_NAME, self.endpoint),
+        ):
+            if not pattern.fullmatch(part):
+                raise ConfigError(
+                    f"{kind} {part!r} is not a name: letters, digits, '_' and '-' only", param=kind
+                )
 
     @classmethod
     def parse(cls, text: str) -> "EndpointAddress":
-        """The address that `str()` wrote."""
-        parts = text.split(".")
+        """The address that `str()` wrote; a scheme before it, or '/' between, do no harm."""
+        path = text
+        for scheme in _SCHEMES:
+            path = path.removeprefix(scheme)
+        parts = path.split("." if "." in path else "/", 2)
         if len(parts) != 3:
             raise ConfigError(f"{text!r} is not namespace.component.endpoint")
         return cls(*parts)
@@ -40,7 +55,8 @@ class EndpointAddress:
 
     def key_prefix(self) -> str:
         """The discovery prefix of all instances of this endpoint."""
-        return f"/tandem/{self.namespace}/instances/{self.component}/{self.endpoint}/"
+        endpoint = quote(self.endpoint, safe="")
+        return f"/tandem/{self.namespace}/instances/{self.component}/{endpoint}/"
 
     def instance_key(self, instance_id: str) -> str:
         """The discovery key of one instance."""

@@ -1,4 +1,4 @@
-"""A request's identity, deadline and cancellation, as it passes through a process."""
+"""A request's identity, deadline, stop and cancellation, as it passes through a process."""
 
 import asyncio
 import math
@@ -16,6 +16,8 @@ _DEADLINE = "deadline"
 class RequestContext:
     """Cancelling it, or its deadline passing, reaches every child and every callback once.
 
+    Stopping it is milder: it reaches children and callbacks likewise, but the request goes on, and
+    who works on it should come to a good end soon.
     `headers` travel with the request between processes. `async with` releases the timer and leaves
     the parent; it does not cancel. Not thread-safe: it belongs to one event loop.
     """
@@ -31,7 +33,9 @@ class RequestContext:
         self.headers = headers if headers is not None else {}
         self._deadline = math.inf if timeout_s is None else time.perf_counter() + timeout_s
         self._reason: str | None = None
+        self._is_stopped = False
         self._callbacks: dict[object, Callback] = {}
+        self._stop_callbacks: dict[object, Callback] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._leave_parent: Callback | None = None
 
@@ -39,8 +43,25 @@ class RequestContext:
         """A context that ends no later than this one; it may have an earlier deadline."""
         child = RequestContext(id or self.id, timeout_s=timeout_s, headers=dict(self.headers))
         child._deadline = min(child._deadline, self._deadline)
-        child._leave_parent = self.on_cancel(lambda: child.cancel(self._reason or _DEADLINE))
+        leave = self.on_cancel(lambda: child.cancel(self._reason or _DEADLINE))
+        leave_stop = self.on_stop(child.stop)
+
+        def leave_parent() -> None:
+            leave()
+            leave_stop()
+
+        child._leave_parent = leave_parent
         return child
+
+    def stop(self) -> None:
+        """Ask for a good end soon; idempotent, and nothing after the request is over."""
+        if self._is_stopped or self._reason is not None:
+            return
+        self._is_stopped = True
+        callbacks = list(self._stop_callbacks.values())
+        self._stop_callbacks.clear()
+        for callback in callbacks:
+            callback()
 
     def cancel(self, reason: str) -> None:
         """End the request; the first reason stands."""
@@ -56,6 +77,20 @@ class RequestContext:
     def is_cancelled(self) -> bool:
         """True once cancelled or past the deadline."""
         return self._reason is not None or time.perf_counter() >= self._deadline
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once stopped, cancelled or past the deadline."""
+        return self._is_stopped or self.is_cancelled
+
+    def on_stop(self, callback: Callback) -> Callback:
+        """Call `callback` at `stop` (at once if it was); returns what takes it back."""
+        if self._is_stopped:
+            callback()
+            return lambda: None
+        key = object()
+        self._stop_callbacks[key] = callback
+        return lambda: self._stop_callbacks.pop(key, None) and None
 
     async def cancelled(self) -> str:
         """Wait until cancelled or past the deadline; returns the reason."""
@@ -109,6 +144,7 @@ class RequestContext:
     def close(self) -> None:
         """Forget callbacks, timer and parent."""
         self._callbacks.clear()
+        self._stop_callbacks.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -199,10 +199,14 @@ class MemoryDiscovery:
 
 
 class TypedView(Generic[T]):
-    """A WatchView decoded: the last part of the key, an instance id, |-> the value."""
+    """A WatchView decoded: the last `num_parts` parts of the key |-> the value.
 
-    def __init__(self, view: WatchView, kind: type[T]) -> None:
+    The last part is an instance id.
+    """
+
+    def __init__(self, view: WatchView, kind: type[T], num_parts: int = 1) -> None:
         self._view = view
+        self._num_parts = num_parts
         self._decoder = msgspec.json.Decoder(kind)
         self._items: dict[str, T] = {}
         self._subscribers: dict[object, Callable[[str, T | None], None]] = {}
@@ -210,7 +214,7 @@ class TypedView(Generic[T]):
         view.subscribe(self._apply)
 
     def _apply(self, key: str, data: bytes | None) -> None:
-        name = key.rpartition("/")[2]
+        name = "/".join(key.rsplit("/", self._num_parts)[1:])
         value = None
         if data is not None:
             try:
@@ -229,7 +233,7 @@ class TypedView(Generic[T]):
         await self._view.ready()
 
     def subscribe(self, change: Callable[[str, T | None], None]) -> Callable[[], None]:
-        """Call `change(id, value)` for all now known and each change after; returns the undo."""
+        """Call `change(name, value)` for all now known and each change after; returns the undo."""
         token = object()
         self._subscribers[token] = change
         for name, value in list(self._items.items()):
@@ -291,6 +295,11 @@ def config_key(namespace: str, name: str) -> str:
 # ---- what is registered and watched -----------------------------------------------------------
 
 
+def endpoint_of(instance: Instance) -> str:
+    """The name under which the instance's request plane has the endpoint of this record."""
+    return f"{instance.namespace}.{instance.component}.{instance.endpoint}"
+
+
 async def register_instance(discovery: Discovery, instance: Instance) -> str:
     """Make an instance known; returns its key, for `discovery.delete`."""
     address = EndpointAddress(instance.namespace, instance.component, instance.endpoint)
@@ -320,9 +329,14 @@ def watch_instances(discovery: Discovery, namespace: str, component: str) -> Typ
     return TypedView(discovery.watch(instances_prefix(namespace, component)), Instance)
 
 
+def watch_endpoint(discovery: Discovery, address: EndpointAddress) -> TypedView[Instance]:
+    """Instance id |-> Instance, of one endpoint."""
+    return TypedView(discovery.watch(address.key_prefix()), Instance)
+
+
 def watch_models(discovery: Discovery, namespace: str) -> TypedView[ModelCard]:
-    """Instance id |-> the card of the model it serves."""
-    return TypedView(discovery.watch(models_prefix(namespace)), ModelCard)
+    """ "model/instance id", the model percent-encoded, |-> the card: one per model and instance."""
+    return TypedView(discovery.watch(models_prefix(namespace)), ModelCard, num_parts=2)
 
 
 def watch_transfer(discovery: Discovery, namespace: str) -> TypedView[TransferMetadata]:

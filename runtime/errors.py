@@ -9,6 +9,7 @@ TandemError                     code              http
 ├── CancelledRequestError       cancelled         499   the caller went away
 ├── DeadlineError               deadline          504   the request's time is up
 ├── ConnectionLostError         connection_lost   502   the peer died, stopped, or closed mid-stream
+│   └── IncompleteError         incomplete        502   the peer gave the stream up: go on elsewhere
 ├── ProtocolError               protocol          502   a peer sent what the protocol forbids
 ├── TransferError               transfer          500   KV was not moved, or is not what was sent
 ├── ServiceError                service           500   etcd or NATS failed; names the address
@@ -80,6 +81,10 @@ class DeadlineError(TandemError):
 class ConnectionLostError(TandemError):
     code = "connection_lost"
     status = 502
+
+
+class IncompleteError(ConnectionLostError):
+    code = "incomplete"
 
 
 class ProtocolError(TandemError):

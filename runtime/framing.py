@@ -17,7 +17,7 @@ import msgspec
 from tandem.runtime.errors import ProtocolError
 
 MAGIC = b"TANDEM\r\n"
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 64 * 1024  # leaves room for what stands around a payload
 HEADER = struct.Struct("<II")
@@ -101,7 +101,13 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=5):
     busy: bool
 
 
-Frame = Hello | Open | Batch | Cancel | Credit | Heartbeat
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Client to server: the caller wants no more of this stream than what ends it well."""
+
+    stream_id: int
+
+
+Frame = Hello | Open | Batch | Cancel | Credit | Heartbeat | Stop
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)

@@ -6,7 +6,7 @@ carries a clock reading of another host. Messages are grouped by who receives th
 
 import sys
 from array import array
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -84,7 +84,11 @@ class PrefillReport(Message, frozen=True, tag=False):
 
 
 class GenerateRequest(Message, frozen=True):
-    """One sequence to generate. `deadline_ms` is the time left when it was sent."""
+    """One sequence to generate. `deadline_ms` is the time left when it was sent.
+
+    The last `num_generated` of `token_ids` are of the answer: another worker said them before it
+    was lost, and this one goes on behind them. `stop` counts from the answer's first token.
+    """
 
     request_id: str
     model: str
@@ -94,6 +98,29 @@ class GenerateRequest(Message, frozen=True):
     deadline_ms: int
     cache_salt: str = ""  # tenants with different salts never share blocks
     prefill_place: PrefillPlace | None = None  # a caller's wish, over the policy
+    num_generated: int = 0
+
+
+class TextRequest(Message, frozen=True):
+    """A request for a worker that makes and reads text itself; answered with JSON objects.
+
+    `body` is the client's, as JSON; the answer is one whole response of that kind, or its chunks.
+    """
+
+    request_id: str
+    model: str
+    kind: Literal["chat", "completions"]
+    body: bytes
+    deadline_ms: int
+
+
+# ---- to a worker of the kit, from anyone ------------------------------------------------------
+
+
+class Call(Message, frozen=True):
+    """Any plain value, for an endpoint's handler; answered with plain values in msgpack."""
+
+    data: msgspec.Raw
 
 
 # ---- to a frontend, from a decode worker ------------------------------------------------------
@@ -151,12 +178,13 @@ class Claimed(Message, frozen=True):
 
     secret: bytes  # 16 bytes, random, in every Landed of this attempt
     lease_ms: int
-    token_ids: bytes  # the whole prompt
+    token_ids: bytes  # the whole prompt, and what is known of the answer
     sampling: SamplingParams
     fill: list[tuple[int, int]]  # (ordinal in the prompt, block id at D)
     cached_ordinals: list[int]  # D has them; never sent
     cache_salt: str = ""
     stop: StopConditions = StopConditions(max_tokens=1)  # its min_tokens bears on the first token
+    num_generated: int = 0  # the last of `token_ids`, of an answer that was begun elsewhere
 
 
 class ClaimRefused(Message, frozen=True):
@@ -239,7 +267,7 @@ class Instance(Message, frozen=True, tag=False):
 
 
 class ModelCard(Message, frozen=True, tag=False):
-    """What is served under a model's name; every decode worker puts one under its lease."""
+    """What is served under a model's name; every worker of it puts one under its lease."""
 
     name: str
     context_length: int  # tokens, prompt and answer together
@@ -248,6 +276,16 @@ class ModelCard(Message, frozen=True, tag=False):
     files_digest: str  # BLAKE2b of the files that ModelFiles carries, hex
     instance_id: str
     created_s: int  # unix seconds, for /v1/models only
+    endpoint: str = ""  # namespace.component.endpoint that answers its requests
+    model_input: Literal["tokens", "text"] = "tokens"  # text: the worker tokenizes itself
+    model_types: list[str] = msgspec.field(default_factory=lambda: ["chat", "completions"])
+    migration_limit: int | None = None  # None: the frontend's own
+    user_data: dict[str, Any] = {}
+    sends_kv_events: bool = False
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    weights_digest: str = ""  # workers whose weights differ don't answer for one another
 
 
 class RankMetadata(Message, frozen=True, tag=False):

@@ -1,11 +1,14 @@
-"""The files of a model folder that a frontend needs, and their digest."""
+"""The files of a model folder that a frontend needs, their digest, and how they are handed out."""
 
 import hashlib
 from pathlib import Path
 
-from tandem.runtime.errors import ModelError
-from tandem.runtime.messages import ModelFiles
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ModelError, NotFoundError
+from tandem.runtime.messages import ModelFiles, encode
+from tandem.runtime.request_plane import Responder
 
+MODEL_FILES_ENDPOINT = "model_files"
 REQUIRED = ("config.json", "tokenizer.json")
 NUM_SAMPLES = 256
 SAMPLE_BYTES = 4096
@@ -53,3 +56,29 @@ def files_digest(model_files: ModelFiles) -> str:
         digest.update(len(name).to_bytes(4, "little") + name.encode())
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
+
+
+class ModelFilesHolder:
+    """Hands out the files of every model that this process serves, by their digest."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}  # by digest, ready to send
+
+    def add(self, model_files: ModelFiles) -> str:
+        """Hand these out from now on; returns their digest."""
+        digest = files_digest(model_files)
+        self._files[digest] = encode(model_files)
+        return digest
+
+    async def send(self, payload: bytes, _context: RequestContext, responder: Responder) -> None:
+        """The handler of `model_files`: a digest in ASCII, or nothing where there is only one.
+
+        Raises NotFoundError for a digest that is not held.
+        """
+        digest = payload.decode("ascii", "replace")
+        if not digest and len(self._files) == 1:
+            digest = next(iter(self._files))
+        held = self._files.get(digest)
+        if held is None:
+            raise NotFoundError(f"no model files with digest {digest!r} are held here")
+        responder.send(held)

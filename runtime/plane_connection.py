@@ -65,6 +65,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._ends: list[int] = []
         self._fails: list[Failure] = []
         self._flush_scheduled = False
+        self.num_flushes = 0
         self._writable = asyncio.Event()
         self._writable.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -116,6 +117,11 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._fails.append(failure)
         self._schedule_flush()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the socket takes more now."""
+        return self._writable.is_set()
+
     async def drain(self) -> None:
         """Wait until the socket takes more; returns at once when the connection is over."""
         await self._writable.wait()
@@ -133,6 +139,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        self.num_flushes += 1
         self._pack_batch()
         frames, self._frames = self._frames, []
         if self._transport is None or self._error is not None:

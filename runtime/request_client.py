@@ -28,6 +28,7 @@ from tandem.runtime.framing import (
     Open,
     Preamble,
     Status,
+    Stop,
 )
 from tandem.runtime.plane_connection import PlaneConnection, Progress
 
@@ -117,7 +118,18 @@ class ResponseStream:
         self.cancel()
 
     def _listen(self) -> None:
-        self._stop_listening = self._context.on_cancel(self._on_context_end)
+        leave = self._context.on_cancel(self._on_context_end)
+        leave_stop = self._context.on_stop(self._on_context_stop)
+
+        def stop_listening() -> None:
+            leave()
+            leave_stop()
+
+        self._stop_listening = stop_listening
+
+    def _on_context_stop(self) -> None:
+        if not self._is_done:
+            self._connection.post(Stop(self._stream_id))
 
     def _on_context_end(self) -> None:
         error = self._context.error()

@@ -11,6 +11,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     ConnectionLostError,
+    IncompleteError,
     InternalError,
     OverloadedError,
     ProtocolError,
@@ -28,10 +29,13 @@ from tandem.runtime.framing import (
     Open,
     Preamble,
     Status,
+    Stop,
 )
 from tandem.runtime.plane_connection import PlaneConnection, Progress
 
 logger = logging.getLogger(__name__)
+
+STOP_PATIENCE_S = 2.0  # for handlers that were cancelled
 
 
 class Responder:
@@ -66,6 +70,16 @@ class Responder:
             self._connection.post_item(self._stream_id, payload)
         else:
             self._backlog.append(payload)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer and the socket take another item now."""
+        return self._credit > 0 and self._connection.is_writable
+
+    @property
+    def num_flushes(self) -> int:
+        """How often the connection has written what was sent; moves when the loop turns."""
+        return self._connection.num_flushes
 
     async def drain(self) -> None:
         """Wait until all was sent and the peer takes more; raises the context's error."""
@@ -150,6 +164,10 @@ class ServerConnection(PlaneConnection):
             call = self._calls.get(frame.stream_id)
             if call is not None:
                 call.context.cancel(frame.reason)
+        elif type(frame) is Stop:
+            call = self._calls.get(frame.stream_id)
+            if call is not None:
+                call.context.stop()
         else:
             raise ProtocolError(f"a client may not send {type(frame).__name__}")
 
@@ -184,7 +202,7 @@ class ServerConnection(PlaneConnection):
         except TandemError as error:
             self.post_failure(_as_failure(frame.stream_id, error))
         except asyncio.CancelledError:
-            stopped = UnavailableError("the server stopped")
+            stopped = IncompleteError("the server stopped")
             self.post_failure(_as_failure(frame.stream_id, stopped))
             raise
         except Exception:
@@ -230,6 +248,10 @@ class RequestServer:
         """
         self._handlers[endpoint] = handler
 
+    def unregister(self, endpoint: str) -> None:
+        """Refuse new streams of `endpoint` with UnavailableError; running ones go on."""
+        self._handlers.pop(endpoint, None)
+
     async def start(self, port: int = 0) -> None:
         """Listen; `address` is set after that. Raises ServiceError when the port is taken."""
         loop = asyncio.get_running_loop()
@@ -274,14 +296,21 @@ class RequestServer:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
-        """Stop listening, end what still runs, close all connections."""
+        """Stop listening, end what still runs, close all connections.
+
+        Handlers are cancelled; one that will not end after `STOP_PATIENCE_S` is left behind, and
+        its caller learns from the closed connection.
+        """
         self._is_draining = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=STOP_PATIENCE_S)
+            if stuck:
+                logger.warning("%d handlers did not end when they were cancelled", len(stuck))
         connections = list(self.connections)
         for connection in connections:
             connection.close(ConnectionLostError("the server stopped"))

@@ -163,7 +163,8 @@ class TraceFile:
         is_last = False
         while not is_last:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), FLUSH_INTERVAL_S)
+                async with asyncio.timeout(FLUSH_INTERVAL_S):
+                    await self._closing.wait()
             is_last = self._closing.is_set()
             data, self._pending = self._pending, bytearray()
             if data or is_last:

@@ -11,11 +11,21 @@ from prometheus_client.metrics import MetricWrapperBase
 from tandem.decode.metrics import DecodeMetrics
 from tandem.frontend.metrics import FrontendMetrics, Histogram
 from tandem.prefill.metrics import PrefillMetrics
+from tandem.sdk.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
+from tandem.sdk.engine_metrics import ENGINE_LABELS, EngineGauges
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
 # Whoever else makes metrics must be added here, and so to the page.
-MAKERS = {"decode/metrics.py", "prefill/metrics.py", "frontend/metrics.py", "runtime/metrics.py"}
+MAKERS = {
+    "decode/metrics.py",
+    "prefill/metrics.py",
+    "frontend/metrics.py",
+    "runtime/metrics.py",
+    "sdk/endpoint_metrics.py",
+    "sdk/engine_metrics.py",
+}
+READERS = {"REGISTRY", "generate_latest"}  # who imports these alone shows metrics, and makes none
 HISTOGRAM_SERIES = ("_bucket", "_sum", "_count")
 
 
@@ -34,13 +44,14 @@ def made() -> frozenset[Metric]:
 
     Not off the process's registry: other tests put metrics of their own there.
     """
-    owners = (FrontendMetrics(), DecodeMetrics("m"), PrefillMetrics("m"))
+    engine = EngineGauges(dict.fromkeys(ENGINE_LABELS, ""))
+    owners = (FrontendMetrics(), DecodeMetrics("m"), PrefillMetrics("m"), engine)
     return frozenset(
         _describe(each)
         for owner in owners
         for each in vars(owner).values()
         if isinstance(each, MetricWrapperBase | Histogram)
-    )
+    ) | {Metric(name, kind, ENDPOINT_LABELS) for name, (kind, _) in ENDPOINT_FAMILIES.items()}
 
 
 def _describe(metric: MetricWrapperBase | Histogram) -> Metric:
@@ -96,7 +107,7 @@ def _imports_makers(path: Path) -> bool:
             if node.module == "tandem.runtime.metrics" and names != {"serve_metrics"}:
                 return True
             if node.module is not None and node.module.split(".")[0] == "prometheus_client":
-                return True
+                return not names <= READERS
         if isinstance(node, ast.Import) and any(
             alias.name.split(".")[0] == "prometheus_client" for alias in node.names
         ):

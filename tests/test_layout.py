@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "engine": {"kernels", "runtime"},
     "queue": {"runtime"},
     "transfer": {"kernels", "runtime"},
-    "prefill": {"engine", "queue", "transfer", "runtime"},
-    "decode": {"engine", "queue", "transfer", "runtime"},
+    "prefill": {"engine", "queue", "transfer", "runtime", "sdk"},
+    "decode": {"engine", "queue", "transfer", "runtime", "sdk"},
     "router": {"runtime"},
-    "frontend": {"router", "runtime"},
+    "frontend": {"router", "runtime", "sdk"},
+    "sdk": {"models", "router", "runtime", "transfer"},
     "models": {"runtime"},
 }
 ANYTHING = {"launch", "bench"}

@@ -1,4 +1,4 @@
-"""The NIXL transport (UCX backend): the only module that touches the library.
+"""The NIXL transport (UCX backend). Only this module and sdk/nixl_agent.py touch the library.
 
 What was measured with NIXL 1.5 over host memory (two processes, cross-memory attach), and is
 relied on:
@@ -49,10 +49,10 @@ class NixlTransport:
     """One NIXL agent. `name` must be unique among all agents that may ever meet."""
 
     def __init__(self, name: str) -> None:
-        api = _load_api()
+        api = load_api()
         # The library's own progress thread costs most of the bandwidth on few cores.
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
-        self._agent: Any = _translated("agent", lambda: api.nixl_agent(name, config))
+        self._agent: Any = translated("agent", lambda: api.nixl_agent(name, config))
         if _BACKEND not in self._agent.backends:
             raise TransferError(f"NIXL has no {_BACKEND} backend here")
         self._registered: Any = None
@@ -63,17 +63,17 @@ class NixlTransport:
     def register(self, grid: BlockGrid) -> None:
         num_bytes = grid.num_blocks * grid.block_bytes
         region = [(grid.base_address, num_bytes, grid.device_id, "")]
-        self._registered = _translated(
+        self._registered = translated(
             "register", lambda: self._agent.register_memory(region, grid.memory)
         )
         self._grid = grid
 
     def metadata(self) -> bytes:
-        data: bytes = _translated("metadata", self._agent.get_agent_metadata)
+        data: bytes = translated("metadata", self._agent.get_agent_metadata)
         return data
 
     def add_peer(self, metadata: bytes, grid: BlockGrid) -> str:
-        name = _translated("add peer", lambda: self._agent.add_remote_agent(metadata))
+        name = translated("add peer", lambda: self._agent.add_remote_agent(metadata))
         peer = name.decode() if isinstance(name, bytes) else str(name)
         self._peers[peer] = _Peer(grid)
         return peer
@@ -83,8 +83,8 @@ class NixlTransport:
         if known is None:
             return
         for tables in known.tables:
-            _quietly(tables.remote.release)
-        _quietly(lambda: self._agent.remove_remote_agent(peer))
+            quietly(tables.remote.release)
+        quietly(lambda: self._agent.remove_remote_agent(peer))
 
     def prepare(self, peer: str, local_parts: Parts, remote_parts: Parts) -> object:
         known = self._peers[peer]
@@ -106,7 +106,7 @@ class NixlTransport:
     ) -> object:
         assert isinstance(tables, _Tables)
         doing = f"{operation} with {tables.peer}"
-        handle = _translated(
+        handle = translated(
             doing,
             lambda: self._agent.make_prepped_xfer(
                 operation,
@@ -118,7 +118,7 @@ class NixlTransport:
             ),
         )
         try:
-            state = _translated(doing, lambda: self._agent.transfer(handle))
+            state = translated(doing, lambda: self._agent.transfer(handle))
             if state == "ERR":
                 raise TransferError(f"{doing}: the library refused it")
         except TransferError:
@@ -127,28 +127,28 @@ class NixlTransport:
         return handle
 
     def poll(self, handle: object) -> bool:
-        state = _translated("transfer", lambda: self._agent.check_xfer_state(handle))
+        state = translated("transfer", lambda: self._agent.check_xfer_state(handle))
         if state == "ERR":
             raise TransferError("transfer: the library reports a failure")
         return bool(state == "DONE")
 
     def release(self, handle: object) -> None:
-        _quietly(lambda: self._agent.release_xfer_handle(handle))
+        quietly(lambda: self._agent.release_xfer_handle(handle))
 
     def notify(self, peer: str, notice: bytes) -> None:
-        _translated(f"notify {peer}", lambda: self._agent.send_notif(peer, notice))
+        translated(f"notify {peer}", lambda: self._agent.send_notif(peer, notice))
 
     def notifications(self) -> list[tuple[str, bytes]]:
-        found = _translated("notifications", self._agent.get_new_notifs)
+        found = translated("notifications", self._agent.get_new_notifs)
         return [(peer, notice) for peer, notices in found.items() for notice in notices]
 
     def close(self) -> None:
         for peer in list(self._peers):
             self.remove_peer(peer)
         for prepared in self._local.values():
-            _quietly(prepared.release)
+            quietly(prepared.release)
         if self._registered is not None:
-            _quietly(lambda: self._agent.deregister_memory(self._registered))
+            quietly(lambda: self._agent.deregister_memory(self._registered))
         # The last reference: the library is torn down here, on its own thread, and not by the
         # garbage collector on another.
         self._local.clear()
@@ -161,7 +161,7 @@ class NixlTransport:
         descriptors[:, :, 0] = np.uint64(grid.base_address) + blocks + offsets  # address
         descriptors[:, :, 1] = lengths  # bytes
         descriptors[:, :, 2] = grid.device_id
-        return _translated(
+        return translated(
             f"prepare the blocks of {side}",
             lambda: self._agent.prep_xfer_dlist(
                 side, self._agent.get_xfer_descs(descriptors.reshape(-1, 3), grid.memory)
@@ -169,7 +169,8 @@ class NixlTransport:
         )
 
 
-def _load_api() -> Any:
+def load_api() -> Any:
+    """The library's module, with its logging put right; TransferError where none is installed."""
     raise_exceptions = logging.raiseExceptions
     for wheel in _WHEELS:
         try:
@@ -187,14 +188,16 @@ def _load_api() -> Any:
     raise TransferError(f"NIXL is not installed; looked for {', '.join(_WHEELS)}")
 
 
-def _translated(doing: str, call: Callable[[], T]) -> T:
+def translated(doing: str, call: Callable[[], T]) -> T:
+    """What `call` gives; whatever the library raises becomes a TransferError."""
     try:
         return call()
     except Exception as exc:
         raise TransferError(f"NIXL, {doing}: {exc or type(exc).__name__}") from exc
 
 
-def _quietly(call: Callable[[], object]) -> None:
+def quietly(call: Callable[[], object]) -> None:
+    """`call` on the way out: there is nobody left whom a failure would help."""
     try:
         call()
     except Exception as exc:

@@ -29,6 +29,7 @@ from tandem.runtime.messages import (
     FirstToken,
     GenerateRequest,
     PrefillJob,
+    PrefillPlace,
     PrefillReport,
     PrefixBlocks,
     PrefixRequest,
@@ -140,7 +141,8 @@ class Stage:
 
     async def register(self, pid: int) -> None:
         """Makes the puppet known as a prefill worker with this process id."""
-        instance = self.peer.node.instance("prefill")
+        node = self.peer.node
+        instance = node.instance(node.endpoint(f"{node.config.namespace}.prefill.prefill").address)
         instance = msgspec.structs.replace(instance, pid=pid, host=socket.gethostname())
         await register_instance(self.peer.node.discovery, instance)
         view = self.worker._prefill_instances
@@ -155,7 +157,10 @@ class Stage:
         sampling: SamplingParams | None = None,
         stop: StopConditions | None = None,
         request_id: str = "",
+        num_generated: int = 0,
+        place: PrefillPlace | None = None,
     ) -> Answer:
+        """Sends a prompt, the last `num_generated` tokens of which are of the answer."""
         request = GenerateRequest(
             request_id=request_id or new_id(),
             model=MODEL,
@@ -163,10 +168,15 @@ class Stage:
             sampling=sampling or SamplingParams(temperature=0),
             stop=stop or StopConditions(max_tokens=6, ignore_eos=True),
             deadline_ms=20_000,
+            prefill_place=place,
+            num_generated=num_generated,
         )
         answer = Answer(RequestContext(timeout_s=20))
         stream = await self.peer.node.client.open(
-            self.worker.node.server.address, "generate", encode(request), answer.context
+            self.worker.node.server.address,
+            str(self.worker.endpoint.address),
+            encode(request),
+            answer.context,
         )
         self.readers.add(asyncio.create_task(answer.read(stream)))
         return answer
@@ -212,7 +222,12 @@ class Stage:
         grant, request_id = work.grant, work.job.handoff_id.hex()
         token_ids = unpack_tokens(grant.token_ids)
         seq = EngineSequence(
-            request_id, token_ids, len(token_ids), grant.sampling, grant.stop, prefill_only=True
+            request_id,
+            token_ids,
+            len(token_ids) - grant.num_generated,
+            grant.sampling,
+            grant.stop,
+            prefill_only=True,
         )
         self.peer.engine.add(seq)
         last = self.peer.run(request_id)[-1]

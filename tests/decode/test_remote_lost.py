@@ -16,6 +16,7 @@ from tandem.decode.remote import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
+    IncompleteError,
     InvalidRequestError,
     ServiceError,
     TransferError,
@@ -257,5 +258,5 @@ async def test_a_stopped_worker_retracts_its_claims_and_fails_its_requests(
         await stage.worker.stop()
         await stage.retracted(work)
         for answer in answers:
-            with pytest.raises(UnavailableError, match="stopped"):
+            with pytest.raises(IncompleteError, match="stopped"):
                 await answer.whole()

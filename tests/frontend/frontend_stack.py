@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 import httpx
 import msgspec
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
 from tandem.router.config import RouterConfig
-from tandem.runtime.address import new_id
+from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -31,6 +32,7 @@ from tandem.runtime.messages import (
     ModelCard,
     ModelFiles,
     PrefillReport,
+    TextRequest,
     TokenDelta,
     encode,
     unpack_tokens,
@@ -46,6 +48,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 Script = Callable[[GenerateRequest, RequestContext, Responder], Awaitable[None]]
+TextScript = Callable[[TextRequest, RequestContext, Responder], Awaitable[None]]
 
 
 @cache
@@ -83,7 +86,10 @@ def token_ids(text: str) -> list[int]:
 
 @dataclass
 class FakeWorker:
-    """A decode worker without an engine; `script` answers, by default with ANSWER."""
+    """A worker without an engine; `script` answers, by default with ANSWER.
+
+    With `model_input="text"` it is a text model, and `text_script` answers.
+    """
 
     store: MemoryStore
     listeners: list[tuple[str, Listener]]
@@ -94,12 +100,19 @@ class FakeWorker:
     contexts: list[RequestContext] = field(default_factory=list)
     called: asyncio.Event = field(default_factory=asyncio.Event)
     script: Script | None = None
+    text_script: TextScript | None = None
+    text_requests: list[TextRequest] = field(default_factory=list)
+    endpoint: str = "tandem.decode.generate"
+    model_input: Literal["tokens", "text"] = "tokens"
+    model_types: list[str] = field(default_factory=lambda: ["chat", "completions"])
     held: list[bytes] = field(default_factory=list)  # block hashes of the snapshot
     last_event_id: int = 0
+    migration_limit: int | None = None
+    weights_digest: str = ""
 
     async def start(self) -> None:
         self.server = RequestServer(self.config, self.instance_id)
-        self.server.register("generate", self._generate)
+        self.server.register(self.endpoint, self._generate)
         self.server.register("model_files", self._model_files)
         self.server.register("kv_snapshot", self._kv_snapshot)
         await self.server.start()
@@ -107,7 +120,11 @@ class FakeWorker:
         await self.events.start()
         self.discovery = MemoryDiscovery(self.store)
         await self.discovery.start()
-        card = ModelCard(
+        await register_instance(self.discovery, self.instance())
+        await register_model(self.discovery, "tandem", self.card())
+
+    def card(self) -> ModelCard:
+        return ModelCard(
             name=self.model,
             context_length=CONTEXT_LENGTH,
             block_size=4,
@@ -115,18 +132,25 @@ class FakeWorker:
             files_digest=files_digest(model_files()),
             instance_id=self.instance_id,
             created_s=1_700_000_000,
+            endpoint=self.endpoint,
+            model_input=self.model_input,
+            model_types=self.model_types,
+            migration_limit=self.migration_limit,
+            sends_kv_events=True,
+            weights_digest=self.weights_digest,
         )
-        instance = Instance(
-            namespace="tandem",
-            component="decode",
-            endpoint="generate",
+
+    def instance(self) -> Instance:
+        address = EndpointAddress.parse(self.endpoint)
+        return Instance(
+            namespace=address.namespace,
+            component=address.component,
+            endpoint=address.endpoint,
             instance_id=self.instance_id,
             address=self.server.address,
             epoch="epoch",
             model=self.model,
         )
-        await register_instance(self.discovery, instance)
-        await register_model(self.discovery, "tandem", card)
 
     async def leave(self) -> None:
         await self.discovery.close()
@@ -135,10 +159,15 @@ class FakeWorker:
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder
     ) -> None:
-        request = msgspec.msgpack.decode(payload, type=GenerateRequest)
-        self.requests.append(request)
+        request = msgspec.msgpack.decode(payload, type=GenerateRequest | TextRequest)
         self.contexts.append(context)
         self.called.set()
+        if isinstance(request, TextRequest):
+            self.text_requests.append(request)
+            assert self.text_script is not None
+            await self.text_script(request, context, responder)
+            return
+        self.requests.append(request)
         await (self.script or answer_with(ANSWER))(request, context, responder)
 
     async def _model_files(
@@ -157,14 +186,17 @@ REPORT = PrefillReport("local", "uncached 3 <= max_local_prefill_length 1000", n
 
 
 def answer_with(text: str, tokens_per_delta: int = 1) -> Script:
-    """Answers with the tokens of `text`, ended by a stop token or by max_tokens."""
+    """Answers with the tokens of `text`, ended by a stop token or by max_tokens.
+
+    A request that was begun elsewhere gets the rest of them.
+    """
 
     async def script(
         request: GenerateRequest, _context: RequestContext, responder: Responder
     ) -> None:
         ids = token_ids(text)
         is_cut = request.stop.max_tokens < len(ids)
-        ids = ids[: request.stop.max_tokens]
+        ids = ids[request.num_generated : request.stop.max_tokens]
         report: PrefillReport | None = REPORT
         for start in range(0, len(ids), tokens_per_delta):
             some = ids[start : start + tokens_per_delta]
@@ -227,11 +259,24 @@ class Stack:
         await self._exits.aclose()
 
     async def add_worker(
-        self, held: list[bytes] | None = None, last_event_id: int = 0
+        self,
+        held: list[bytes] | None = None,
+        last_event_id: int = 0,
+        migration_limit: int | None = None,
+        weights_digest: str = "",
     ) -> FakeWorker:
         worker = FakeWorker(
-            self.store, self.listeners, held=held or [], last_event_id=last_event_id
+            self.store,
+            self.listeners,
+            held=held or [],
+            last_event_id=last_event_id,
+            migration_limit=migration_limit,
+            weights_digest=weights_digest,
         )
+        return await self.join(worker)
+
+    async def join(self, worker: FakeWorker) -> FakeWorker:
+        """Starts a worker that was made for this stack's store; it leaves with the stack."""
         await worker.start()
         self._exits.push_async_callback(worker.leave)
         self.workers.append(worker)

@@ -40,7 +40,7 @@ def failing(error: Exception, after_a_token: bool = False) -> object:
         _request: GenerateRequest, _context: RequestContext, responder: Responder
     ) -> None:
         if after_a_token:
-            responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
+            responder.send(encode(TokenDelta(token_ids(ANSWER)[:1], prefill=REPORT)))
             await asyncio.sleep(0.01)
         raise error
 
@@ -119,8 +119,7 @@ async def test_an_address_where_nobody_listens_is_passed_over() -> None:
             assert (await stack.chat()).status_code == 200
 
 
-async def test_an_unstreamed_answer_is_begun_anew_on_another_worker() -> None:
-    """The client has seen nothing, and the same seed gives the same text."""
+async def test_an_unstreamed_answer_goes_on_at_another_worker() -> None:
     async with Stack(num_workers=2) as stack:
         await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
         stack.workers[1].script = failing(UnavailableError("dying"), after_a_token=True)

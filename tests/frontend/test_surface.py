@@ -13,7 +13,7 @@ from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.events import MemoryEvents, kv_subject
+from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
 from tandem.runtime.messages import KvEvent, ModelCard, encode
 
 
@@ -132,6 +132,6 @@ async def test_malformed_records_and_events_are_passed_over(stack: Stack) -> Non
     stack.store.set(models_prefix("tandem") + "x/broken", b"{")
     events = MemoryEvents(stack.listeners)
     await events.start()
-    events.publish(kv_subject("tandem", "x"), b"\xc1")
-    events.publish("tandem.tandem.load.x", b"\xc1")
+    events.publish(kv_subject("tandem", stack.worker.instance_id), b"\xc1")
+    events.publish(load_subject("tandem", stack.worker.instance_id), b"\xc1")
     assert (await stack.chat()).status_code == 200

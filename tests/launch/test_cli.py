@@ -11,7 +11,7 @@ import pytest
 
 Tandem = Callable[..., tuple[int, str, str]]
 
-COMMANDS = ["serve", "frontend", "prefill", "decode", "status", "doctor"]
+COMMANDS = ["serve", "run", "frontend", "prefill", "decode", "status", "doctor"]
 CONFIG_COMMANDS = ["show", "get", "set", "unset", "watch"]
 
 
@@ -43,10 +43,17 @@ def test_the_version_is_that_of_the_package(tandem: Tandem) -> None:
     assert tandem("--version")[:2] == (0, f"tandem {version('tandem-serve')}\n")
 
 
-def test_bench_passes_its_arguments_on(tandem: Tandem) -> None:
-    code, output, _ = tandem("bench", "--help")
+@pytest.mark.parametrize("command", ["bench", "conformance", "engine"])
+def test_what_another_parser_reads_is_passed_on(tandem: Tandem, command: str) -> None:
+    code, output, _ = tandem(command, "--help")
     assert code == 0
-    assert "tandem bench" in output
+    assert f"tandem {command}" in output
+
+
+def test_engine_wants_an_engine(tandem: Tandem) -> None:
+    code, _, errors = tandem("engine", "tandem.runtime.errors:TandemError", "--some.flag")
+    assert code == 2
+    assert "TandemError is no engine: it must be a subclass of LLMEngine" in errors
 
 
 def test_config_show_prints_values_and_origins(tandem: Tandem, tmp_path: Path) -> None:

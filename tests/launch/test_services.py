@@ -10,12 +10,12 @@ import psutil
 import pytest
 from services import eventually
 
-from tandem.launch.local_clusters import LocalCluster, announced, the_running_cluster
 from tandem.launch.processes import ChildProcess
 from tandem.launch.services import EmbeddedEtcd, EmbeddedNats, EmbeddedService
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, announced, the_running_cluster
 from tandem.runtime.nats import NatsConnection
 
 LAUNCHER = """

@@ -170,10 +170,15 @@ class Stage:
         sampling: SamplingParams = GREEDY,
         stop: StopConditions = SIX,
         lease_ms: int = 5000,
+        num_generated: int = 0,
     ) -> Offer:
-        """Reserves blocks for a prompt; nobody is told yet."""
+        """Reserves blocks for a prompt, the last `num_generated` tokens of which are of its answer.
+
+        Nobody is told yet.
+        """
         handoff_id, node = secrets.token_bytes(16), self.peer.node
-        seq = Sequence(handoff_id.hex(), list(prompt), len(prompt), sampling, stop)
+        num_prompt_tokens = len(prompt) - num_generated
+        seq = Sequence(handoff_id.hex(), list(prompt), num_prompt_tokens, sampling, stop)
         reservation = self.peer.engine.reserve(seq)
         assert reservation is not None
         job = PrefillJob(
@@ -196,6 +201,7 @@ class Stage:
             stop=stop,
             fill=reservation.fill,
             cached_ordinals=reservation.cached_ordinals,
+            num_generated=num_generated,
         )
         offer = self.offers[handoff_id] = Offer(job, seq, grant)
         return offer

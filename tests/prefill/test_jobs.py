@@ -49,6 +49,29 @@ async def test_a_decode_worker_goes_on_with_the_same_text(stage: Stage, num_toke
         assert offer.first is not None and offer.first.num_cached_tokens == num_cached
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (StopConditions(6, ignore_eos=True), [8, 9, 8, 9, 8, 9]),
+        (StopConditions(6, min_tokens=3, stop_token_ids=[8], ignore_eos=True), [9, 9, 9]),
+    ],
+    ids=["penalties", "min_tokens"],
+)
+async def test_a_first_token_counts_what_of_the_answer_was_said_elsewhere(
+    stage: Stage, stop: StopConditions, expected: list[int]
+) -> None:
+    prompt = fresh_prompt(30)
+    sampling = SamplingParams(0, frequency_penalty=20.0, logit_bias={8: 100.0, 9: 90.0})
+    whole = stage.undisturbed(prompt, sampling, stop)
+    assert whole.token_ids == expected
+    for cut in range(1, len(expected) + (whole.finish_reason == "stop")):
+        given = prompt + expected[:cut]
+        offer = await stage.offer(given, sampling=sampling, stop=stop, num_generated=cut)
+        rest = await stage.text(offer)
+        assert rest.token_ids == expected[cut:]
+        assert rest.finish_reason == whole.finish_reason
+
+
 async def test_blocks_are_written_as_soon_as_a_step_has_filled_them(stage: Stage) -> None:
     offer = await stage.offer(fresh_prompt(LONG))
     await stage.text(offer)
@@ -321,7 +344,7 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
         offer = await stage.offer(fresh_prompt(LONG))
         await eventually(lambda: bool(stage.worker._steps))
         draining = asyncio.create_task(stage.worker.drain())
-        await eventually(lambda: not stage.worker.node._registered)
+        await eventually(lambda: not stage.worker.node._records)
     assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
     async with asyncio.timeout(5):
         await draining

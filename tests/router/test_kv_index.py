@@ -1,4 +1,7 @@
-from hypothesis import given
+import os
+from collections.abc import Iterator
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.router.kv_index import KvIndex
@@ -70,36 +73,110 @@ def test_a_removed_instance_leaves_nothing_behind() -> None:
 def test_the_index_is_bounded_and_forgets_the_least_recently_used() -> None:
     index = KvIndex(3)
     index.apply(stored(1, A, B, C))
-    index.match([A])
+    index.match([B])
     index.apply(stored(2, D))
     assert index.num_entries == 3
-    assert index.match([B]) == {} and index.match([A]) == {"w": 1} == index.match([D])
-    index.apply(KvEvent("w", "e", 3, removed=[B]))  # forgotten already
+    assert index.match([C]) == {}  # the end of the chain went before its beginning
+    assert index.match([A]) == index.match([B]) == index.match([D]) == {"w": 1}
+    index.apply(KvEvent("w", "e", 3, removed=[C]))  # forgotten already
     assert index.num_entries == 3
+    index.match([A]), index.match([B])
+    index.apply(stored(4, C))
+    assert index.match([D]) == {} and index.match([C]) == {"w": 1}
 
 
+HASHES = [bytes([byte]) * 16 for byte in range(6)]
+_SOME = st.lists(st.sampled_from(HASHES), max_size=4)
 _CHANGES = st.tuples(
-    st.sampled_from("xy"),
-    st.lists(st.sampled_from([A, B, C, D]), max_size=3),
-    st.lists(st.sampled_from([A, B, C, D]), max_size=3),
+    st.sampled_from("xyz"),
+    _SOME,
+    _SOME,
     st.booleans(),
-    st.sampled_from([1, 1, 1, 2]),  # a step of 2 is a gap
+    st.sampled_from([0, 1, 1, 1, 1, 2]),  # 0 was seen before, 2 leaves a gap
+    st.sampled_from(["apply", "apply", "apply", "new epoch", "remove instance"]),
 )
 
 
-@given(st.lists(_CHANGES, max_size=25), st.integers(1, 6))
-def test_a_match_never_exceeds_what_the_instance_holds(
-    changes: list[tuple[str, list[bytes], list[bytes], bool, int]], max_entries: int
-) -> None:
-    index = KvIndex(max_entries)
-    held: dict[str, set[bytes]] = {"x": set(), "y": set()}
-    last = {"x": 0, "y": 0}
-    for who, added, removed, cleared, step in changes:
-        last[who] += step
-        held[who] = ((set() if cleared else held[who]) - set(removed)) | set(added)
-        event = KvEvent(who, "e", last[who], list(added), list(removed), cleared)
+class Naive:
+    """What instances said, as sets, and nothing clever."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[bytes]] = {}
+        self.last: dict[str, int] = {}
+        self.epoch: dict[str, int] = {}
+
+    def change(self, event: KvEvent) -> None:
+        before = set() if event.cleared else self.held.get(event.instance_id, set())
+        self.held[event.instance_id] = (before - set(event.removed)) | set(event.stored)
+
+    def match(self, hashes: list[bytes]) -> dict[str, int]:
+        depths = {
+            who: next((at for at, each in enumerate(hashes) if each not in held), len(hashes))
+            for who, held in self.held.items()
+        }
+        return {who: depth for who, depth in depths.items() if depth}
+
+
+def replayed(
+    changes: list[tuple[str, list[bytes], list[bytes], bool, int, str]], max_entries: int
+) -> Iterator[tuple[KvIndex, Naive]]:
+    """The state after each change; a gap is healed by a dump, as a follower does it."""
+    index, naive = KvIndex(max_entries), Naive()
+    for who, added, removed, cleared, step, kind in changes:
+        if kind == "remove instance":
+            index.remove_instance(who)
+            naive.held.pop(who, None)
+            naive.epoch[who] = naive.epoch.get(who, 0) + 1
+            naive.last[who] = 0
+        elif kind == "new epoch":
+            naive.held.pop(who, None)
+            naive.epoch[who] = naive.epoch.get(who, 0) + 1
+            naive.last[who] = 0
+        event_id = naive.last.get(who, 0) + step
+        epoch = str(naive.epoch.get(who, 0))
+        event = KvEvent(who, epoch, event_id, added, removed, cleared)
+        if step:
+            naive.change(event)
+            naive.last[who] = event_id
         if not index.apply(event):
-            index.load_snapshot(KvEvent(who, "e", last[who], list(held[who])))
+            assert index.match(HASHES, [who]) == {}  # doubt is nothing, not the old state
+            held = sorted(naive.held.get(who, ()))
+            index.load_snapshot(KvEvent(who, epoch, event_id, held, cleared=True))
+        yield index, naive
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_CHANGES, max_size=25), st.permutations(HASHES))
+def test_an_index_with_room_says_exactly_what_the_instances_hold(
+    changes: list[tuple[str, list[bytes], list[bytes], bool, int, str]], prompt: list[bytes]
+) -> None:
+    for index, naive in replayed(changes, 1000):
+        assert index.match(prompt) == naive.match(prompt)
+        assert index.match(prompt, ["y", "nobody"]) == {
+            who: depth for who, depth in naive.match(prompt).items() if who == "y"
+        }
+        assert index.num_entries == sum(map(len, naive.held.values()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_CHANGES, max_size=25), st.integers(1, 8), st.permutations(HASHES))
+def test_a_full_index_forgets_but_never_says_too_much(
+    changes: list[tuple[str, list[bytes], list[bytes], bool, int, str]],
+    max_entries: int,
+    prompt: list[bytes],
+) -> None:
+    for index, naive in replayed(changes, max_entries):
+        truth = naive.match(prompt)
+        for who, depth in index.match(prompt).items():
+            assert 0 < depth <= truth[who]
         assert index.num_entries <= max_entries
-        for who_matched, depth in index.match([A, B, C, D]).items():
-            assert {A, B, C, D} and set([A, B, C, D][:depth]) <= held[who_matched]
+
+
+def test_a_full_index_keeps_the_chains_that_are_looked_up() -> None:
+    index = KvIndex(1280)
+    hot = [number.to_bytes(16, "big") for number in range(20)]
+    index.apply(stored(1, *hot))
+    for event_id in range(2, 400):
+        index.apply(stored(event_id, *(os.urandom(16) for _ in range(20))))
+        assert index.match(hot) == {"w": 20}
+        assert index.num_entries <= 1280

@@ -131,7 +131,7 @@ async def test_model_cards_and_transfer_metadata_are_typed_too(join: Join) -> No
     )
     await register_transfer(discovery, NAMESPACE, metadata)
     models, transfers = watch_models(discovery, NAMESPACE), watch_transfer(discovery, NAMESPACE)
-    await models.wait_for(lambda items: items == {"a": card}, 5)
+    await models.wait_for(lambda items: items == {"org%2Fmodel/a": card}, 5)
     await transfers.wait_for(lambda items: items == {"a": metadata}, 5)
 
 

@@ -17,6 +17,7 @@ from tandem.runtime.framing import (
     Open,
     Preamble,
     Status,
+    Stop,
     decode_preamble,
     encode_frame,
     encode_preamble,
@@ -30,6 +31,7 @@ FRAMES: list[Frame] = [
     Cancel(7, "bye"),
     Credit(7, 128),
     Heartbeat(41, True),
+    Stop(7),
 ]
 
 

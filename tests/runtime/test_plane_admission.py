@@ -10,6 +10,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError, ProtocolError, UnavailableError
 from tandem.runtime.framing import (
     PREAMBLE_BYTES,
+    VERSION,
     Batch,
     Frame,
     FrameReader,
@@ -51,7 +52,7 @@ async def test_with_the_cluster_token_all_is_served() -> None:
 @pytest.mark.parametrize("digest", [bytes(32), token_digest("right", "client")])
 async def test_a_server_that_does_not_know_the_token_is_not_trusted(digest: bytes) -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode_preamble(Preamble(1, Status.OK, digest)))
+        writer.write(encode_preamble(Preamble(VERSION, Status.OK, digest)))
         await reader.read()
         writer.close()
 
@@ -77,7 +78,7 @@ class RawPeer:
     async def dial(cls, address: str, preamble: bytes | None = None) -> "RawPeer":
         host, _, port = address.rpartition(":")
         peer = cls(*await asyncio.open_connection(host, int(port)))
-        peer.writer.write(preamble or encode_preamble(Preamble(1, Status.OK, bytes(32))))
+        peer.writer.write(preamble or encode_preamble(Preamble(VERSION, Status.OK, bytes(32))))
         return peer
 
     async def read_batches(self, num_items: int) -> list[Batch]:
@@ -117,15 +118,15 @@ async def test_what_one_tick_sends_leaves_as_one_frame(server: RequestServer) ->
 @pytest.mark.parametrize(
     ("preamble", "status"),
     [
-        (encode_preamble(Preamble(2, Status.OK, bytes(32))), Status.WRONG_VERSION),
-        (encode_preamble(Preamble(1, Status.OK, bytes(31) + b"x")), Status.WRONG_TOKEN),
+        (encode_preamble(Preamble(VERSION + 1, Status.OK, bytes(32))), Status.WRONG_VERSION),
+        (encode_preamble(Preamble(VERSION, Status.OK, bytes(31) + b"x")), Status.WRONG_TOKEN),
     ],
 )
 async def test_a_refusal_says_why_shows_no_digest_and_closes(
     server: RequestServer, preamble: bytes, status: Status
 ) -> None:
     peer = await RawPeer.dial(server.address, preamble)
-    assert await peer.reader.read() == encode_preamble(Preamble(1, status, bytes(32)))
+    assert await peer.reader.read() == encode_preamble(Preamble(VERSION, status, bytes(32)))
     await peer.close()
 
 
@@ -149,7 +150,7 @@ async def test_a_gap_in_a_clients_frames_ends_the_connection(server: RequestServ
 async def test_a_gap_in_a_servers_frames_loses_the_streams(client: RequestClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(PREAMBLE_BYTES)
-        writer.write(encode_preamble(Preamble(1, Status.OK, bytes(32))))
+        writer.write(encode_preamble(Preamble(VERSION, Status.OK, bytes(32))))
         frames = FrameReader()
         while not any(isinstance(frame, Open) for frame in frames.feed(await reader.read(9999))):
             pass

@@ -292,3 +292,30 @@ async def test_a_lost_client_cancels_its_handlers(server: RequestServer) -> None
     with pytest.raises(ConnectionLostError):
         await anext(stream)
     await eventually(lambda: server.num_active == 0 and not server.connections)
+
+
+async def test_an_endpoint_that_was_taken_back_refuses_while_the_others_go_on(
+    server: RequestServer, client: RequestClient
+) -> None:
+    server.unregister("echo")
+    with pytest.raises(UnavailableError, match="no endpoint 'echo'"):
+        await client.call(server.address, "echo", b"x", RequestContext())
+    assert await client.call(server.address, "count", b"1", RequestContext()) == b"0"
+
+
+async def test_a_stop_reaches_the_handler_and_the_stream_goes_on(
+    server: RequestServer, client: RequestClient
+) -> None:
+    async def until_stopped(payload: bytes, context: RequestContext, answer: Responder) -> None:
+        stopped = asyncio.Event()
+        context.on_stop(stopped.set)
+        answer.send(b"begun")
+        await stopped.wait()
+        answer.send(b"cancelled" if context.is_cancelled else b"stopped")
+
+    server.register("until_stopped", until_stopped)
+    context = RequestContext()
+    stream = await client.open(server.address, "until_stopped", b"", context)
+    assert await anext(stream) == b"begun"
+    context.stop()
+    assert [item async for item in stream] == [b"stopped"]

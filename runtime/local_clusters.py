@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 
-from tandem.launch.config_sources import Setting
 from tandem.runtime.errors import ConfigError
 
 
@@ -25,13 +24,13 @@ class LocalCluster:
     http_url: str
     run_dir: str
 
-    def settings(self) -> list[Setting]:
-        origin = f"tandem serve, pid {self.pid}"
-        return [
-            Setting("runtime.namespace", self.namespace, origin),
-            Setting("runtime.nats_url", self.nats_url, origin),
-            Setting("runtime.etcd_endpoints", self.etcd_endpoints, origin),
-        ]
+    def runtime_values(self) -> dict[str, str]:
+        """The fields of RuntimeConfig that lead there."""
+        return {
+            "namespace": self.namespace,
+            "nats_url": self.nats_url,
+            "etcd_endpoints": self.etcd_endpoints,
+        }
 
 
 def state_dir() -> Path:

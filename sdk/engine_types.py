@@ -1,0 +1,116 @@
+"""What goes into an engine and what comes out of it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Required, TypedDict
+
+
+class CompletionUsage(TypedDict):
+    """Token counts of one answer; `total_tokens` is the sum of the others."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class GenerateRequest(TypedDict, total=False):
+    """One sequence to generate. Read every key but `token_ids` with `.get`.
+
+    `token_ids` is the prompt. When another worker was lost in the middle of this answer it also
+    holds what that one said: `extra_args["num_generated"]` tokens at its end. The limits in
+    `stop_conditions` are already reduced by as many. Text engines get `messages` or `prompt`.
+    """
+
+    token_ids: Required[list[int]]
+    model: str
+    request_id: str
+    sampling_options: dict[str, Any]  # temperature, top_p, top_k, seed, ...
+    stop_conditions: dict[str, Any]  # max_tokens, min_tokens, stop_token_ids, ignore_eos
+    output_options: dict[str, Any]  # logprobs: None, or how many alternatives beside the chosen
+    prefill_result: dict[str, Any]  # decode engines: {"disaggregated_params": ...}
+    bootstrap_info: dict[str, Any]
+    extra_args: dict[str, Any]
+    routing: dict[str, Any]  # dp_rank
+    messages: list[dict[str, Any]]
+    prompt: str
+
+
+class GenerateChunk(TypedDict, total=False):
+    """A part of an answer. The last one, and only it, has a `finish_reason`.
+
+    `log_probs` and `top_logprobs` have one entry per token of the chunk, or are left out: when one
+    is missing, all of the chunk's are. Text engines give `text` instead of `token_ids`.
+    """
+
+    token_ids: Required[list[int]]
+    index: Required[int]  # 0
+    finish_reason: str  # stop, length, cancelled, error, or what the engine calls them
+    completion_usage: CompletionUsage  # with the finish reason
+    disaggregated_params: dict[str, Any]  # prefill engines, with the finish reason
+    log_probs: list[float]  # natural logarithms
+    top_logprobs: list[list[dict[str, Any]]]  # rank, token_id, token, logprob; best first
+    engine_data: dict[str, Any]
+    stop_reason: int | str  # the token or string that ended it, not part of the answer
+    text: str
+
+
+@dataclass
+class LlmRegistration:
+    """The token engine's part of `EngineConfig`, for engines that give it apart."""
+
+    context_length: int | None = None
+    kv_cache_block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    data_parallel_size: int | None = None
+    data_parallel_start_rank: int | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+
+
+@dataclass
+class EngineConfig:
+    """What a started engine says of itself; only `model` is needed, None is not advertised.
+
+    Without `kv_cache_block_size` the router spreads requests by load alone. What is set in `llm`
+    is taken where the field itself is None.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    context_length: int | None = None  # tokens, prompt and answer together
+    kv_cache_block_size: int | None = None  # tokens
+    total_kv_blocks: int | None = None  # of one data-parallel rank
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    data_parallel_size: int | None = None
+    data_parallel_start_rank: int | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    runtime_data: dict[str, Any] | None = None  # any JSON, for whoever reads the model's card
+    llm: LlmRegistration | None = None
+    model_aliases: list[str] = field(default_factory=list)
+
+    def card_data(self) -> dict[str, Any]:
+        """What the model's card carries for routers of an author's own."""
+        names = (
+            "data_parallel_size", "data_parallel_start_rank", "bootstrap_host", "bootstrap_port",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**(self.runtime_data or {}), **given}
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self.llm).items() if self.llm is not None else ():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+
+@dataclass(frozen=True)
+class ComponentSnapshot:
+    """A data-parallel rank's KV cache at a moment; `None` as hit rate: nothing measured yet."""
+
+    kv_used_blocks: int
+    kv_total_blocks: int
+    gpu_cache_usage: float  # 0 .. 1
+    dp_rank: int
+    kv_cache_hit_rate: float | None = None  # 0 .. 1

@@ -1,0 +1,70 @@
+"""The request that an idle worker sends through its own engine to see whether it still answers."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+HEALTH_CHECK_KEY = "_HEALTH_CHECK"
+_VARIABLES = ("TANDEM_HEALTH_CHECK_PAYLOAD", "DYN_HEALTH_CHECK_PAYLOAD")
+
+
+def is_probe(request: Mapping[str, Any]) -> bool:
+    """Whether a request is the worker's own check; such a one needs no prefill result."""
+    return request.get(HEALTH_CHECK_KEY) is True
+
+
+def build_health_check_payload(
+    bos_token_id: int, *, extras: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One greedy token after `bos_token_id`, with `extras` over it.
+
+    The variable TANDEM_HEALTH_CHECK_PAYLOAD (or DYN_HEALTH_CHECK_PAYLOAD), JSON or @file, replaces
+    all of it.
+    """
+    payload: dict[str, Any] = {
+        "token_ids": [bos_token_id],
+        "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
+        "sampling_options": {"temperature": 0.0},
+    }
+    chosen = health_check_from_environment()
+    return _marked(payload | (extras or {}) if chosen is None else chosen)
+
+
+def health_check_from_environment() -> dict[str, Any] | None:
+    """The operator's payload; None where none is set, or what is set cannot be read."""
+    name = next((name for name in _VARIABLES if os.environ.get(name)), None)
+    return None if name is None else _parse(os.environ[name], name)
+
+
+def parse_health_check_payload_cli(value: str | None) -> dict[str, Any] | None:
+    """The payload that a flag holds, as JSON or @file; None, with a warning, for anything else."""
+    return _parse(value, "--health-check-payload") if value else None
+
+
+def bos_token_id_or(tokenizer: object, default: int = 1) -> int:
+    """The first token of every text to this tokenizer, or to the one it has in `.tokenizer`."""
+    found = getattr(tokenizer, "bos_token_id", None)
+    if found is None:
+        found = getattr(getattr(tokenizer, "tokenizer", None), "bos_token_id", None)
+    return default if found is None else int(found)
+
+
+def _parse(value: str, origin: str) -> dict[str, Any] | None:
+    try:
+        payload = json.loads(Path(value[1:]).read_text() if value.startswith("@") else value)
+    except (OSError, ValueError) as error:
+        logger.warning("%s is not used: %s", origin, error)
+        return None
+    if not isinstance(payload, dict):
+        logger.warning("%s is not used: %s is not a JSON object", origin, type(payload).__name__)
+        return None
+    return _marked(payload)
+
+
+def _marked(payload: dict[str, Any]) -> dict[str, Any]:
+    return payload | {HEALTH_CHECK_KEY: True}

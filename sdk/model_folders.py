@@ -1,0 +1,104 @@
+"""What is read of a model before it is registered."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.models.paths import resolve_model
+from tandem.runtime.errors import ConfigError, ModelError
+from tandem.runtime.messages import ModelFiles
+from tandem.runtime.model_files import read_model_files, weights_fingerprint
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_HUB_SCHEME = "hf://"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """A model as its path tells of it."""
+
+    name: str
+    context_length: int | None
+    vocab_size: int = 0
+    files: ModelFiles | None = None
+    weights_digest: str = ""
+
+
+def read_text_model(model_path: str | Path, template: str | Path | None) -> ReadModel:
+    """The name, and the context length where the folder is here."""
+    if template is not None:
+        raise ConfigError(
+            "custom_template_path is for token models: a text model renders its own chats",
+            param="custom_template_path",
+        )
+    name = str(model_path)
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return ReadModel(folder.resolve().name, _number(_read_config(folder), CONTEXT_KEYS))
+    is_hub_id = _HUB_ID.fullmatch(name.removeprefix(_HUB_SCHEME)) is not None
+    return ReadModel(name.removeprefix(_HUB_SCHEME) if is_hub_id else folder.name, None)
+
+
+def read_token_model(model_path: str | Path, template: str | Path | None) -> ReadModel:
+    """What frontends need of a token model; downloads it where it is on the hub, and blocks.
+
+    Raises ModelError naming what is missing or wrong, ConfigError naming `custom_template_path`.
+    """
+    name = str(model_path).removeprefix(_HUB_SCHEME)
+    if name.lower().endswith(".gguf"):
+        raise ModelError(
+            f"{model_path} is a GGUF file, whose tokenizer is not in the form that frontends read; "
+            "give the folder or hub id of the model it was made of, or serve it as ModelInput.Text",
+            param="model_path",
+        )
+    folder = resolve_model(name)
+    config = _read_config(folder)
+    vocab_size = _number(config, ("vocab_size",))
+    if vocab_size is None:
+        raise ModelError(f"{folder / 'config.json'} has no vocab_size", param="model_path")
+    files = read_model_files(folder)
+    if template is not None:
+        files = _with_template(files, Path(template))
+    is_folder = Path(name).expanduser().is_dir()
+    return ReadModel(
+        name=folder.name if is_folder else name,
+        context_length=_number(config, CONTEXT_KEYS),
+        vocab_size=vocab_size,
+        files=files,
+        weights_digest=weights_fingerprint(folder),
+    )
+
+
+def _with_template(files: ModelFiles, path: Path) -> ModelFiles:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"custom_template_path: cannot read {path}: {error.strerror}",
+            param="custom_template_path",
+        ) from error
+    return ModelFiles(files.files | {"chat_template.jinja": source})
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", param="model_path") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object", param="model_path")
+    return config
+
+
+def _number(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
+    """The first of `keys` that is a number; models of several parts have those of text apart."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in keys:
+            if type(part.get(key)) is int:
+                return int(part[key])
+    return None

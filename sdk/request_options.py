@@ -1,0 +1,77 @@
+"""Readers of a request's parts that engines written for several frameworks use."""
+
+import logging
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TypeVar, cast
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import unpack_tokens
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=Mapping[str, Any])
+Packed = bytes | bytearray | memoryview
+_BYTES_PER_TOKEN = 4
+
+
+def token_ids_to_list(token_ids: Any) -> list[int] | None:
+    """Token ids as a list of ints: of any sequence or array, or packed as little-endian u32.
+
+    None stays None. Raises InvalidRequestError when packed bytes are not whole tokens.
+    """
+    if token_ids is None or isinstance(token_ids, list):
+        return token_ids
+    if isinstance(token_ids, Packed):
+        try:
+            return unpack_tokens(bytes(token_ids))
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"token_ids: {len(bytes(token_ids))} packed bytes are not whole tokens of "
+                f"{_BYTES_PER_TOKEN}",
+                param="token_ids",
+            ) from error
+    return [int(token) for token in token_ids]
+
+
+def token_ids_len(token_ids: Any) -> int:
+    """How many tokens there are, packed or not; None has none."""
+    if token_ids is None:
+        return 0
+    if isinstance(token_ids, Packed):
+        return memoryview(token_ids).nbytes // _BYTES_PER_TOKEN
+    return len(token_ids)
+
+
+def normalize_request_token_ids(request: Request) -> Request:
+    """Makes a list of the request's `token_ids`, in place, where they are not one; returns it.
+
+    Tandem's own workers always give a list.
+    """
+    if "token_ids" in request:
+        cast(MutableMapping[str, Any], request)["token_ids"] = token_ids_to_list(
+            request["token_ids"]
+        )
+    return request
+
+
+def parse_logprob_options(output_options: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """(`logprobs`, `prompt_logprobs`) of a request's `output_options`.
+
+    None is off, 0 the chosen token's only, k also the k best. What is no such number is off, with
+    a warning.
+    """
+    return _count(output_options, "logprobs"), _count(output_options, "prompt_logprobs")
+
+
+def _count(options: Mapping[str, Any], name: str) -> int | None:
+    value = options.get(name)
+    if value is None or value == "":
+        return None
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = -1
+    if count < 0:
+        logger.warning("output_options.%s is %r: off", name, value)
+        return None
+    return count

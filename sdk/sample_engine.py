@@ -1,0 +1,241 @@
+"""An engine without a model: known tokens at a settable speed, to try a cluster out with.
+
+    python -m tandem.sdk.sample_engine --model-name test-model
+
+Each token's id is one more than the token's before it, so whoever knows the prompt knows the
+answer, also of an answer that another worker goes on with.
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tandem.sdk.context import Context
+from tandem.sdk.disaggregation import DisaggregationMode, enforce_prefill_max_tokens
+from tandem.sdk.engine import LLMEngine
+from tandem.sdk.engine_metrics import SnapshotPublisher
+from tandem.sdk.engine_types import (
+    CompletionUsage,
+    ComponentSnapshot,
+    EngineConfig,
+    GenerateChunk,
+    GenerateRequest,
+)
+from tandem.sdk.health_check import build_health_check_payload
+from tandem.sdk.run import run
+from tandem.sdk.worker_config import WorkerConfig
+
+BUNDLED_MODEL = "tandem-tiny"  # its tokenizer and chat template are in the package
+VOCAB_SIZE = 2048  # of the bundled tokenizer
+FIRST_TOKEN_ID = 3  # those below are the bundled tokenizer's special tokens
+BLOCK_SIZE = 16
+NUM_BLOCKS = 4096
+_MOST_SLEEP_S = 0.05  # between two looks at whether the caller is still there
+
+
+def next_token(token_id: int, vocab_size: int = VOCAB_SIZE) -> int:
+    """The token that this engine says after `token_id`; never a special one."""
+    following = token_id + 1
+    return following if FIRST_TOKEN_ID <= following < vocab_size else FIRST_TOKEN_ID
+
+
+def expected_tokens(prompt: list[int], num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """The whole answer to a prompt."""
+    token_ids: list[int] = []
+    last = prompt[-1] if prompt else 0
+    for _ in range(num_tokens):
+        last = next_token(last, vocab_size)
+        token_ids.append(last)
+    return token_ids
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How fast it is, how much it says, and under which name."""
+
+    model_name: str = "sample-model"
+    model_path: str = BUNDLED_MODEL  # whose tokenizer the frontend takes
+    max_tokens: int = 16  # of requests that do not say
+    token_interval_s: float = 0.01
+    ttft_s: float = 0.0  # on top, before the first token
+    vocab_size: int = VOCAB_SIZE
+    mode: DisaggregationMode = DisaggregationMode.AGGREGATED
+
+
+class SampleEngine(LLMEngine):
+    """Counts on from the prompt's last token."""
+
+    def __init__(self, options: SampleOptions | None = None) -> None:
+        self.options = options or SampleOptions()
+        self._num_running = 0
+        self._num_used_blocks = 0
+        self._snapshots: SnapshotPublisher | None = None
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
+        """Reads the flags; `--help` lists them."""
+        arguments = _parser().parse_args(argv)
+        mode = DisaggregationMode(arguments.disaggregation_mode)
+        options = SampleOptions(
+            model_name=arguments.model_name,
+            model_path=arguments.model_path,
+            max_tokens=arguments.max_tokens,
+            token_interval_s=arguments.token_interval_ms / 1e3,
+            ttft_s=arguments.ttft_ms / 1e3,
+            vocab_size=arguments.vocab_size,
+            mode=mode,
+        )
+        config = WorkerConfig(
+            namespace=arguments.namespace,
+            component=arguments.component,
+            endpoint=arguments.endpoint,
+            model_name=arguments.model_path,
+            served_model_name=arguments.model_name,
+            endpoint_types=arguments.endpoint_types,
+            discovery_backend=arguments.discovery_backend,
+            request_plane=arguments.request_plane,
+            event_plane=arguments.event_plane,
+            disaggregation_mode=mode,
+        )
+        return cls(options), config
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(
+            model=self.options.model_path,
+            served_model_name=self.options.model_name,
+            context_length=8192,
+            kv_cache_block_size=BLOCK_SIZE,
+            total_kv_blocks=NUM_BLOCKS,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+        )
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        if self.options.mode is DisaggregationMode.PREFILL:
+            enforce_prefill_max_tokens(request)
+        prompt = request["token_ids"]
+        num_blocks = len(prompt) // BLOCK_SIZE + 1
+        self._hold(1, num_blocks)
+        try:
+            async for chunk in self._count_on(request, context):
+                yield chunk
+        finally:
+            self._hold(-1, -num_blocks)
+
+    async def _count_on(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        prompt, options = request["token_ids"], self.options
+        stop = request.get("stop_conditions") or {}
+        max_tokens = stop.get("max_tokens") or options.max_tokens
+        stop_token_ids = set(stop.get("stop_token_ids") or ())
+        num_alternatives = (request.get("output_options") or {}).get("logprobs")
+        token_id = prompt[-1] if prompt else 0
+        await _pause(options.ttft_s, context)
+        for index in range(max_tokens):
+            await _pause(options.token_interval_s, context)
+            if context.is_stopped():
+                yield _last("cancelled", prompt, index)
+                return
+            token_id = next_token(token_id, options.vocab_size)
+            if token_id in stop_token_ids and index >= (stop.get("min_tokens") or 0):
+                ended = _last("stop", prompt, index)
+                ended["stop_reason"] = token_id
+                yield ended
+                return
+            chunk: GenerateChunk = {"token_ids": [token_id], "index": 0}
+            if num_alternatives is not None:
+                _add_logprobs(chunk, token_id, num_alternatives, options.vocab_size)
+            if index + 1 == max_tokens:
+                chunk["finish_reason"] = "length"
+                chunk["completion_usage"] = _usage(prompt, max_tokens)
+                if options.mode is DisaggregationMode.PREFILL:
+                    chunk["disaggregated_params"] = {"first_token": token_id}
+            yield chunk
+
+    async def is_quiescent(self) -> bool | None:
+        return self._num_running == 0
+
+    async def cleanup(self) -> None:
+        self._snapshots = None
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
+        self._snapshots = publisher
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        return build_health_check_payload(FIRST_TOKEN_ID)
+
+    def _hold(self, num_requests: int, num_blocks: int) -> None:
+        self._num_running += num_requests
+        self._num_used_blocks += num_blocks
+        if self._snapshots is not None:
+            used = self._num_used_blocks
+            self._snapshots.publish(0, ComponentSnapshot(used, NUM_BLOCKS, used / NUM_BLOCKS, 0))
+
+
+async def _pause(duration_s: float, context: Context) -> None:
+    """Sleeps, but not long past the moment where nobody waits any more."""
+    while duration_s > 0 and not context.is_stopped():
+        await asyncio.sleep(min(duration_s, _MOST_SLEEP_S))
+        duration_s -= _MOST_SLEEP_S
+
+
+def _usage(prompt: list[int], num_tokens: int) -> CompletionUsage:
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": num_tokens,
+        "total_tokens": len(prompt) + num_tokens,
+    }
+
+
+def _last(finish_reason: str, prompt: list[int], num_tokens: int) -> GenerateChunk:
+    return {
+        "token_ids": [],
+        "index": 0,
+        "finish_reason": finish_reason,
+        "completion_usage": _usage(prompt, num_tokens),
+    }
+
+
+def _add_logprobs(
+    chunk: GenerateChunk, token_id: int, num_alternatives: int, vocab_size: int
+) -> None:
+    """The chosen token has -0.1 and each further one of the best 0.1 less."""
+    chunk["log_probs"] = [-0.1]
+    best: list[dict[str, Any]] = []
+    for rank in range(1, num_alternatives + 1):
+        best.append({"rank": rank, "token_id": token_id, "logprob": -0.1 * rank})
+        token_id = next_token(token_id, vocab_size)
+    if best:
+        chunk["top_logprobs"] = [best]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sample-engine", description="Known tokens, no model.")
+    add, modes = parser.add_argument, [mode.value for mode in DisaggregationMode]
+    add("--model-name", default="sample-model", help="what clients call the model")
+    add("--model-path", default=BUNDLED_MODEL, help="whose tokenizer is used (default %(default)s)")
+    add("--max-tokens", type=int, default=16, help="for requests without a limit of their own")
+    add("--token-interval-ms", type=float, default=10.0, help="between tokens")
+    add("--ttft-ms", type=float, default=0.0, help="on top before the first token")
+    add("--vocab-size", type=int, default=VOCAB_SIZE, help="tokens are below it")
+    add("--namespace", default="dynamo")
+    add("--component", default="backend")
+    add("--endpoint", default="generate")
+    add("--endpoint-types", default="chat,completions")
+    add("--discovery-backend", default="etcd")
+    add("--request-plane", default="tcp")
+    add("--event-plane", default=None)
+    add("--disaggregation-mode", choices=modes, default=DisaggregationMode.AGGREGATED.value)
+    return parser
+
+
+if __name__ == "__main__":
+    run(SampleEngine)

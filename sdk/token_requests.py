@@ -1,0 +1,191 @@
+"""Between the wire's GenerateRequest and TokenDelta and the dicts that token models speak.
+
+`serving.py` makes one TokenExchange for every request.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from tandem.runtime.messages import (
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TokenLogprobs,
+    encode,
+    unpack_tokens,
+)
+
+# What engines call the ends of an answer |-> what we do.
+FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "stop_token": "stop",
+    "end_turn": "stop",
+    "content_filter": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "cancelled": "cancelled",
+    "canceled": "cancelled",
+    "cancel": "cancelled",
+    "abort": "cancelled",
+    "aborted": "cancelled",
+    "error": "error",
+}
+
+
+class TokenExchange:
+    """One request of a token model: `request` is what its handler gets."""
+
+    __slots__ = ("_is_over", "_max_tokens", "_num_tokens", "_num_top_logprobs", "request")
+
+    def __init__(self, message: GenerateRequest) -> None:
+        self.request = request_dict(message)
+        self._num_top_logprobs = message.sampling.logprobs
+        self._max_tokens = message.stop.max_tokens - message.num_generated
+        self._num_tokens = 0
+        self._is_over = False
+
+    def encode(self, item: Any) -> bytes:
+        """A chunk of the handler as a TokenDelta. Raises ValueError naming the key at fault."""
+        chunk = _as_dict(item)
+        if self._is_over:
+            raise ValueError("a chunk came after the one with a `finish_reason`")
+        delta = token_delta(chunk, self._num_top_logprobs)
+        self._num_tokens += len(delta.token_ids)
+        self._is_over = delta.finish_reason is not None
+        return encode(delta)
+
+    def end(self) -> bytes | None:
+        """The terminal delta of a handler that returned without one."""
+        if self._is_over:
+            return None
+        is_full = self._num_tokens >= self._max_tokens
+        return encode(TokenDelta([], "length" if is_full else "stop"))
+
+
+def request_dict(message: GenerateRequest) -> dict[str, Any]:
+    """The request as handlers of token models read it.
+
+    `token_ids` holds the prompt and, at its end, the `extra_args["num_generated"]` tokens that
+    another worker said already; the limits in `stop_conditions` are those of what is left to say.
+    """
+    sampling, stop = message.sampling, message.stop
+    num_generated = message.num_generated
+    extra: dict[str, Any] = {"num_generated": num_generated}
+    if message.cache_salt:
+        extra["cache_salt"] = message.cache_salt
+    return {
+        "token_ids": unpack_tokens(message.token_ids),
+        "model": message.model,
+        "request_id": message.request_id,
+        "sampling_options": {
+            "n": 1,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": dict(sampling.logit_bias),
+            "seed": sampling.seed,
+        },
+        "stop_conditions": {
+            "max_tokens": max(0, stop.max_tokens - num_generated),
+            "min_tokens": max(0, stop.min_tokens - num_generated),
+            "stop_token_ids": list(stop.stop_token_ids),
+            "ignore_eos": stop.ignore_eos,
+        },
+        "output_options": {"logprobs": sampling.logprobs},
+        "routing": {},
+        "extra_args": extra,
+    }
+
+
+def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDelta:
+    """A handler's chunk on the wire; `num_top_logprobs` as the caller asked, None for none.
+
+    Raises ValueError naming the key at fault.
+    """
+    token_ids = _token_ids(chunk.get("token_ids"))
+    if chunk.get("index"):
+        raise ValueError(f"`index` is {chunk['index']!r}: a request has one sequence, number 0")
+    logprobs = None
+    if num_top_logprobs is not None:
+        logprobs = _logprobs(chunk, len(token_ids), num_top_logprobs)
+    reason = chunk.get("finish_reason")
+    if reason is None:
+        return TokenDelta(token_ids, logprobs=logprobs)
+    stop_token_id = chunk.get("stop_reason")
+    if type(stop_token_id) is not int:
+        stop_token_id = None
+    elif token_ids and token_ids[-1] == stop_token_id:
+        # It ended the answer and is no part of its text.
+        token_ids = token_ids[:-1]
+        logprobs = logprobs and logprobs[:-1]
+    return TokenDelta(token_ids, finish_reason(reason), logprobs, stop_token_id=stop_token_id)
+
+
+def finish_reason(reason: object) -> FinishReason:
+    """Our name of an engine's reason. Raises ValueError where it is unknown."""
+    name = str(getattr(reason, "value", reason)).lower()
+    if name.startswith("error"):
+        return "error"
+    known = FINISH_REASONS.get(name)
+    if known is None:
+        raise ValueError(f"`finish_reason` is {reason!r}; known: {', '.join(FINISH_REASONS)}")
+    return known
+
+
+def _as_dict(item: Any) -> dict[str, Any]:
+    if isinstance(item, BaseModel):
+        item = item.model_dump()
+    elif isinstance(item, str | bytes):
+        try:
+            item = msgspec.json.decode(item)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"a chunk is a string that is not JSON: {error}") from error
+    if not isinstance(item, dict):
+        raise ValueError(f"a chunk is a {type(item).__name__}, not a dict with `token_ids`")
+    return item
+
+
+def _token_ids(values: Any) -> list[int]:
+    if values is None:
+        return []
+    try:
+        token_ids = [int(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`token_ids` is {values!r}, not a list of integers") from error
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < 2**32:
+        raise ValueError("`token_ids` has a number that is no token id")
+    return token_ids
+
+
+def _logprobs(chunk: dict[str, Any], num_tokens: int, num_top: int) -> list[TokenLogprobs] | None:
+    """One per token, or None when one is missing: they never stand beside the wrong token."""
+    chosen = chunk.get("log_probs")
+    if chosen is None or any(value is None for value in chosen):
+        return None
+    if len(chosen) != num_tokens:
+        raise ValueError(f"`log_probs` has {len(chosen)} entries for {num_tokens} tokens")
+    top: Sequence[Any] = chunk.get("top_logprobs") or [()] * num_tokens
+    if len(top) != num_tokens:
+        raise ValueError(f"`top_logprobs` has {len(top)} entries for {num_tokens} tokens")
+    return [
+        TokenLogprobs(float(value), _best(alternatives or (), num_top))
+        for value, alternatives in zip(chosen, top, strict=True)
+    ]
+
+
+def _best(alternatives: Sequence[dict[str, Any]], num_top: int) -> list[tuple[int, float]]:
+    try:
+        pairs = [(int(each["token_id"]), float(each["logprob"])) for each in alternatives]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"`top_logprobs` needs `token_id` and `logprob`: {error!r}") from error
+    return sorted(pairs, key=lambda pair: -pair[1])[:num_top]

@@ -1,0 +1,90 @@
+"""Plain values on the wire, and what authors write instead: Pydantic models, dataclasses, enums."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from tandem.runtime.errors import InvalidRequestError, ProtocolError
+from tandem.runtime.messages import Call
+
+
+def _as_plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} cannot be sent: give dicts, lists, strings, numbers")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_plain)
+_DECODER: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder()
+
+
+def encode_value(value: object) -> bytes:
+    """A value in msgpack. Raises TypeError or OverflowError where it is none that can be sent."""
+    return _ENCODER.encode(value)
+
+
+def decode_value(data: bytes | memoryview) -> Any:
+    """The inverse of `encode_value`, as plain values. Raises ProtocolError."""
+    try:
+        return _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not a value in msgpack: {error}") from error
+
+
+def encode_call(value: object) -> bytes:
+    """What is sent to call an endpoint. Raises InvalidRequestError where `value` cannot be."""
+    try:
+        return _ENCODER.encode(Call(msgspec.Raw(_ENCODER.encode(value))))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(str(error), param="request") from error
+
+
+def request_reader(handler: Callable[..., object]) -> Callable[[Any], Any]:
+    """What makes a handler's first argument of a plain value: its Pydantic model, if it names one.
+
+    A JSON string is read into the model, too. The reader raises InvalidRequestError naming the
+    field that does not fit.
+    """
+    model = _request_model(handler)
+    if model is None:
+        return lambda value: value
+
+    def read(value: Any) -> BaseModel:
+        try:
+            if isinstance(value, str | bytes):
+                return model.model_validate_json(value)
+            return model.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or model.__name__
+            raise InvalidRequestError(f"{where}: {first['msg']}", param=where) from error
+
+    return read
+
+
+def _request_model(handler: Callable[..., object]) -> type[BaseModel] | None:
+    parameter = next(iter(inspect.signature(handler).parameters.values()), None)
+    if parameter is None:
+        return None
+    kind = parameter.annotation
+    if isinstance(kind, str):
+        kind = _resolved(handler, parameter.name, kind)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _resolved(handler: Callable[..., object], name: str, annotation: str) -> object:
+    """An annotation that stands as text in its module (PEP 563); None where it names nothing."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    is_plain = inspect.isfunction(handler) or inspect.ismethod(handler)
+    function = inspect.unwrap(handler if is_plain else type(handler).__call__)
+    alone = SimpleNamespace(__annotations__={name: annotation})
+    try:
+        return get_type_hints(alone, globalns=getattr(function, "__globals__", {})).get(name)
+    except NameError:  # a name of `if TYPE_CHECKING`: not a model that could be made here
+        return None

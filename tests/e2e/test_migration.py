@@ -1,0 +1,186 @@
+"""Decode workers that die, stop or leave in the middle of answers that nobody may see broken."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from cluster import Cluster, events
+
+from tandem.runtime.address import new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUM_WORKERS = (1, 2)
+# who leaves gives its streams up soon, so that they are not all over by then
+FLAGS = ("--runtime.drain_timeout_s=0.1",)
+NUM_TOKENS = 240
+NUM_SAID = 4  # chunks that a stream of a worker has before anything happens to it
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "headers": {"x-tandem-prefill": "remote"}},
+    {"temperature": 0.9, "top_p": 0.95, "seed": 1234, "n": 2},
+    {
+        "temperature": 0.8,
+        "seed": 7,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.1,
+        "headers": {"x-tandem-prefill": "remote"},
+    },
+    {"temperature": 0.7, "seed": 99, "logprobs": True, "top_logprobs": 2},
+    {"temperature": 0.8, "seed": 3, "min_tokens": 200, "ignore_eos": False},
+]
+QUESTIONS = ["Hello!", "Tell me a story about a fox and an old house."]
+
+
+@dataclass
+class Heard:
+    """What one client got, and when."""
+
+    texts: dict[int, str] = field(default_factory=dict)  # by choice
+    tokens: list[str] = field(default_factory=list)  # those with logprobs
+    reasons: dict[int, str] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    instance_id: str = ""
+    times: list[float] = field(default_factory=list)  # perf_counter, of each chunk
+
+    @property
+    def answer(self) -> tuple[object, ...]:
+        """All that must not depend on what happened to workers."""
+        counts = (self.usage.get("prompt_tokens"), self.usage.get("completion_tokens"))
+        return (self.texts, self.tokens, self.reasons, counts, self.error)
+
+    def gap_s(self, since: float) -> float:
+        """The longest time between two chunks that `since` lies before the end of."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return max((after - before for before, after in pairs if after >= since), default=0.0)
+
+
+@dataclass
+class Crowd:
+    """All clients together."""
+
+    heard: list[Heard] = field(default_factory=list)
+    caught: asyncio.Future[str] = field(  # a worker in the middle of an answer, by instance id
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def answers(self) -> list[tuple[object, ...]]:
+        return [each.answer for each in self.heard]
+
+    async def ask_all(self, cluster: Cluster) -> None:
+        """Asks every question in every way at once, and listens to the end."""
+        async with asyncio.TaskGroup() as group:
+            for kind in KINDS:
+                for question in QUESTIONS:
+                    heard = Heard()
+                    self.heard.append(heard)
+                    group.create_task(listen(cluster, question, kind, heard, self.look))
+
+    def look(self) -> None:
+        for heard in self.heard:
+            if len(heard.times) > NUM_SAID and not heard.reasons and not self.caught.done():
+                self.caught.set_result(heard.instance_id)
+
+
+async def listen(
+    cluster: Cluster,
+    question: str,
+    kind: dict[str, Any],
+    heard: Heard,
+    look: Callable[[], None],
+) -> None:
+    body = {
+        "model": cluster.model_name,
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "cache_salt": new_id(),  # nobody has it cached, so that the load alone decides who answers
+    } | kind
+    headers = body.pop("headers", {})
+    url = cluster.base_url + "/v1/chat/completions"
+    async with cluster.http.post(url, json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        heard.instance_id = response.headers["x-tandem-decode-instance"]
+        async for event in events(response):
+            take(heard, event)
+            look()
+
+
+def take(heard: Heard, event: dict[str, Any]) -> None:
+    if "error" in event:
+        heard.error = str(event["error"])
+        return
+    heard.times.append(time.perf_counter())
+    heard.usage = event.get("usage") or heard.usage
+    for choice in event["choices"]:
+        index = choice["index"]
+        heard.texts[index] = heard.texts.get(index, "") + (choice["delta"].get("content") or "")
+        if choice["logprobs"]:
+            heard.tokens += [token["token"] for token in choice["logprobs"]["content"]]
+        if choice["finish_reason"]:
+            assert index not in heard.reasons
+            heard.reasons[index] = choice["finish_reason"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[tuple[object, ...]]:
+    """The answers while nothing happens, from the first test."""
+    return []
+
+
+async def num_migrations(cluster: Cluster) -> float:
+    text = (await cluster.get("/metrics")).body["text"]
+    lines = [
+        line for line in text.splitlines() if line.startswith("tandem_frontend_migrations_total")
+    ]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if 'kind="ongoing"' in line)
+
+
+async def test_while_nothing_happens_every_answer_is_whole(
+    cluster: Cluster, undisturbed: list[tuple[object, ...]]
+) -> None:
+    crowd = Crowd()
+    await crowd.ask_all(cluster)
+    assert not any(each.error for each in crowd.heard)
+    assert all(each.reasons and set(each.reasons.values()) == {"length"} for each in crowd.heard)
+    undisturbed += crowd.answers
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL])
+async def test_every_answer_ends_as_if_nothing_had_happened(
+    cluster: Cluster, undisturbed: list[tuple[object, ...]], number: signal.Signals
+) -> None:
+    num_before = await num_migrations(cluster)
+    pids = {each.instance_id: each.pid for each in await cluster.instances()}
+    names = {child.pid: name for name, child in cluster.children.items()}
+    crowd = Crowd()
+    asking = asyncio.create_task(crowd.ask_all(cluster))
+    await asyncio.wait((asking, crowd.caught), return_when=asyncio.FIRST_COMPLETED)
+    struck = names[pids[crowd.caught.result()]]
+    struck_at = time.perf_counter()
+    cluster.send_signal(struck, number)
+    await asking
+    assert crowd.answers == undisturbed
+    num_moved = await num_migrations(cluster) - num_before
+    assert num_moved > 0, "every stream was over before the signal came"
+    gaps = sorted(each.gap_s(struck_at) for each in crowd.heard)
+    print(f"\n{number.name}: {num_moved:g} choices moved, longest gaps {gaps[-3:]} s")
+    if number == signal.SIGSTOP:
+        cluster.send_signal(struck, signal.SIGCONT)
+    else:
+        await cluster.end(struck)
+        await cluster.ready(1, 1)
+    if number == signal.SIGTERM:
+        await cluster.start(struck, "decode", *FLAGS)
+    if number != signal.SIGKILL:
+        await cluster.ready(1, 2)
+    await cluster.balanced()

@@ -1,0 +1,23 @@
+"""A cluster for the examples."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from example_cluster import DEADLINE_S, ExampleCluster
+from services import EtcdServer, NatsServer
+
+
+@pytest.fixture
+def examples(nats: NatsServer, etcd: EtcdServer, tmp_path: Path) -> Iterator[ExampleCluster]:
+    """No process of it runs yet; all that a test starts are ended."""
+    cluster = ExampleCluster(nats, etcd, tmp_path)
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session:
+        yield session

@@ -1,0 +1,151 @@
+"""What the frontend takes as served, from cards and instances of many endpoints."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from frontend_stack import MODEL, FakeWorker, Stack
+from text_stack import add_text_worker, delta, says
+
+from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
+from tandem.runtime.events import kv_subject
+from tandem.runtime.messages import KvEvent, encode
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with Stack(num_workers=0) as running:
+        yield running
+
+
+async def add(stack: Stack, model: str, endpoint: str) -> FakeWorker:
+    worker = FakeWorker(stack.store, stack.listeners, model=model, endpoint=endpoint)
+    await stack.join(worker)
+    await stack.wait_until(lambda: worker.instance_id in instances(stack, model))
+    return worker
+
+
+def instances(stack: Stack, model: str) -> set[str]:
+    return {
+        instance_id
+        for served in stack.server.catalog.models
+        if served.card.name == model
+        for instance_id in served.instances
+    }
+
+
+async def answered_by(stack: Stack, model: str) -> str:
+    response = await stack.chat(model=model)
+    assert response.status_code == 200, response.text
+    return str(response.headers["x-tandem-decode-instance"])
+
+
+async def test_models_of_several_endpoints_and_namespaces_go_each_to_their_own(
+    stack: Stack,
+) -> None:
+    one = await add(stack, "one", "llama.backend.generate")
+    two = await add(stack, "two", "qwen.backend.chat/completions")
+    assert await answered_by(stack, "one") == one.instance_id
+    assert await answered_by(stack, "two") == two.instance_id
+    listed = (await stack.http.get("/v1/models")).json()["data"]
+    assert {each["id"] for each in listed} == {"one", "two"}
+
+
+async def test_a_model_leaves_with_its_last_instance_and_its_endpoint_is_forgotten(
+    stack: Stack,
+) -> None:
+    first = await add(stack, MODEL, "a.b.c")
+    second = await add(stack, MODEL, "a.b.c")
+    num_views = len(stack.store.views)
+    await first.leave()
+    assert await answered_by(stack, MODEL) == second.instance_id
+    await second.leave()
+    assert (await stack.http.get("/v1/models")).json()["data"] == []
+    assert (await stack.chat()).status_code == 503
+    await stack.wait_until(lambda: len(stack.store.views) == num_views - 1)
+
+
+async def test_one_process_serves_several_models_and_one_model_several_endpoints(
+    stack: Stack,
+) -> None:
+    worker = await add(stack, "one", "a.b.c")
+    discovery = MemoryDiscovery(stack.store)
+    await discovery.start()
+    card = worker.card()
+    await register_model(discovery, "tandem", msgspec.structs.replace(card, name="two"))
+    other = await add(stack, "two", "x.y.z")
+    await stack.wait_until(
+        lambda: instances(stack, "two") == {worker.instance_id, other.instance_id}
+    )
+    assert instances(stack, "one") == {worker.instance_id}
+    seen = {await answered_by(stack, "two") for _ in range(20)}
+    assert seen == {worker.instance_id, other.instance_id}
+    assert {request.model for request in worker.requests} == {"two"}
+    await discovery.close()
+    assert instances(stack, "two") == {other.instance_id}
+    assert await answered_by(stack, "one") == worker.instance_id
+
+
+async def test_a_card_counts_once_its_instance_is_there_and_no_longer(stack: Stack) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    key = "/tandem/a/instances/b/c/" + worker.instance_id
+    record = stack.store.items[key]
+    stack.store.set(key, None)
+    assert instances(stack, MODEL) == set()
+    assert not stack.server.catalog.instances
+    stack.store.set(key, record)
+    assert instances(stack, MODEL) == {worker.instance_id}
+
+
+async def test_an_instance_without_a_card_gets_nothing(stack: Stack) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    discovery = MemoryDiscovery(stack.store)
+    await discovery.start()
+    silent = msgspec.structs.replace(worker.instance(), instance_id="f" * 16)
+    await register_instance(discovery, silent)
+    await asyncio.sleep(0)
+    assert set(stack.server.catalog.instances) == {worker.instance_id}
+    await discovery.close()
+
+
+async def test_a_card_whose_endpoint_is_no_name_is_passed_over(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    broken = msgspec.structs.replace(worker.card(), name="broken", endpoint="")
+    stack.store.set("/tandem/tandem/models/broken/x", msgspec.json.encode(broken))
+    assert "'' is not namespace.component.endpoint" in caplog.text
+    assert await answered_by(stack, MODEL) == worker.instance_id
+    assert (await stack.chat(model="broken")).status_code == 404
+
+
+async def test_text_workers_do_not_stand_in_for_token_workers_of_one_name(stack: Stack) -> None:
+    tokens = await add(stack, MODEL, "a.b.c")
+    text = await add_text_worker(stack, says(delta("text", "stop")), model=MODEL)
+    for _ in range(4):
+        assert await answered_by(stack, MODEL) == tokens.instance_id
+    await tokens.leave()
+    assert await answered_by(stack, MODEL) == text.instance_id
+
+
+async def test_the_narrowest_context_of_a_models_workers_is_the_models(stack: Stack) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    narrow = msgspec.structs.replace(worker.card(), context_length=9)
+    await register_model(worker.discovery, "tandem", narrow)
+    listed = (await stack.http.get("/v1/models")).json()["data"]
+    assert [each["max_model_len"] for each in listed] == [9]
+
+
+async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
+    stack: Stack,
+) -> None:
+    worker = await add(stack, MODEL, "pipeline.backend.generate")
+    index = stack.server.router.index
+    hashes = [b"h" * 16]
+    stored = KvEvent(worker.instance_id, "epoch", 1, stored=hashes)
+    worker.events.publish(kv_subject("pipeline", worker.instance_id), encode(stored))
+    await stack.wait_until(lambda: index.match(hashes) == {worker.instance_id: 1})
+    stranger = KvEvent("f" * 16, "epoch", 1, stored=hashes)
+    worker.events.publish(kv_subject("pipeline", "f" * 16), encode(stranger))
+    assert index.match(hashes) == {worker.instance_id: 1}

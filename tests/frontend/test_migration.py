@@ -1,0 +1,417 @@
+"""Workers that fail in the middle of an answer: the client must not be able to tell."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    FakeWorker,
+    Script,
+    Stack,
+    answer_with,
+    events_of,
+    prompt_tokens,
+    token_ids,
+)
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.migration import Attempts
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import (
+    CapacityError,
+    ConnectionLostError,
+    IncompleteError,
+    InternalError,
+    OverloadedError,
+    ProtocolError,
+    TandemError,
+    UnavailableError,
+)
+from tandem.runtime.messages import (
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TokenLogprobs,
+    encode,
+)
+from tandem.runtime.request_plane import Responder
+
+NUM_TOKENS = len(token_ids(ANSWER))
+TEXT_AND_LOGPROBS = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 64}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
+    ),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 64, "logprobs": 2, "echo": False}),
+]
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Stack]:
+    """A frontend and two workers; one that failed may be asked again at once."""
+    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=0)) as stack:
+        await both_known(stack)
+        yield stack
+
+
+async def both_known(stack: Stack) -> None:
+    await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
+
+
+def logprobs_at(position: int) -> TokenLogprobs:
+    return TokenLogprobs(-0.01 * position, [(position % 250, -0.01 * position), (7, -5.0)])
+
+
+def telling(text: str) -> Script:
+    """Answers token by token, with what each position's logprobs are."""
+
+    async def script(
+        request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        ids = token_ids(text)[: request.stop.max_tokens]
+        report = REPORT
+        for position in range(request.num_generated, len(ids)):
+            logprobs = None
+            if request.sampling.logprobs is not None:
+                logprobs = [logprobs_at(position)]
+            delta = TokenDelta([ids[position]], logprobs=logprobs, prefill=report)
+            responder.send(encode(delta))
+            report = None
+        is_cut = len(ids) < len(token_ids(text))
+        reason, stop_token = ("length", None) if is_cut else ("stop", 0)
+        responder.send(encode(TokenDelta([], reason, None, report, stop_token)))
+
+    return script
+
+
+class Cut:
+    """Fails a request's first worker after `num_tokens` tokens; the next one goes on.
+
+    `error`: what the worker raises in the same frame as its last token; None: its process dies.
+    """
+
+    def __init__(
+        self, stack: Stack, num_tokens: int, error: TandemError | None, text: str = ANSWER
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.error = error
+        self.whole = telling(text)
+        self.num_cuts: Counter[str] = Counter()
+        self.times = 1
+        for worker in stack.workers:
+            worker.requests.clear()
+            worker.script = self.script_of(worker)
+
+    def script_of(self, worker: FakeWorker) -> Script:
+        async def script(
+            request: GenerateRequest, context: RequestContext, responder: Responder
+        ) -> None:
+            if self.num_cuts[request.request_id] >= self.times:
+                await self.whole(request, context, responder)
+                return
+            self.num_cuts[request.request_id] += 1
+            until = request.num_generated + self.num_tokens
+            limited = msgspec.structs.replace(request.stop, max_tokens=until)
+            begun = _WithoutEnd(responder)
+            await self.whole(msgspec.structs.replace(request, stop=limited), context, begun)
+            if self.error is not None:
+                raise self.error
+            for _ in range(3):
+                await asyncio.sleep(0)  # what it said is on its way
+            for connection in list(worker.server.connections):
+                connection.abort(ConnectionLostError("as if killed"))
+
+        return script
+
+
+class _WithoutEnd:
+    """Passes on what a script sends, but for the news that it is over."""
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    def send(self, payload: bytes) -> None:
+        if msgspec.msgpack.decode(payload, type=TokenDelta).finish_reason is None:
+            self._responder.send(payload)
+
+
+async def ask(stack: Stack, path: str, body: dict[str, Any], **fields: object) -> dict[str, Any]:
+    """What a client has in the end, streamed or not: texts, logprobs, reasons, usage."""
+    whole = {"model": MODEL, **body, **fields}
+    if whole.get("stream"):
+        whole["stream_options"] = {"include_usage": True}
+    response = await stack.http.post(path, json=whole)
+    assert response.status_code == 200, response.text
+    if not whole.get("stream"):
+        answer = response.json()
+        choices = {choice["index"]: _content(choice) for choice in answer["choices"]}
+        return {"choices": choices, "usage": answer["usage"]}
+    choices: dict[int, dict[str, Any]] = {}
+    events = events_of(response)
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            _add(choices.setdefault(choice["index"], {}), _content(choice))
+    return {"choices": choices, "usage": events[-1]["usage"]}
+
+
+def _content(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message") or choice.get("delta") or choice
+    text = message.get("content", "") if message is not choice else choice.get("text", "")
+    return {
+        "text": text or "",
+        "roles": [message["role"]] if "role" in message else [],
+        "logprobs": choice["logprobs"],
+        "reason": choice["finish_reason"],
+    }
+
+
+def _add(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    whole["text"] = whole.get("text", "") + part["text"]
+    whole["roles"] = whole.get("roles", []) + part["roles"]
+    whole["reason"] = whole.get("reason") or part["reason"]
+    known, new = whole.setdefault("logprobs", None), part["logprobs"]
+    if known is None:
+        whole["logprobs"] = new
+    elif new is not None:
+        for key, values in new.items():
+            known[key] = None if values is None else known[key] + values
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("path", "body"), TEXT_AND_LOGPROBS)
+async def test_an_answer_cut_anywhere_goes_on_as_if_nothing_had_happened(
+    pair: Stack, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    for worker in pair.workers:
+        worker.script = telling(ANSWER)
+    uncut = await ask(pair, path, body, stream=stream)
+    assert uncut["choices"][0]["text"] == ANSWER
+    for num_tokens in range(NUM_TOKENS + 1):
+        for error in (IncompleteError("going"), UnavailableError("stopping"), None):
+            cut = Cut(pair, num_tokens, error)
+            assert await ask(pair, path, body, stream=stream) == uncut
+            assert sum(cut.num_cuts.values()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_stop_string_is_found_across_every_seam(pair: Stack, stream: bool) -> None:
+    path, body = TEXT_AND_LOGPROBS[1]
+    text = "abcabcabcabcabc"  # a token each
+    stops = {"stop": ["cab", "never"]}
+    for worker in pair.workers:
+        worker.script = telling(text)
+    uncut = await ask(pair, path, body, stream=stream, **stops)
+    assert uncut["choices"][0]["text"] == "ab"
+    late = await ask(pair, path, body, stream=stream, min_tokens=4, **stops)
+    assert late["choices"][0]["text"] == "abcab"
+    for num_tokens in range(len(token_ids(text))):
+        Cut(pair, num_tokens, IncompleteError("going"), text)
+        assert await ask(pair, path, body, stream=stream, **stops) == uncut
+        assert await ask(pair, path, body, stream=stream, min_tokens=4, **stops) == late
+
+
+async def test_the_next_worker_is_asked_to_go_on_behind_all_that_was_said(pair: Stack) -> None:
+    """Also behind the token that came in one frame with the failure."""
+    fields = {
+        "temperature": 0.7,
+        "seed": 5,
+        "presence_penalty": 0.5,
+        "min_tokens": 3,
+        "cache_salt": "tenant",
+    }
+    for num_tokens in (0, 1, 4):
+        Cut(pair, num_tokens, IncompleteError("going"))
+        await ask(pair, "/v1/completions", {"prompt": "Hi", "max_tokens": 40, **fields})
+        requests = [request for worker in pair.workers for request in worker.requests]
+        first, second = sorted(requests, key=lambda each: len(each.token_ids))
+        said = token_ids(ANSWER)[:num_tokens]
+        assert prompt_tokens(second) == token_ids("Hi") + said
+        assert second.num_generated == num_tokens and first.num_generated == 0
+        assert second.stop == first.stop and second.sampling == first.sampling
+        assert second.request_id == first.request_id and second.cache_salt == "tenant"
+        assert [len(worker.requests) for worker in pair.workers] == [1, 1]
+
+
+async def test_an_answer_that_only_lacked_its_end_is_ended_without_another_worker(
+    pair: Stack,
+) -> None:
+    Cut(pair, 6, IncompleteError("going"))
+    for stream in (False, True):
+        answer = await ask(pair, "/v1/completions", {"prompt": "Hi"}, max_tokens=6, stream=stream)
+        assert answer["choices"][0]["reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 6
+    assert sum(len(worker.requests) for worker in pair.workers) == 2
+
+
+async def test_choices_of_one_request_go_on_each_by_itself(pair: Stack) -> None:
+    path, body = TEXT_AND_LOGPROBS[3]
+    for worker in pair.workers:
+        worker.script = telling(ANSWER)
+    uncut = await ask(pair, path, body, n=3, stream=True)
+    cut = Cut(pair, 4, IncompleteError("going"))
+    assert await ask(pair, path, body, n=3, stream=True) == uncut
+    assert len(cut.num_cuts) == 3
+
+
+async def test_what_the_first_worker_told_stays(pair: Stack) -> None:
+    Cut(pair, 2, IncompleteError("going"))
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 40}
+    ask_course = {"x-tandem-timeline": "true"}
+    response = await pair.http.post("/v1/completions", json=body, headers=ask_course)
+    (first,) = [each for each in pair.workers if each.requests[0].num_generated == 0]
+    assert response.headers["x-tandem-decode-instance"] == first.instance_id
+    assert response.headers["x-tandem-prefill"] == REPORT.place
+    assert response.json()["choices"][0]["tandem"]["timeline_ms"] == REPORT.timeline_ms
+    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert 'prefill_total{model="test/model",place="local"} 1.0' in pair.metrics()
+
+
+async def test_migrations_are_counted_by_whether_anything_was_said(pair: Stack) -> None:
+    for num_tokens in (0, 3):
+        Cut(pair, num_tokens, IncompleteError("going"))
+        await pair.chat()
+    for kind in ("new_request", "ongoing"):
+        assert (
+            f'tandem_frontend_migrations_total{{kind="{kind}",model="test/model"}} 1.0'
+            in pair.metrics()
+        )
+    assert 'migration_gap_seconds_count{model="test/model"} 1.0' in pair.metrics()
+
+
+async def failing_times(stack: Stack, times: int, **fields: object) -> str:
+    """The end of a stream whose workers fail `times` times, a token each."""
+    Cut(stack, 1, IncompleteError("going")).times = times
+    response = await stack.chat(stream=True, **fields)
+    return response.text.rstrip().rpartition("\n\n")[2]
+
+
+async def test_an_answer_moves_as_often_as_the_limit_says_and_no_more(pair: Stack) -> None:
+    assert await failing_times(pair, 3) == "data: [DONE]"
+    assert "error id" in await failing_times(pair, 4)
+
+
+async def test_a_limit_of_zero_turns_it_off_also_before_the_first_token() -> None:
+    config = FrontendConfig(port=0, migration_limit=0, exclude_s=0)
+    async with Stack(num_workers=2, config=config) as stack:
+        await both_known(stack)
+        Cut(stack, 0, IncompleteError("going"))
+        assert (await stack.chat()).status_code == 503
+        assert "error id" in await failing_times(stack, 1)
+        assert sum(len(worker.requests) for worker in stack.workers) == 1
+
+
+async def test_a_models_own_limit_stands_over_the_frontends() -> None:
+    async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
+        for _ in range(2):
+            await stack.add_worker(migration_limit=1)
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await both_known(stack)
+        assert await failing_times(stack, 1) == "data: [DONE]"
+        assert "error id" in await failing_times(stack, 2)
+
+
+@pytest.mark.parametrize("error", [InternalError("poison"), CapacityError("too large")])
+async def test_what_would_fail_anywhere_is_not_tried_elsewhere(
+    pair: Stack, error: TandemError
+) -> None:
+    Cut(pair, 2, error)
+    response = await pair.chat(stream=True)
+    assert '"error"' in response.text and "[DONE]" not in response.text
+    assert sum(len(worker.requests) for worker in pair.workers) == 1
+
+
+async def test_a_worker_that_gave_one_stream_up_is_asked_again_if_it_is_alone(
+    stack: Stack,
+) -> None:
+    Cut(stack, 2, IncompleteError("going"))
+    assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
+    assert (await stack.chat()).status_code == 200  # and new requests go on as before
+
+
+@pytest.mark.parametrize("ending", ["cancelled", None])
+async def test_a_sequence_that_a_worker_ends_unfinished_goes_on_elsewhere(
+    pair: Stack, ending: FinishReason | None
+) -> None:
+    """It says that it was cancelled, which nobody did, or it ends without a word."""
+    cut: Counter[str] = Counter()
+
+    async def script(
+        request: GenerateRequest, context: RequestContext, responder: Responder
+    ) -> None:
+        cut[request.request_id] += 1
+        if cut[request.request_id] > 1:
+            await answer_with(ANSWER)(request, context, responder)
+            return
+        first, second = token_ids(ANSWER)[:2]
+        responder.send(encode(TokenDelta([first], prefill=REPORT)))
+        responder.send(encode(TokenDelta([second], ending)))
+
+    for worker in pair.workers:
+        worker.script = script
+    for stream in (False, True):
+        answer = await ask(pair, *TEXT_AND_LOGPROBS[0], stream=stream)
+        assert answer["choices"][0]["text"] == ANSWER
+
+
+async def test_a_worker_in_doubt_is_better_than_the_end_of_an_answer() -> None:
+    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
+        await both_known(stack)
+        Cut(stack, 0, UnavailableError("a bad moment"))
+        assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
+        Cut(stack, 3, None)
+        assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
+        assert [len(worker.requests) for worker in stack.workers] == [1, 1]
+
+
+async def test_no_worker_with_other_weights_ends_an_answer() -> None:
+    """The one before it leaves while it answers: better no end than another model's."""
+    async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
+        old = await stack.add_worker(weights_digest="old")
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        new = await stack.add_worker(weights_digest="new")
+
+        async def leave(
+            _request: GenerateRequest, _context: RequestContext, responder: Responder
+        ) -> None:
+            responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
+            await old.discovery.close()
+            await stack.wait_until(
+                lambda: list(stack.server.catalog.models[0].instances) == [new.instance_id]
+            )
+            raise IncompleteError("going")
+
+        old.script = leave
+        response = await stack.chat(stream=True)
+        last = [line for line in response.text.split("\n\n") if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert not new.requests
+        assert (await stack.chat()).status_code == 200 and len(new.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "make", [ConnectionLostError, ProtocolError, UnavailableError, OverloadedError]
+)
+def test_a_worker_that_failed_a_choice_is_not_asked_for_it_again(
+    make: Callable[[str], TandemError],
+) -> None:
+    attempts = Attempts(limit=2)
+    attempts.failed("a", make("it failed"))
+    assert attempts.eligible(["a", "b"]) == ["b"]
+    assert attempts.eligible(["a"]) == []
+
+
+def test_one_that_gave_a_choice_up_comes_last() -> None:
+    attempts = Attempts(limit=2)
+    attempts.failed("a", IncompleteError("going"))
+    assert attempts.eligible(["a", "b"]) == ["b"]
+    attempts.failed("b", ConnectionLostError("killed"))
+    assert attempts.eligible(["a", "b"]) == ["a"]

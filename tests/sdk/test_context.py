@@ -1,0 +1,100 @@
+"""What a handler is told, without a wire between."""
+
+import asyncio
+
+import pytest
+
+from tandem.runtime.context import RequestContext
+from tandem.sdk import Context
+
+
+def test_a_context_is_neither_stopped_nor_killed_at_first() -> None:
+    context = Context("r1")
+    assert context.id() == "r1"
+    assert not context.is_stopped() and not context.is_killed()
+
+
+def test_stopping_is_not_killing() -> None:
+    context = Context()
+    context.stop_generating()
+    assert context.is_stopped() and not context.is_killed()
+
+
+def test_what_is_killed_is_stopped() -> None:
+    context = Context()
+    context.kill()
+    assert context.is_stopped() and context.is_killed()
+
+
+@pytest.mark.parametrize("end", [Context.stop_generating, Context.kill])
+async def test_waiting_wakes_at_a_stop_and_at_a_kill(end: object) -> None:
+    context = Context()
+    waiting = asyncio.create_task(context.async_killed_or_stopped())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert callable(end)
+    end(context)
+    assert await asyncio.wait_for(waiting, 5)
+    assert await asyncio.wait_for(context.async_killed_or_stopped(), 5)  # and at once after it
+
+
+async def test_waiting_that_was_cancelled_leaves_nothing_behind() -> None:
+    context = Context()
+    waiting = asyncio.create_task(context.async_killed_or_stopped())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    request = context.request_context
+    assert not request._callbacks and not request._stop_callbacks
+
+
+def test_a_stop_reaches_children_and_their_callbacks_once() -> None:
+    parent = RequestContext("r")
+    child = parent.child()
+    heard: list[str] = []
+    child.on_stop(lambda: heard.append("stop"))
+    parent.stop()
+    parent.stop()
+    assert child.is_stopped and not child.is_cancelled
+    assert heard == ["stop"]
+
+
+def test_a_child_of_a_stopped_request_is_stopped() -> None:
+    parent = RequestContext("r")
+    parent.stop()
+    assert parent.child().is_stopped
+
+
+def test_a_stopped_child_does_not_stop_its_parent() -> None:
+    parent = RequestContext("r")
+    parent.child().stop()
+    assert not parent.is_stopped
+
+
+def test_a_child_that_left_is_not_stopped_any_more() -> None:
+    parent = RequestContext("r")
+    child = parent.child()
+    child.close()
+    parent.stop()
+    assert not child.is_stopped
+
+
+def test_nothing_is_stopped_after_it_was_cancelled() -> None:
+    request = RequestContext("r")
+    heard: list[str] = []
+    request.on_stop(lambda: heard.append("stop"))
+    request.cancel("gone")
+    request.stop()
+    assert heard == []
+
+
+def test_the_trace_is_read_from_the_headers() -> None:
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    context = Context(headers={"traceparent": f"00-{trace}-{span}-01"})
+    assert (context.trace_id, context.span_id) == (trace, span)
+
+
+@pytest.mark.parametrize("header", ["", "00-12-34-01", "nonsense"])
+def test_a_header_that_is_no_trace_is_none(header: str) -> None:
+    context = Context(headers={"traceparent": header})
+    assert context.trace_id is None and context.span_id is None
