@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tandem.kernels.reference.gather import gather_context, record_index
 
 # A run of queries is computed in parts: each leaves out the keys that come after all of it.
-PART_TOKENS = 128
+PART_TOKENS = 64
 
 
 @dataclass(slots=True, frozen=True)
