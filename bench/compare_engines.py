@@ -30,6 +30,7 @@ from tandem.bench.compare_engines_presets import (
 )
 from tandem.bench.compare_engines_process import EngineProcess
 from tandem.bench.compare_engines_report import KINDS, CaseResult, print_case, summary_lines
+from tandem.bench.console import output_console
 from tandem.bench.near_zero import write_near_zero_model
 from tandem.bench.report import document, utc_now
 from tandem.models.random_model import ModelShape
@@ -48,7 +49,6 @@ MIXED_CONCURRENCY = 8
 MIXED_STDDEV_SHARE = 0.25
 DEFAULT_ENGINES = ("tandem", "transformers", "vllm")
 DEFAULT_THREADS = (1, 2)
-FILE_COLUMNS = 160  # of text where the output is no terminal
 
 HOW = {
     "model": "random weights, Qwen3 of 16 layers (hidden 768, 12 query and 4 KV heads of 64, "
@@ -218,7 +218,7 @@ def show(
     output: Path | None,
 ) -> None:
     """What was measured, as tables, and as JSON where `output` says."""
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_COLUMNS)
+    out = output_console()
     for result in results:
         print_case(out, result)
     for line in [*summary_lines(results), *(f"{part}: {text}" for part, text in HOW.items())]:

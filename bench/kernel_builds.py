@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from tandem.bench.console import output_console
 from tandem.bench.kernel_build_cases import BuildCase, build_cases
 from tandem.bench.kernel_compile import (
     MAX_SHARED_BYTES,
@@ -177,7 +177,6 @@ def document(builds: Iterable[KernelBuild]) -> str:
 
 
 NEW_LINE = "\n"
-FILE_COLUMNS = 160  # of text where the output is no terminal
 COLUMNS = (
     "kernel",
     "shapes",
@@ -251,7 +250,7 @@ def main() -> int:
         sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
         return 0
     builds = build_all()
-    console = Console(width=None if sys.stdout.isatty() else FILE_COLUMNS)
+    console = output_console()
     for arch in ARCHITECTURES:
         table = Table(*COLUMNS, title=f"sm_{arch}", show_lines=True)
         for row in _rows(built for built in builds if built.arch == arch):

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tandem.bench.report import document, utc_now
+from tandem.bench.console import output_console
+from tandem.bench.report import utc_now, write_document
 from tandem.bench.trace import TraceEntry, read_trace
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.errors import ConfigError, TandemError
@@ -280,15 +281,9 @@ def main(
         )
         raise typer.Exit(1) from error
     results = {"how": HOW, "traces": measured}
-    print_results(Console(highlight=False), results)
-    if output is not None:
-        whole = document(
-            command=["python", "-m", "tandem.bench.kv_index"],
-            settings={**msgspec.to_builtins(fleet), "rounds": rounds, "limit": limit},
-            started_at=started_at,
-            results=results,
-        )
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    print_results(output_console(), results)
+    settings = {**msgspec.to_builtins(fleet), "rounds": rounds, "limit": limit}
+    write_document(output, "tandem.bench.kv_index", settings, started_at, results)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
+from tandem.bench.console import output_console
 from tandem.bench.migration_cluster import DRAIN_TIMEOUT_S, MODELS, SampleCluster
 from tandem.bench.migration_streams import Stream, StreamMaker, Streams
-from tandem.bench.report import document, utc_now
+from tandem.bench.report import utc_now, write_document
 from tandem.bench.stack import Target, print_results, results_json
 from tandem.runtime.errors import ServiceError, TandemError
 
@@ -188,15 +189,9 @@ def main(
             say.print(f"[red]error:[/] {escape(error.message)}", soft_wrap=True)
             raise typer.Exit(1) from error
     results = results_json(measured, TARGETS, plan.how())
-    print_results(Console(highlight=False), results)
-    if output is not None:
-        whole = document(
-            command=["python", "-m", "tandem.bench.migration"],
-            settings=msgspec.to_builtins(plan) | {"rounds": rounds},
-            started_at=started_at,
-            results=results,
-        )
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    print_results(output_console(), results)
+    settings = msgspec.to_builtins(plan) | {"rounds": rounds}
+    write_document(output, "tandem.bench.migration", settings, started_at, results)
     if any(figures["num_wrong"] for figures in measured):
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -91,6 +92,20 @@ def warnings(summary: Summary, result: LoadResult) -> list[str]:
             "tpot is per token"
         )
     return found
+
+
+def write_document(
+    output: Path | None,
+    module: str,
+    settings: Mapping[str, Any],
+    started_at: datetime,
+    results: Mapping[str, Any],
+) -> None:
+    """The document of `python -m module`, as JSON; nothing where there is no `output`."""
+    if output is not None:
+        command = ["python", "-m", module]
+        whole = document(command=command, settings=settings, started_at=started_at, results=results)
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
 
 
 def document(

@@ -21,7 +21,8 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
-from tandem.bench.report import document, utc_now
+from tandem.bench.console import output_console
+from tandem.bench.report import utc_now, write_document
 from tandem.bench.stack import Target, print_results, results_json
 from tandem.launch.processes import ChildProcess
 from tandem.launch.services import EmbeddedEtcd, EmbeddedNats
@@ -235,15 +236,9 @@ def main(
             say.print(f"[red]error:[/] {escape(error.message)}", soft_wrap=True)
             raise typer.Exit(1) from error
     results = results_json(measured_rounds, TARGETS, HOW)
-    print_results(Console(highlight=False), results)
-    if output is not None:
-        whole = document(
-            command=["python", "-m", "tandem.bench.runtime"],
-            settings={"rounds": rounds},
-            started_at=started_at,
-            results=results,
-        )
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    print_results(output_console(), results)
+    settings = {"rounds": rounds}
+    write_document(output, "tandem.bench.runtime", settings, started_at, results)
 
 
 if __name__ == "__main__":

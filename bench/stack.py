@@ -18,11 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandem.bench.client import OpenAIClient, PreparedRequest
+from tandem.bench.console import output_console
 from tandem.bench.load import LoadPlan, LoadRun
 from tandem.bench.metrics import Summary, summarize
 from tandem.bench.near_zero import SHAPE, write_near_zero_model
 from tandem.bench.openai_wire import BodyBuilder
-from tandem.bench.report import document, utc_now
+from tandem.bench.report import utc_now, write_document
 from tandem.bench.served_stack import ServedStack, served
 from tandem.bench.workload import Seeds, SyntheticWorkload
 from tandem.runtime.errors import ServiceError, TandemError
@@ -281,15 +282,9 @@ def main(
         except TandemError as error:
             say.print(f"[red]error:[/] {escape(error.message)}", soft_wrap=True)
             raise typer.Exit(1) from error
-    print_results(Console(highlight=False), results)
-    if output is not None:
-        whole = document(
-            command=["python", "-m", "tandem.bench.stack"],
-            settings={"rounds": rounds},
-            started_at=started_at,
-            results=results,
-        )
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    print_results(output_console(), results)
+    settings = {"rounds": rounds}
+    write_document(output, "tandem.bench.stack", settings, started_at, results)
 
 
 if __name__ == "__main__":
