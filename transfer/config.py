@@ -14,9 +14,7 @@ class TransferConfig(BaseModel):
     verify: bool = True  # check every landed block's checksum before it is read; alike everywhere
     poll_busy_us: float = Field(20.0, gt=0)  # between polls while something is in flight
     poll_expect_us: float = Field(600.0, gt=0)  # while a handoff is expected but all is quiet
-    poll_idle_ms: float = Field(
-        5.0, gt=0
-    )  # between polls when nothing is expected; 4 x before the first peer
+    poll_idle_ms: float = Field(5.0, gt=0)  # between polls in quiet; 4 x before the first peer
     write_timeout_s: float = Field(2.0, gt=0)  # at most lease_margin_ms and grace_ms together
     lease_margin_ms: int = Field(50, ge=0)  # no post this close to a lease's end
     grace_ms: int = Field(2_000, ge=0)  # blocks stay in quarantine this long after a lease
