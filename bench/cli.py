@@ -27,7 +27,8 @@ from tandem.bench.report import (
 )
 from tandem.bench.session import Measurement, Session
 from tandem.bench.workload import InputFormat
-from tandem.runtime.errors import TandemError
+from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.local_clusters import running_clusters
 
 EXIT_ALL_FAILED = 1
 EXIT_USAGE = 2
@@ -47,6 +48,7 @@ def _option(panel: str, help_text: str, *flags: str) -> Any:
     return typer.Option(*flags, help=help_text, rich_help_panel=panel)
 
 
+USUAL_URL = "http://127.0.0.1:8000"
 SERVER, LOAD, INPUT, AB, RESULT = "Server", "Load", "Input", "Comparison", "Result"
 
 
@@ -54,7 +56,10 @@ SERVER, LOAD, INPUT, AB, RESULT = "Server", "Load", "Input", "Comparison", "Resu
 def bench(
     ctx: typer.Context,
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
-    url: Annotated[str, _option(SERVER, "base URL of the server")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str | None,
+        _option(SERVER, f"base URL of the server (default: of tandem serve here, or {USUAL_URL})"),
+    ] = None,
     model: Annotated[str | None, _option(SERVER, "model name; default: the server's first")] = None,
     endpoint: Annotated[Endpoint, _option(SERVER, "which API to drive")] = "completions",
     stream: Annotated[bool, _option(SERVER, "stream; without it there is no TTFT or ITL")] = True,
@@ -151,12 +156,21 @@ def bench(
 def run(values: dict[str, Any]) -> int:
     """Run what the options (fields of BenchOptions) ask for; the process's exit code."""
     try:
-        return uvloop.run(_run(Session(BenchOptions(**values)), Console(highlight=False)))
+        options = BenchOptions(**values | {"url": values["url"] or _served_here()})
+        return uvloop.run(_run(Session(options), Console(highlight=False)))
     except (TandemError, ExchangeError, OSError) as error:
         Console(stderr=True, highlight=False).print(
             f"[red]error:[/] {escape(str(error))}", soft_wrap=True
         )
         return EXIT_USAGE
+
+
+def _served_here() -> str:
+    """Where `tandem serve` answers on this machine, or the usual address."""
+    served = [cluster.http_url for cluster in running_clusters() if cluster.http_url]
+    if len(served) > 1:
+        raise ConfigError(f"several clusters run here, choose one: --url {' or '.join(served)}")
+    return served[0] if served else USUAL_URL
 
 
 async def _run(session: Session, console: Console) -> int:

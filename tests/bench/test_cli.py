@@ -6,12 +6,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from sse_server import Exchange, answer_in_full, answer_with_timeline, serving
 
 from tandem.bench.metrics import RequestRecord
 from tandem.bench.plot import tokens_over_time
 from tandem.launch.spawn import PIPE, Process, spawn
+from tandem.runtime.local_clusters import LocalCluster, announced
 
 
 @dataclass
@@ -71,6 +73,27 @@ async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: P
     assert len(bodies) == 14  # two of them to warm up
     assert all(len(body["prompt"]) == 32 and body["max_tokens"] == 5 for body in bodies)
     assert len({tuple(body["prompt"]) for body in bodies}) == 14
+
+
+async def test_without_an_address_it_is_what_is_served_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    process = psutil.Process()
+    async with serving() as server:
+
+        def cluster(pid: int, started_s: float, url: str) -> LocalCluster:
+            return LocalCluster(pid, started_s, "test", "nats://x", "http://x", url, str(tmp_path))
+
+        with announced(cluster(process.pid, process.create_time(), server.url)):
+            outcome = await bench("--num-requests", "2", "--output-tokens", "2")
+            parent = process.parent()
+            assert parent is not None
+            with announced(cluster(parent.pid, parent.create_time(), "http://127.0.0.1:9")):
+                refused = await bench("--num-requests", "2")
+    assert outcome.code == 0 and server.url in outcome.out, outcome.err
+    assert refused.code != 0
+    assert "choose one: --url" in refused.err and server.url in refused.err
 
 
 async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
