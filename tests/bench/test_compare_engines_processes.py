@@ -100,6 +100,13 @@ async def test_ready_is_the_first_answer_and_the_end_takes_the_whole_tree(
     assert all(is_gone(one) for one in processes)
 
 
+async def until_stopped(one: psutil.Process) -> None:
+    """The signal takes effect when the process next enters the kernel."""
+    async with asyncio.timeout(20):
+        while one.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.001)
+
+
 async def test_a_stopped_server_answers_only_after_it_was_let_go(
     tmp_path: Path, server_file: Path
 ) -> None:
@@ -107,13 +114,13 @@ async def test_a_stopped_server_answers_only_after_it_was_let_go(
         await process.wait_until_ready(60)
         process.pause()
         for one in tree(process)[1:]:
-            assert one.status() == psutil.STATUS_STOPPED
+            await until_stopped(one)
         asked = asyncio.create_task(process.ask("a", 1))
         await asyncio.wait([asked], timeout=0.3)
         assert not asked.done()
         with process.running():
             assert (await asked).succeeded
-        assert tree(process)[1].status() == psutil.STATUS_STOPPED
+        await until_stopped(tree(process)[1])
 
 
 async def test_a_stopped_server_can_be_ended(tmp_path: Path, server_file: Path) -> None:
