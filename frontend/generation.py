@@ -217,20 +217,15 @@ class Generation(ABC):
         if not candidates:
             raise UnavailableError(f"no worker serves {self.plan.head.model!r} now")
         block_size = self.plan.model.card.block_size
-        request = run.choice.request
-        token_ids = run.choice.prompt.token_ids + run.said
-        hashes = (
-            block_hashes(
-                token_ids[: _MAX_HASHED_BLOCKS * block_size],
-                block_size,
-                salt=request.cache_salt,
-            )
-            if len(candidates) > 1
-            else []
-        )
-        num_blocks = -(-len(token_ids) // block_size)
-        decision = self.services.router.choose(candidates, hashes, num_blocks)
-        self.services.router.started(request.request_id, decision, num_blocks)
+        request, router = run.choice.request, self.services.router
+        prompt = run.choice.prompt.token_ids
+        hashes: list[bytes] = []
+        if router.heeds_prefix(candidates):
+            token_ids = (prompt + run.said)[: _MAX_HASHED_BLOCKS * block_size]
+            hashes = block_hashes(token_ids, block_size, salt=request.cache_salt)
+        num_blocks = -(-(len(prompt) + len(run.said)) // block_size)
+        decision = router.choose(candidates, hashes, num_blocks)
+        router.started(request.request_id, decision, num_blocks)
         return decision
 
     async def _attempt(self, run: ChoiceRun, decision: RoutingDecision) -> None:

@@ -75,6 +75,10 @@ class KvIndex:
         if self._sources.pop(instance_id, None) is not None:
             self._count(-len(self._held.pop(instance_id)))
 
+    def holds_any(self, instance_ids: Iterable[str]) -> bool:
+        """Whether any of these instances holds a block; if not, nothing matches there."""
+        return any(map(self._held.get, instance_ids))
+
     def match(
         self, hashes: Sequence[bytes], instance_ids: Iterable[str] | None = None
     ) -> dict[str, int]:

@@ -81,10 +81,19 @@ class Router:
         self._loads.pop(instance_id, None)
         self.index.remove_instance(instance_id)
 
+    def heeds_prefix(self, candidates: list[str]) -> bool:
+        """Whether the hashes of a prompt can make a difference to `choose`."""
+        if len(candidates) == 1 or self.config.overlap_weight == 0:
+            return False
+        return self.index.holds_any(candidates)
+
     def choose(
         self, candidates: list[str], hashes: list[bytes], num_blocks: int
     ) -> RoutingDecision:
-        """The instance for a prompt of `num_blocks` blocks, full ones hashed in `hashes`."""
+        """The instance for a prompt of `num_blocks` blocks, full ones hashed in `hashes`.
+
+        `hashes` may be empty where `heeds_prefix` says no.
+        """
         if len(candidates) == 1:
             overlap = self.index.match(hashes, candidates).get(candidates[0], 0)
             return RoutingDecision(candidates[0], overlap, "the only instance")

@@ -1,6 +1,7 @@
 """Everything but generating: models, health, metrics; joining and leaving workers."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -108,6 +109,31 @@ async def test_requests_follow_the_prefix_and_the_events_that_move_it() -> None:
         events.publish(kv_subject("tandem", two.instance_id), encode(gap))
         await stack.wait_until(lambda: bool(index.match(hashes)))
         assert await served_by() == {two.instance_id}
+
+
+async def test_a_prompt_is_hashed_only_where_its_prefix_can_be_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = token_ids("the world, " * 10)
+    hashed: list[list[bytes]] = []
+
+    def hashes_of(*args: Any, **fields: Any) -> list[bytes]:
+        hashed.append(block_hashes(*args, **fields))
+        return hashed[-1]
+
+    monkeypatch.setattr("tandem.frontend.generation.block_hashes", hashes_of)
+    async with Stack(num_workers=2) as stack:
+        await stack.wait_until(lambda: len(stack.server.catalog.instances) == 2)
+        assert (await stack.complete(prompt=prompt, max_tokens=9)).status_code == 200
+        assert hashed == []
+        holder = stack.workers[1]
+        stored = KvEvent(holder.instance_id, "epoch", 1, stored=block_hashes(prompt, 4))
+        holder.events.publish(kv_subject("tandem", holder.instance_id), encode(stored))
+        index = stack.server.router.index
+        await stack.wait_until(lambda: index.holds_any([holder.instance_id]))
+        answer = await stack.complete(prompt=prompt, max_tokens=9)
+        assert answer.headers["x-tandem-decode-instance"] == holder.instance_id
+        assert hashed == [stored.stored]
 
 
 async def test_a_worker_with_other_files_gets_no_requests() -> None:

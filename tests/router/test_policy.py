@@ -48,6 +48,20 @@ def test_the_weight_decides_between_prefix_and_load() -> None:
     assert blind.choose(["a", "b"], HASHES, 10).instance_id == "a"
 
 
+def test_a_prefix_is_heeded_where_one_of_several_holds_blocks() -> None:
+    chosen, blind = router(), router(overlap_weight=0.0)
+    for each in (chosen, blind):
+        assert not each.heeds_prefix(["a", "b"])
+        each.index.apply(KvEvent("b", "e", 1, stored=HASHES[:1]))
+        each.index.apply(KvEvent("c", "e", 1))
+    assert chosen.heeds_prefix(["a", "b"])
+    assert not chosen.heeds_prefix(["b"])
+    assert not chosen.heeds_prefix(["a", "c"])
+    assert not blind.heeds_prefix(["a", "b"])
+    chosen.index.apply(KvEvent("b", "e", 2, removed=HASHES[:1]))
+    assert not chosen.heeds_prefix(["a", "b"])
+
+
 def test_a_queue_of_prompts_counts_as_load() -> None:
     chosen = router()
     chosen.update_load(report("a", waiting_tokens=64), block_size=16)
