@@ -21,7 +21,7 @@ from tandem.frontend.service import Service
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
-from tandem.runtime.address import new_id
+from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery, register_instance
 from tandem.runtime.errors import ConfigError
@@ -87,7 +87,9 @@ class FrontendServer:
         await self._worker_events.start()
         self._http = _Http(self._http_config())
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
-        self._key = await register_instance(self._discovery, self._instance())
+        http = EndpointAddress(self._runtime.namespace, "frontend", "http")
+        self._key = http.instance_key(self.instance_id)
+        await register_instance(self._discovery, self._instance())
         logger.info("frontend %s listens on http://%s", self.instance_id, self.address)
 
     async def drain(self) -> None:
@@ -192,7 +194,8 @@ async def run_frontend(
             gc.freeze()  # what is loaded now stays; full collections would hold up streams
 
         async def drain() -> None:
-            await running[0].drain()
+            for server in running:
+                await server.drain()
 
         async def stop() -> None:
             for server in running:

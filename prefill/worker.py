@@ -90,6 +90,7 @@ class PrefillWorker:
         self._jobs: dict[asyncio.Task[None], Job] = {}
         self._rate = ComputeRate()
         self._room = asyncio.Event()
+        self._receiving: asyncio.Task[None] | None = None  # once it is up
         self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -128,9 +129,10 @@ class PrefillWorker:
 
     async def drain(self) -> None:
         """Takes no new ticket; jobs in hand go on up to the drain timeout."""
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
-        await self.queue.close()  # what was pulled and not begun goes to others
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+            await self.queue.close()  # what was pulled and not begun goes to others
         await self.node.withdraw()
         if self._jobs:
             await asyncio.wait(self._jobs)

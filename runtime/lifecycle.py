@@ -42,16 +42,17 @@ class Lifecycle:
     async def run(self, *, startup: Stage, drain: Stage, stop: Stage) -> None:
         """Startup, serve until asked to end, drain for at most `drain_timeout_s`, stop.
 
-        `stop` always runs, also when startup fails or is interrupted. A second signal ends the
-        process at once with status 70. Only the main thread can call this.
+        Asked during startup, it breaks that off and drains too: callers may know the process by
+        then. `stop` always runs, also when startup fails. Both may find things half started.
+        A second signal ends the process at once with status 70. Only the main thread can call this.
         """
         with self._signals():
             try:
                 if await self._start(startup):
                     self.state = State.SERVING
                     await self._ending.wait()
-                    self.state = State.DRAINING
-                    await self._drain(drain)
+                self.state = State.DRAINING
+                await self._drain(drain)
             finally:
                 self.state = State.DRAINING
                 await stop()

@@ -299,7 +299,7 @@ class EngineWorker:
         """Cleans up the engine, if it was started, and leaves the cluster."""
         self._watch_end()
         try:
-            # a signal in the last moments of the startup: there may be callers already
+            # a startup that failed in its last moments: there may be callers already
             await _within("drain", self.drain(), self.budget.total_s or None)
             await _within("publishing", self._stack.aclose(), self.budget.cleanup_s or None)
             if self._is_engine_started:

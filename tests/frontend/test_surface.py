@@ -72,6 +72,27 @@ async def test_the_frontend_is_known_while_it_serves(stack: Stack) -> None:
     assert not [key for key in stack.store.items if "/instances/frontend/" in key]
 
 
+async def test_a_start_that_was_broken_off_is_drained(stack: Stack) -> None:
+    is_known = asyncio.Event()
+
+    class WithoutAnswer(MemoryDiscovery):
+        async def put(self, key: str, value: bytes) -> None:
+            await super().put(key, value)
+            is_known.set()
+            await asyncio.Event().wait()
+
+    discovery = WithoutAnswer(stack.store)
+    server = FrontendServer(stack.config, stack.runtime, stack.router, discovery, MemoryEvents())
+    starting = asyncio.create_task(server.start())
+    await asyncio.wait_for(is_known.wait(), 10)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert [key for key in stack.store.items if server.instance_id in key]
+    await server.drain()
+    assert not [key for key in stack.store.items if server.instance_id in key]
+    await server.stop()
+
+
 async def test_a_port_that_is_taken_is_a_config_error(stack: Stack) -> None:
     port = int(stack.server.address.rpartition(":")[2])
     discovery, events = MemoryDiscovery(), MemoryEvents()

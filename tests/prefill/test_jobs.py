@@ -12,6 +12,7 @@ from handoff_peer import BLOCK_SIZE, TRANSFER
 from services import NatsServer, eventually
 
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.lifecycle import Lifecycle, State
 from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
 from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
@@ -352,6 +353,15 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
     (delivery,) = await stage.peer.queue.receive(1, 2.0)
     assert (delivery.job, delivery.num_delivered) == (late.job, 1) and not late.claims
     await delivery.ack()
+
+
+async def test_a_worker_that_is_ended_before_it_is_up_ends_quietly(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    worker, lifecycle = Stage(runtime_config, tiny_model).worker, Lifecycle()
+    lifecycle.shut_down("changed my mind")
+    await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
+    assert lifecycle.state is State.STOPPED
 
 
 async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_back(

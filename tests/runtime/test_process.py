@@ -64,7 +64,7 @@ async def test_a_failing_startup_stops_and_is_raised() -> None:
     assert lifecycle.state is State.STOPPED
 
 
-async def test_a_shutdown_during_startup_does_not_wait_for_it() -> None:
+async def test_a_shutdown_during_startup_breaks_it_off_and_drains() -> None:
     lifecycle = Lifecycle()
     stages = Stages(lifecycle)
 
@@ -73,7 +73,7 @@ async def test_a_shutdown_during_startup_does_not_wait_for_it() -> None:
         await asyncio.Event().wait()
 
     await lifecycle.run(startup=startup, drain=stages.drain, stop=stages.stop)
-    assert [name for name, _ in stages.ran] == ["stop"]
+    assert stages.ran == [("drain", State.DRAINING), ("stop", State.DRAINING)]
 
 
 async def test_draining_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

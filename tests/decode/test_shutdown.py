@@ -1,0 +1,52 @@
+"""The end of a decode worker that has only just been heard of."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from prefill_peer import PROMPT, Stage
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import watch_instances
+from tandem.runtime.lifecycle import Lifecycle, State
+
+
+async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_finish(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, lifecycle = Stage(runtime_config, tiny_model), Lifecycle()
+    worker, node = stage.worker, stage.worker.node
+    put = node.discovery.put
+    is_known = asyncio.Event()
+
+    async def put_without_answer(key: str, value: bytes) -> None:
+        await put(key, value)
+        if key == worker.endpoint.address.instance_key(node.instance_id):
+            is_known.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(node.discovery, "put", put_without_answer)
+    async with stage.peer:
+        discovery = stage.peer.node.discovery
+        view = watch_instances(discovery, runtime_config.namespace, "decode")
+        running = asyncio.create_task(
+            lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
+        )
+        async with asyncio.timeout(20):
+            await is_known.wait()
+        await view.wait_for(lambda items: node.instance_id in items, 5)
+        await stage.register(os.getpid())
+        await stage.connect()
+        answer = await stage.ask(PROMPT)
+        work = await stage.claimed()
+        assert lifecycle.state is State.STARTING
+        os.kill(os.getpid(), signal.SIGTERM)
+        await view.wait_for(lambda items: not items, 5)
+        assert lifecycle.state is State.DRAINING
+        await stage.deliver(work)
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        async with asyncio.timeout(20):
+            await running
+        await asyncio.gather(*stage.readers)
