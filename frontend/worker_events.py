@@ -1,6 +1,7 @@
 """Keeps the router's picture of the workers: their KV, their load, their coming and going."""
 
 import logging
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -34,17 +35,22 @@ class WorkerEvents:
         self._router = router
         self._known: set[str] = set()
         self._follower = KvFollower(router.index, self._dump)
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(self._follower.close)
 
     async def start(self) -> None:
         """Subscribe; instances known already are resynced."""
-        await self._events.subscribe(kv_subject("*"), self._follower.on_event)
-        await self._events.subscribe(load_subject("*"), self._on_load)
+        for subject, listener in (
+            (kv_subject("*"), self._follower.on_event),
+            (load_subject("*"), self._on_load),
+        ):
+            self._stack.push_async_callback(await self._events.subscribe(subject, listener))
         self._catalog.on_instances = self._on_instances
         self._on_instances()
 
     async def close(self) -> None:
-        """Stop what is under way."""
-        await self._follower.close()
+        """Stop listening, and what is under way."""
+        await self._stack.aclose()
 
     def _on_instances(self) -> None:
         present = set(self._catalog.instances)

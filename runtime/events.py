@@ -5,9 +5,10 @@ tandem.{namespace}.kv.{instance_id}      KvEvent
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import nats.errors
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 _MAX_OUTBOX = 10_000  # messages that wait for the socket; more are dropped
 
 Listener = Callable[[str, bytes], None]  # subject, payload
+Unsubscribe = Callable[[], Awaitable[None]]
 
 
 def load_subject(namespace: str, instance_id: str = "*") -> str:
@@ -50,8 +52,11 @@ class Events(Protocol):
         """Send without waiting; dropped and counted while disconnected."""
         ...
 
-    async def subscribe(self, subject: str, listener: Listener) -> None:
-        """Call `listener` for every message; `*` in the subject stands for one part."""
+    async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
+        """Call `listener` for every message; `*` in the subject stands for one part.
+
+        The function it returns ends that; so does the end of the connection.
+        """
         ...
 
     async def close(self) -> None:
@@ -95,11 +100,17 @@ class NatsEvents:
                     self.num_dropped += 1
                     logger.debug("%s was dropped: %r", subject, error)
 
-    async def subscribe(self, subject: str, listener: Listener) -> None:
+    async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
         async def on_message(message: Msg) -> None:
             _deliver(listener, message.subject, message.data)
 
-        await self._connection.client.subscribe(subject, cb=on_message)
+        subscription = await self._connection.client.subscribe(subject, cb=on_message)
+
+        async def unsubscribe() -> None:
+            with contextlib.suppress(nats.errors.Error):  # it, or the connection, has ended
+                await subscription.unsubscribe()
+
+        return unsubscribe
 
     async def close(self) -> None:
         if self._publisher is not None:
@@ -128,9 +139,17 @@ class MemoryEvents:
             if _matches(pattern, subject):
                 _deliver(listener, subject, payload)
 
-    async def subscribe(self, subject: str, listener: Listener) -> None:
-        self._listeners.append((subject, listener))
-        self._own.append((subject, listener))
+    async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
+        entry = (subject, listener)
+        self._listeners.append(entry)
+        self._own.append(entry)
+
+        async def unsubscribe() -> None:
+            if entry in self._own:
+                self._own.remove(entry)
+                self._listeners.remove(entry)
+
+        return unsubscribe
 
     async def close(self) -> None:
         for entry in self._own:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,7 +42,8 @@ class KvMetricsAggregator:
         self._address = component.endpoint(METRICS_ENDPOINT).address
         self._latest: dict[str, tuple[float, KvMetrics]] = {}  # worker |-> when heard, what
         self._view = watch_endpoint(self._runtime.discovery, self._address)
-        self._is_closed = False
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(self._view.close)
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     async def get_metrics(self) -> AggregatedMetrics:
@@ -62,13 +64,13 @@ class KvMetricsAggregator:
 
     async def close(self) -> None:
         """Stop listening."""
-        self._is_closed = True
         self._starting.cancel()
         await asyncio.gather(self._starting, return_exceptions=True)
-        await self._view.close()
+        await self._stack.aclose()
 
     async def _start(self) -> None:
-        await self._runtime.events.subscribe(metrics_subject(self._component), self._on_metrics)
+        subject, events = metrics_subject(self._component), self._runtime.events
+        self._stack.push_async_callback(await events.subscribe(subject, self._on_metrics))
         self._view.subscribe(self._on_instance)
         await self._view.ready()
 
@@ -77,8 +79,6 @@ class KvMetricsAggregator:
             self._latest.pop(instance_id, None)
 
     def _on_metrics(self, subject: str, payload: bytes) -> None:
-        if self._is_closed:
-            return
         try:
             metrics = _decode_metrics(payload)
         except msgspec.MsgspecError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from tandem.router.kv_follower import KvFollower
@@ -51,6 +52,9 @@ class KvIndexer:
         self._follower = KvFollower(KvIndex(max_entries), self._dump)
         prefix = instances_prefix(component.namespace, component.name)
         self._view = TypedView(self._runtime.discovery.watch(prefix), Instance, num_parts=2)
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(self._follower.close)
+        self._stack.push_async_callback(self._view.close)
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     def block_size(self) -> int:
@@ -80,12 +84,11 @@ class KvIndexer:
         """Stop following."""
         self._starting.cancel()
         await asyncio.gather(self._starting, return_exceptions=True)
-        await self._view.close()
-        await self._follower.close()
+        await self._stack.aclose()
 
     async def _start(self) -> None:
-        subject = kv_subject(self._component.namespace)
-        await self._runtime.events.subscribe(subject, self._follower.on_event)
+        subject, events = kv_subject(self._component.namespace), self._runtime.events
+        self._stack.push_async_callback(await events.subscribe(subject, self._follower.on_event))
         await self._view.ready()
         self._view.subscribe(self._on_instance)
         await self._follower.settled(_FIRST_DUMPS_S)

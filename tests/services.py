@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import json
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -107,6 +109,24 @@ class NatsServer(Server):
     def command(self, store: Path) -> list[str]:
         binary = Path(sysconfig.get_path("scripts")) / "nats-server"
         return [str(binary), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(store)]
+
+
+class MonitoredNatsServer(NatsServer):
+    """nats-server that tells how many subscriptions it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._monitor_port = free_port()
+
+    def command(self, store: Path) -> list[str]:
+        return [*super().command(store), "-m", str(self._monitor_port)]
+
+    def num_subscriptions(self, subject: str) -> int:
+        """Of clients, on exactly this subject."""
+        url = f"http://127.0.0.1:{self._monitor_port}/connz?subs=1"
+        with urllib.request.urlopen(url) as response:
+            connections = json.load(response)["connections"]
+        return sum(each.get("subscriptions_list", []).count(subject) for each in connections)
 
 
 class EtcdServer(Server):

@@ -65,11 +65,13 @@ async def test_metrics_count_what_happened(stack: Stack) -> None:
         assert line in text, line
 
 
-async def test_the_frontend_is_known_while_it_serves(stack: Stack) -> None:
+async def test_the_frontend_is_known_and_listens_while_it_serves(stack: Stack) -> None:
     (key,) = [key for key in stack.store.items if "/instances/frontend/" in key]
     assert stack.server.address in stack.store.items[key].decode()
+    assert stack.listeners
     await stack.server.stop()
     assert not [key for key in stack.store.items if "/instances/frontend/" in key]
+    assert not stack.listeners
 
 
 async def test_a_start_that_was_broken_off_is_drained(stack: Stack) -> None:

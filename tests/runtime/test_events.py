@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from services import NatsServer, eventually, free_port
+from services import MonitoredNatsServer, NatsServer, eventually, free_port
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
@@ -63,6 +63,37 @@ async def test_a_failing_listener_hears_the_next_message(events: Events) -> None
     events.publish("tandem.x.load.y", b"1")
     events.publish("tandem.x.load.y", b"2")
     await eventually(lambda: heard == [b"1", b"2"])
+
+
+async def test_a_listener_that_has_unsubscribed_hears_nothing_more(events: Events) -> None:
+    gone: list[bytes] = []
+    heard: list[bytes] = []
+    unsubscribe = await events.subscribe("tandem.x.load.y", lambda subject, data: gone.append(data))
+    await events.subscribe("tandem.x.load.*", lambda subject, data: heard.append(data))
+    events.publish("tandem.x.load.y", b"1")
+    await eventually(lambda: gone == heard == [b"1"])
+    await unsubscribe()
+    await unsubscribe()
+    events.publish("tandem.x.load.y", b"2")
+    await eventually(lambda: heard == [b"1", b"2"])
+    assert gone == [b"1"]
+
+
+async def test_a_subscription_that_ended_while_nats_was_away_does_not_come_back() -> None:
+    with MonitoredNatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        events = NatsEvents(connection)
+        ends = [await events.subscribe(subject, lambda *_: None) for subject in ("a.b", "c.d")]
+        await eventually(lambda: server.num_subscriptions("a.b") == 1)
+        server.kill()
+        await eventually(lambda: not events.connected)
+        await ends[0]()
+        server.start()
+        await eventually(lambda: server.num_subscriptions("c.d") == 1)
+        assert server.num_subscriptions("a.b") == 0
+        await connection.close()
+        await ends[1]()
 
 
 async def test_no_nats_is_an_error_that_names_the_address() -> None:

@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from kit_pair import Pair, eventually
+from services import MonitoredNatsServer
 
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.events import kv_subject
 from tandem.sdk import (
     AggregatedMetrics,
     Client,
@@ -17,6 +20,7 @@ from tandem.sdk import (
     OverlapScores,
     Responses,
 )
+from tandem.sdk.kv_metrics import metrics_subject
 
 BLOCK = 4
 
@@ -107,6 +111,23 @@ async def test_prompts_go_where_their_prefix_is_unless_that_worker_is_busy(pair:
         await eventually(lambda: _waiting(router, one.worker_id) == 100)
         assert await routed(routers, workers, [*prompts[0][:8], *[9] * 56]) == two.worker_id
         await router.close()
+
+
+async def test_who_follows_the_workers_no_more_is_no_subscriber_any_more(
+    runtime_config: RuntimeConfig,
+) -> None:
+    with MonitoredNatsServer() as nats:
+        config = runtime_config.model_copy(update={"nats_url": nats.url})
+        async with DistributedRuntime(config) as caller:
+            workers = caller.namespace("a").component("Worker")
+            subjects = [kv_subject("a"), metrics_subject(workers)]
+            routers = [Router(workers) for _ in range(3)]
+            await eventually(lambda: [nats.num_subscriptions(each) for each in subjects] == [3, 3])
+            for router in routers[1:]:
+                await router.close()
+            await eventually(lambda: [nats.num_subscriptions(each) for each in subjects] == [1, 1])
+            await routers[0].close()
+            await eventually(lambda: not any(map(nats.num_subscriptions, subjects)))
 
 
 def _waiting(router: Router, worker_id: str) -> int:
