@@ -1,10 +1,12 @@
 """Ranks of workers in a process of its own, each with its agent and pool; driven by JSON lines.
 
 It says how to reach the ranks first, then a line for each message that one of them hears and one
-for the answer to each command. Ranks are named "instance.rank".
+for the answer to each command. Ranks are named "instance.rank". Only these lines are on stdout;
+what libraries print there, as UCX does its log, goes to stderr.
 """
 
 import asyncio
+import os
 import sys
 from dataclasses import replace
 
@@ -18,6 +20,9 @@ from tandem.transfer.landed import decode_landed, encode_landed
 from tandem.transfer.layout import KvLayout, Stream, streams
 from tandem.transfer.reactor import PeerRank, Selection
 from tandem.transfer.transport import BlockGrid
+
+OUT = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
 
 
 class Setup(msgspec.Struct):
@@ -147,8 +152,8 @@ class Rank:
 
 
 def tell(**message: object) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.flush()
+    OUT.write(msgspec.json.encode(message) + b"\n")
+    OUT.flush()
 
 
 async def answer(ranks: dict[str, Rank], line: bytes) -> object:
