@@ -24,29 +24,45 @@ class _Request:
     instance_id: str
     num_blocks: int
     num_pending_blocks: int  # still to be prefilled
+    num_reports: int  # of the instance's, that had come when it was sent
 
 
 @dataclass(slots=True)
 class _Load:
-    """An instance's load: its last report, moved on by what we sent it and got back since."""
+    """An instance's load: our own requests, and what its last report had beyond them.
+
+    A report ages: what it had beyond our prompts is partly our answers, and those end with our
+    requests. Which part, it does not say; requests there are taken to be alike.
+    """
 
     num_requests: int = 0
     active_blocks: int = 0
     pending_blocks: int = 0
-    reported_active_blocks: int = 0
-    reported_pending_blocks: int = 0
-    active_blocks_at_report: int = 0
-    pending_blocks_at_report: int = 0
+    num_reports: int = 0
+    num_reported: int = 0  # of our requests, that were there at the last report
+    num_left: int = 0  # of these
+    answer_blocks: float = 0.0  # of these, when all were there
+    foreign_blocks: float = 0.0  # of other frontends' requests
+    foreign_pending_blocks: int = 0
 
-    def active(self) -> int:
+    def report(self, active_blocks: int, pending_blocks: int, num_requests: int) -> None:
+        """All that is there, and of how many requests, ours among them; 0: it does not say."""
+        ours = self.num_requests / num_requests if num_requests else 0.0
+        excess_blocks = max(0, active_blocks - self.active_blocks)
+        self.foreign_blocks = min(excess_blocks, active_blocks * max(0.0, 1 - ours))
+        self.answer_blocks = excess_blocks - self.foreign_blocks
+        self.foreign_pending_blocks = max(0, pending_blocks - self.pending_blocks)
+        self.num_reported = self.num_left = self.num_requests
+        self.num_reports += 1
+
+    def active(self) -> float:
         """Blocks of running requests, everybody's."""
-        since = self.active_blocks - self.active_blocks_at_report
-        return max(self.reported_active_blocks + since, self.active_blocks, 0)
+        answers = self.answer_blocks * self.num_left / max(1, self.num_reported)
+        return self.active_blocks + answers + self.foreign_blocks
 
     def pending(self) -> int:
         """Blocks that wait to be prefilled, everybody's."""
-        since = self.pending_blocks - self.pending_blocks_at_report
-        return max(self.reported_pending_blocks + since, self.pending_blocks, 0)
+        return self.pending_blocks + self.foreign_pending_blocks
 
 
 @dataclass(slots=True)
@@ -69,12 +85,11 @@ class Router:
     def update_load(self, report: LoadReport, block_size: int = 16) -> None:
         """Take in a worker's own view of its load; `block_size` is its blocks' in tokens."""
         load = self._loads.setdefault(report.instance_id, _Load())
-        load.reported_active_blocks = max(
-            0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks
+        load.report(
+            max(0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks),
+            report.num_waiting_tokens // block_size,
+            report.num_running + report.num_waiting,
         )
-        load.reported_pending_blocks = report.num_waiting_tokens // block_size
-        load.active_blocks_at_report = load.active_blocks
-        load.pending_blocks_at_report = load.pending_blocks
 
     def remove_instance(self, instance_id: str) -> None:
         """Forget an instance; its requests may still finish."""
@@ -122,8 +137,10 @@ class Router:
     def started(self, request_id: str, decision: RoutingDecision, num_blocks: int) -> None:
         """A request was sent there."""
         pending = max(0, num_blocks - decision.num_overlap_blocks)
-        self._requests[request_id] = _Request(decision.instance_id, num_blocks, pending)
         load = self._loads.setdefault(decision.instance_id, _Load())
+        self._requests[request_id] = _Request(
+            decision.instance_id, num_blocks, pending, load.num_reports
+        )
         load.num_requests += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
@@ -146,3 +163,5 @@ class Router:
         if request is not None and load is not None:
             load.num_requests = max(0, load.num_requests - 1)
             load.active_blocks = max(0, load.active_blocks - request.num_blocks)
+            if request.num_reports < load.num_reports:
+                load.num_left = max(0, load.num_left - 1)

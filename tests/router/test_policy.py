@@ -12,8 +12,8 @@ def router(**fields: float) -> Router:
     return Router(RouterConfig(**fields), rng=random.Random(1))
 
 
-def report(who: str, used: int = 0, waiting_tokens: int = 0) -> LoadReport:
-    return LoadReport(who, "e", "decode", 0, 0, waiting_tokens, 100, 100 - used, 0)
+def report(who: str, used: int = 0, waiting_tokens: int = 0, num_running: int = 0) -> LoadReport:
+    return LoadReport(who, "e", "decode", num_running, 0, waiting_tokens, 1000, 1000 - used, 0)
 
 
 def test_the_only_instance_is_chosen_without_ado() -> None:
@@ -106,6 +106,71 @@ def test_requests_of_other_frontends_are_seen_through_reports() -> None:
     chosen.update_load(report("a", used=50))
     chosen.started("r", RoutingDecision("b", 0, ""), 20)
     assert chosen.choose(["a", "b"], [], 1).instance_id == "b"
+
+
+def burst(chosen: Router, name: str, num_requests: int) -> Counter[str]:
+    """Requests of four blocks, sent and prefilled; where they went."""
+    where: Counter[str] = Counter()
+    for number in range(num_requests):
+        decision = chosen.choose(["a", "b"], [], 4)
+        chosen.started(f"{name}{number}", decision, 4)
+        where[decision.instance_id] += 1
+    for number in range(num_requests):
+        chosen.prefilled(f"{name}{number}")
+    return where
+
+
+def finish(chosen: Router, name: str, num_requests: int) -> None:
+    for number in range(num_requests):
+        chosen.finished(f"{name}{number}")
+
+
+def test_a_burst_is_shared_also_when_the_last_reports_are_of_the_one_before() -> None:
+    chosen = router()
+    assert burst(chosen, "first", 16) == {"a": 8, "b": 8}
+    chosen.update_load(report("a", used=8 * 4 + 8 * 2, num_running=8))  # the answers begin
+    chosen.update_load(report("b", used=8 * 4 + 8 * 9, num_running=8))  # and end
+    assert burst(chosen, "behind", 7)["a"] == 7
+    finish(chosen, "behind", 7)
+    finish(chosen, "first", 16)
+    assert burst(chosen, "second", 16) == {"a": 8, "b": 8}
+
+
+def test_only_the_end_of_what_was_reported_lowers_a_report() -> None:
+    chosen = router()
+
+    def run_on_a(name: str, num_requests: int) -> None:
+        for number in range(num_requests):
+            chosen.started(f"{name}{number}", RoutingDecision("a", 0, ""), 4)
+            chosen.prefilled(f"{name}{number}")
+
+    def active_blocks_of_a_are(num_blocks: int) -> None:
+        for used, then in ((num_blocks - 1, "b"), (num_blocks + 1, "a")):
+            chosen.update_load(report("b", used=used, num_running=1))
+            assert chosen.choose(["a", "b"], [], 1).instance_id == then
+
+    run_on_a("reported", 4)
+    chosen.update_load(report("a", used=80, num_running=8))  # four are another frontend's
+    active_blocks_of_a_are(80)
+    run_on_a("since", 3)
+    active_blocks_of_a_are(92)
+    finish(chosen, "since", 3)
+    active_blocks_of_a_are(80)
+    finish(chosen, "reported", 2)
+    active_blocks_of_a_are(60)
+    finish(chosen, "reported", 4)
+    active_blocks_of_a_are(40)
+
+
+def test_the_blocks_of_a_worker_that_does_not_count_requests_stay_until_its_next_report() -> None:
+    chosen = router()
+    chosen.started("r", RoutingDecision("a", 0, ""), 4)
+    chosen.update_load(report("a", used=10))
+    chosen.finished("r")
+    chosen.update_load(report("b", used=5))
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "b"
+    chosen.update_load(report("a"))
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "a"
 
 
 def test_ties_go_to_the_fewest_requests_and_then_to_chance() -> None:
