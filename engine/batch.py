@@ -62,6 +62,8 @@ class Batch:
     logits_indices: torch.Tensor  # [num_samples] tokens whose logits are wanted, in chunk order
     sampled_seats: torch.Tensor  # [num_samples]
     sampled_positions: torch.Tensor  # [num_samples] where the drawn token will stand
+    sampled_block_tables: torch.Tensor  # [num_samples, max_blocks]
+    samples_all: bool  # each token is a row, and in this order
 
 
 def pack_step(chunks: list[Chunk]) -> PackedStep:
@@ -119,13 +121,18 @@ def build_batch(step: PackedStep, seats: Seats, block_size: int) -> Batch:
         prefill_tables = seats.tables(prefill_seats, prefill_lens, width, block_size)
     decode_lens = ends[:num_decodes]
     width = _num_blocks(max(step.positions[:num_decodes], default=0) + 1, block_size)
+    decode_tables = seats.tables(token_seats[:num_decodes], decode_lens, width, block_size)
+    sampled_tables = decode_tables
+    if not step.is_decode:
+        width = _num_blocks(max((row.end for row in step.rows), default=0), block_size)
+        sampled_tables = seats.tables(sampled_seats, sampled_positions, width, block_size)
     return Batch(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=_slots(token_seats, positions, seats, block_size),
         num_decodes=num_decodes,
         decode_context_lens=decode_lens,
-        decode_block_tables=seats.tables(token_seats[:num_decodes], decode_lens, width, block_size),
+        decode_block_tables=decode_tables,
         num_prefills=step.num_prefills,
         max_query_len=_longest_query(step.prefill_cu_seqlens),
         prefill_context_lens=prefill_lens,
@@ -134,6 +141,8 @@ def build_batch(step: PackedStep, seats: Seats, block_size: int) -> Batch:
         logits_indices=indices,
         sampled_seats=sampled_seats,
         sampled_positions=sampled_positions,
+        sampled_block_tables=sampled_tables,
+        samples_all=step.is_decode,
     )
 
 
@@ -150,13 +159,14 @@ def build_decode_batch(inputs: torch.Tensor, seats: Seats, block_size: int) -> B
     slots = _slots(token_seats, stored, seats, block_size)
     ends = positions + 1
     nothing = positions[:0]
+    tables = seats.tables(token_seats, ends, seats.max_blocks, block_size)
     return Batch(
         token_ids=_with_drawn(token_ids, token_seats, seats),
         positions=stored,
         slot_mapping=slots.masked_fill_(positions < 0, -1),
         num_decodes=num_tokens,
         decode_context_lens=ends,
-        decode_block_tables=seats.tables(token_seats, ends, seats.max_blocks, block_size),
+        decode_block_tables=tables,
         num_prefills=0,
         max_query_len=0,
         prefill_context_lens=nothing,
@@ -165,6 +175,8 @@ def build_decode_batch(inputs: torch.Tensor, seats: Seats, block_size: int) -> B
         logits_indices=seats.ordinals[:num_tokens],
         sampled_seats=token_seats,
         sampled_positions=ends,
+        sampled_block_tables=tables,
+        samples_all=True,
     )
 
 

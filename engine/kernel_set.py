@@ -27,6 +27,8 @@ class StepOptions:
     store_qkv: Mapping[str, Any] = field(default_factory=dict)
     paged_decode_attention: Mapping[str, Any] = field(default_factory=dict)
     prefill_attention: Mapping[str, Any] = field(default_factory=dict)
+    # paged_decode_attention's in the last layer, when it attends for the sampled tokens alone
+    sampled_attention: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _no_options(*_: object) -> StepOptions:
@@ -103,10 +105,14 @@ def _twin_options(
     num_heads: int,
 ) -> StepOptions:
     store = plan_store(rope_table, batch.positions, batch.slot_mapping, kv_cache.shape[3])
-    decode, prefill = {}, {}
+    group_size = num_heads // kv_cache.shape[2]
+    decode, prefill, sampled = {}, {}, {}
     if batch.num_decodes:
         tables, lens = batch.decode_block_tables, batch.decode_context_lens
-        decode["plan"] = plan_decode(kv_cache, tables, lens, num_heads // kv_cache.shape[2])
+        decode["plan"] = plan_decode(kv_cache, tables, lens, group_size)
+    if not batch.samples_all:
+        tables, lens = batch.sampled_block_tables, batch.sampled_positions
+        sampled["plan"] = plan_decode(kv_cache, tables, lens, group_size)
     if batch.num_prefills:
         prefill["plan"] = plan_prefill(
             kv_cache,
@@ -114,4 +120,4 @@ def _twin_options(
             batch.prefill_cu_seqlens,
             batch.prefill_context_lens,
         )
-    return StepOptions({"plan": store}, decode, prefill)
+    return StepOptions({"plan": store}, decode, prefill, sampled)

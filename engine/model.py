@@ -70,20 +70,24 @@ class Model:
         normed = torch.empty_like(hidden)
         kernels.embed(batch.token_ids, self._embedding, hidden)
         kernels.rms_norm(hidden, self._layers[0].input_norm, eps, normed)
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            q = self._store_kv(normed, layer, batch, kv_cache[:, index], options)
+            layer_cache = kv_cache[:, index]
+            q = self._store_kv(normed, layer, batch, layer_cache, options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
-            attended = self._attention(q, batch, kv_cache[:, index], options)
+            if index < last or batch.samples_all:
+                attended = self._attention(q, batch, layer_cache, options)
+            else:
+                # What the last layer makes of the other tokens, nothing reads.
+                q, hidden = (t.index_select(0, batch.logits_indices) for t in (q, hidden))
+                normed = torch.empty_like(hidden)
+                attended = self._sampled_attention(q, batch, layer_cache, options)
             kernels.add_rms_norm(layer.output(attended), hidden, layer.post_norm, eps, normed)
             added = self._mlp(normed, layer)
-            if index + 1 < len(self._layers):
-                next_norm = self._layers[index + 1].input_norm
-                kernels.add_rms_norm(added, hidden, next_norm, eps, normed)
-        if batch.logits_indices.shape[0] != hidden.shape[0] or batch.num_prefills:
-            hidden, added = (t.index_select(0, batch.logits_indices) for t in (hidden, added))
-        kernels.add_rms_norm(added, hidden, self._final_norm, eps, added)
-        return self._lm_head(added)
+            norm = self._final_norm if index == last else self._layers[index + 1].input_norm
+            kernels.add_rms_norm(added, hidden, norm, eps, normed)
+        return self._lm_head(normed)
 
     def _pack(self, layer: LayerWeights) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
@@ -153,6 +157,26 @@ class Model:
                 self._scale,
                 out[batch.num_decodes :],
                 **options.prefill_attention,
+            )
+        return out.flatten(1)
+
+    def _sampled_attention(
+        self,
+        q: torch.Tensor,  # [num_samples, num_heads, head_dim]
+        batch: Batch,
+        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        options: StepOptions,
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        if len(q):
+            self._kernels.paged_decode_attention(
+                q,
+                kv_cache,
+                batch.sampled_block_tables,
+                batch.sampled_positions,
+                self._scale,
+                out,
+                **options.sampled_attention,
             )
         return out.flatten(1)
 

@@ -280,6 +280,7 @@ def test_layers_are_announced_before_their_attention_is_computed(model: Path) ->
         kernels,
         store_qkv=noted("store", kernels.store_qkv),
         prefill_attention=noted("attend", kernels.prefill_attention),
+        paged_decode_attention=noted("attend", kernels.paged_decode_attention),
     )
     watcher.engine.on_layers = lambda progress: calls.append(f"layers {progress[0].num_layers}")
     run(watcher)
