@@ -62,8 +62,9 @@ class EngineConfig(BaseModel):
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
     )
-    kernels: Literal["auto", "torch", "triton"] = Field(
-        default="auto", description="auto: triton on a GPU, torch on a CPU"
+    kernels: Literal["auto", "c", "torch", "triton"] = Field(
+        default="auto",
+        description="auto: triton on a GPU; on a CPU c, or torch where there is no C compiler",
     )
 
     def num_threads(self) -> int:

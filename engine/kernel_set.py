@@ -1,6 +1,7 @@
-"""Which kernels a model computes with: Triton's, or their PyTorch twins."""
+"""Which kernels a model computes with: Triton's, their PyTorch twins, or those in C."""
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,19 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.batch import Batch
+from tandem.kernels.cpu.build import BuildError, load_library
 from tandem.kernels.reference.kv_store import plan_store
 from tandem.kernels.reference.linear import Linear, activation_dtype, pack_linear
 from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.runtime.errors import ConfigError
 
-Kind = Literal["torch", "triton"]
+logger = logging.getLogger(__name__)
+
+Kind = Literal["c", "torch", "triton"]
+
+# What there is in C; the rest is the twins'.
+_FILES_IN_C = ("activation", "kv_store", "norm", "paged_attention", "prefill_attention")
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,35 +73,56 @@ class Kernels:
 
 def choose_kernels(asked: str, device: torch.device) -> Kind:
     """ "auto" resolved. Raises ConfigError for kernels that `device` cannot run."""
-    if asked == "torch" or (asked == "auto" and device.type == "cpu"):
+    if asked == "torch":
         return "torch"
+    if device.type == "cpu" and asked != "triton":
+        return _c_or_torch(asked)
+    if asked == "c":
+        raise ConfigError(f'kernels "c" run on a CPU, not on {device}', param="kernels")
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError('kernels "triton" on a CPU need TRITON_INTERPRET=1', param="kernels")
     return "triton"
 
 
+def _c_or_torch(asked: str) -> Kind:
+    try:
+        load_library()
+    except BuildError as error:
+        if asked == "c":
+            raise ConfigError(f'kernels "c": {error}', param="kernels") from error
+        logger.warning("computing with PyTorch's kernels, which are slower: %s", error)
+        return "torch"
+    return "c"
+
+
 def load_kernels(kind: Kind) -> Kernels:
-    """The kernels of one kind. Triton exists on Linux only and is not loaded for the twins."""
-    # A twin stands in reference/ under its kernel's file name and function name.
-    folder = "tandem.kernels" if kind == "triton" else "tandem.kernels.reference"
-    norm = importlib.import_module(f"{folder}.norm")
-    twins: dict[str, Any] = {
-        "pack_linear": pack_linear,
-        "activation_dtype": activation_dtype,
-        "step_options": _twin_options,
-    }
+    """The kernels of one kind. Triton exists on Linux only and is not loaded for the others."""
+
+    # A kernel goes by one file name and function name everywhere.
+    def find(file: str, name: str) -> Callable[..., None]:
+        module = f"tandem.kernels.reference.{file}"
+        if kind == "triton":
+            module = f"tandem.kernels.{file}"
+        elif kind == "c" and file in _FILES_IN_C:
+            module = "tandem.kernels.cpu.launch"
+        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+        return function
+
+    own: dict[str, Any] = {}
+    if kind != "triton":
+        own = {"pack_linear": pack_linear, "activation_dtype": activation_dtype}
+    if kind == "torch":
+        own["step_options"] = _twin_options
     return Kernels(
-        embed=importlib.import_module(f"{folder}.embedding").embed,
-        rms_norm=norm.rms_norm,
-        add_rms_norm=norm.add_rms_norm,
-        store_qkv=importlib.import_module(f"{folder}.kv_store").store_qkv,
-        paged_decode_attention=importlib.import_module(
-            f"{folder}.paged_attention"
-        ).paged_decode_attention,
-        prefill_attention=importlib.import_module(f"{folder}.prefill_attention").prefill_attention,
-        silu_mul=importlib.import_module(f"{folder}.activation").silu_mul,
-        sample=importlib.import_module(f"{folder}.sampling").sample,
-        **(twins if kind == "torch" else {}),
+        embed=find("embedding", "embed"),
+        rms_norm=find("norm", "rms_norm"),
+        add_rms_norm=find("norm", "add_rms_norm"),
+        store_qkv=find("kv_store", "store_qkv"),
+        paged_decode_attention=find("paged_attention", "paged_decode_attention"),
+        prefill_attention=find("prefill_attention", "prefill_attention"),
+        silu_mul=find("activation", "silu_mul"),
+        sample=find("sampling", "sample"),
+        **own,
     )
 
 

@@ -84,6 +84,19 @@ def check_torch() -> Iterator[Finding]:
         yield ok("torch", detail)
 
 
+def check_cpu_kernels() -> Iterator[Finding]:
+    """Whether the kernels for a CPU can be compiled, where a model will run on one."""
+    if list_gpus():
+        return
+    script = "from tandem.kernels.cpu.build import load_library; print(load_library()._name)"
+    try:
+        yield ok("cpu kernels", _run_probe(["-c", script]).strip())
+    except ServiceError as error:
+        yield warn(
+            "cpu kernels", str(error), "install gcc: PyTorch's own are used instead, and are slower"
+        )
+
+
 def check_services(effective: EffectiveConfig) -> Iterator[Finding]:
     """Starts NATS and etcd as `tandem serve` would, and reaches those that are configured."""
     for service in (EmbeddedNats(), EmbeddedEtcd()):

@@ -38,6 +38,7 @@ def examine(effective: EffectiveConfig) -> Iterator[Finding]:
     yield from checks_machine.check_ports(effective.config)
     yield from checks_parts.check_packages()
     yield from checks_parts.check_torch()
+    yield from checks_parts.check_cpu_kernels()
     yield from checks_parts.check_services(effective)
     yield from checks_parts.check_nixl()
     if effective.origin("runtime.etcd_endpoints") != "default":

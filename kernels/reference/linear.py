@@ -18,11 +18,10 @@ LARGEST_FLOAT16 = torch.finfo(torch.float16).max
 
 
 def activation_dtype(weight: torch.Tensor) -> torch.dtype:
-    """What the activations beside `weight` are computed in: float32 on every CPU.
-
-    Few CPUs calculate in less, and converting what flows costs little beside the weights.
-    """
-    return torch.float32 if weight.device.type == "cpu" else weight.dtype
+    """What the activations beside `weight` are kept in: on most CPUs float32."""
+    if weight.device.type != "cpu" or _is_native(weight):
+        return weight.dtype
+    return torch.float32
 
 
 def pack_linear(weight: torch.Tensor) -> Linear:
@@ -35,19 +34,21 @@ def pack_linear(weight: torch.Tensor) -> Linear:
     """
     if weight.device.type != "cpu":
         return partial(F.linear, weight=weight)
-    if weight.dtype == torch.bfloat16 and _multiplies_bfloat16():
-        return partial(_linear_bfloat16, packed=_reordered(weight))
+    if _is_native(weight):
+        return partial(_linear_onednn, packed=_reordered(weight))
     if weight.dtype != torch.float32 and _fits_float16(weight):
         return _packed_float16(weight)
     weight = weight.float()
     if weight.nbytes < LEAST_PACKED_BYTES or not _has_onednn():
         return partial(F.linear, weight=weight)
-    return partial(_linear_float32, packed=_reordered(weight))
+    return partial(_linear_onednn, packed=_reordered(weight))
 
 
-def _multiplies_bfloat16() -> bool:
-    is_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return is_native and _has_onednn()
+def _is_native(weight: torch.Tensor) -> bool:
+    """Whether this CPU multiplies bfloat16 by bfloat16."""
+    if weight.dtype != torch.bfloat16 or not _has_onednn():
+        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _has_onednn() -> bool:
@@ -59,13 +60,9 @@ def _reordered(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _linear_float32(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+def _linear_onednn(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return y
-
-
-def _linear_bfloat16(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    return _linear_float32(x.bfloat16(), packed).float()
 
 
 def _fits_float16(weight: torch.Tensor) -> bool:

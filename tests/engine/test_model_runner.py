@@ -1,6 +1,7 @@
 """The runner against transformers, and against itself under every way of cutting the work."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,7 @@ def test_greedy_answers_are_those_of_transformers(
 ) -> None:
     model = save_model(tmp_path, kind, **changes)
     assert_same_as_transformers(model, make_runner(tmp_path))
+    assert_same_as_transformers(model, make_runner(tmp_path, kernels="torch"), num_tokens=4)
 
 
 def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
@@ -183,9 +185,12 @@ def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])
-def test_any_block_size_gives_the_same_answers(tmp_path: Path, block_size: int) -> None:
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_any_block_size_gives_the_same_answers(
+    tmp_path: Path, block_size: int, kernels: str
+) -> None:
     model = save_model(tmp_path, "qwen3")
-    runner = make_runner(tmp_path, block_size=block_size, num_blocks=2000)
+    runner = make_runner(tmp_path, block_size=block_size, num_blocks=2000, kernels=kernels)
     assert_same_as_transformers(model, runner, num_tokens=8)
 
 
@@ -233,6 +238,23 @@ def test_half_precision_runs_close_to_full(folder: Path, dtype: str) -> None:
         rows = driver.generate([driver.sequence(prompts()[6], sampling)], 1)[0]
         tables.append(torch.tensor([rows[0][token] for token in range(VOCAB_SIZE)]).exp())
     assert (tables[0] - tables[1]).abs().max() < 0.1
+
+
+def test_the_last_layer_is_computed_for_tokens_alone_that_sample(folder: Path) -> None:
+    runner = make_runner(folder)
+    driver, num_rows = Driver(runner), []
+    kernels = runner._model._kernels
+
+    def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        num_rows.append(len(gate_up))
+        kernels.silu_mul(gate_up, out)
+
+    runner._model._kernels = replace(kernels, silu_mul=silu_mul)
+    long, short = driver.sequence(list(range(40))), driver.sequence([5])
+    long.block_table, short.block_table = [4, 9, 2], [7]
+    runner.launch([Chunk(long, 0, 30, False)])
+    assert len(runner.launch([Chunk(long, 30, 40, True), Chunk(short, 0, 1, True)]).tokens()) == 2
+    assert num_rows == [30, 0, 11, 2]
 
 
 def test_a_step_without_chunks_gives_no_tokens(folder: Path) -> None:
@@ -310,4 +332,4 @@ def test_an_unset_length_is_what_model_and_pool_hold(folder: Path) -> None:
 
 def test_auto_resolves_to_what_runs(folder: Path) -> None:
     config = make_runner(folder, device="cpu").config
-    assert (config.device, config.dtype, config.kernels) == ("cpu", "float32", "torch")
+    assert (config.device, config.dtype, config.kernels) == ("cpu", "float32", "c")

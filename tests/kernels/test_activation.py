@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES, tolerance
+from kernels.tolerance import DTYPES, on_cpu, tolerance
 
 from tandem.kernels import activation
+from tandem.kernels.cpu import launch
 from tandem.kernels.reference import activation as reference
 
 launchers = pytest.mark.parametrize(
@@ -14,6 +15,7 @@ launchers = pytest.mark.parametrize(
     [
         pytest.param(activation.silu_mul, id="triton"),
         pytest.param(reference.silu_mul, id="torch"),
+        pytest.param(launch.silu_mul, id="c", marks=on_cpu),
     ],
 )
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES, tolerance
+from kernels.tolerance import DTYPES, on_cpu, tolerance
 
 from tandem.kernels import kv_store
+from tandem.kernels.cpu import launch
 from tandem.kernels.reference import kv_store as reference
 
 EPS = 1e-6
@@ -17,7 +18,11 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 Store = Callable[..., None]
 launchers = pytest.mark.parametrize(
     "store",
-    [pytest.param(kv_store.store_qkv, id="triton"), pytest.param(reference.store_qkv, id="torch")],
+    [
+        pytest.param(kv_store.store_qkv, id="triton"),
+        pytest.param(reference.store_qkv, id="torch"),
+        pytest.param(launch.store_qkv, id="c", marks=on_cpu),
+    ],
 )
 
 

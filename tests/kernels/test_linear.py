@@ -2,22 +2,25 @@
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES
 
 from tandem.kernels.reference import linear
 from tandem.kernels.reference.linear import activation_dtype, pack_linear
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 # Below and above the size from which float32 is laid out anew.
 SHAPES = [(24, 40), (320, 192), (768, 768), (1, 7)]
 
 
 def check(weight: torch.Tensor, num_tokens: int) -> None:
-    x = torch.randn(num_tokens, weight.shape[1])
+    dtype = activation_dtype(weight)
+    x = torch.randn(num_tokens, weight.shape[1]).to(dtype)
     result = pack_linear(weight)(x)
-    assert result.dtype == activation_dtype(weight) == torch.float32
+    assert result.dtype == dtype in (torch.float32, weight.dtype)
     expected = x.double() @ weight.double().T
     # Sums of products of about 1 in float32: the rounding of some hundred additions.
-    torch.testing.assert_close(result.double(), expected, rtol=0, atol=2e-4)
+    rtol = 0.0 if dtype == torch.float32 else 2.0**-8
+    torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -39,7 +42,7 @@ def test_products_are_those_of_the_matrix(
 def test_every_bfloat16_weight_is_kept(value: float) -> None:
     weight = torch.zeros(3, 8, dtype=torch.bfloat16)
     weight[1, 2] = value
-    x = torch.zeros(1, 8)
+    x = torch.zeros(1, 8, dtype=activation_dtype(weight))
     x[0, 2] = 1.0
     assert pack_linear(weight)(x)[0].tolist() == pytest.approx(
         [0.0, weight[1, 2].item(), 0.0], abs=0
@@ -49,7 +52,8 @@ def test_every_bfloat16_weight_is_kept(value: float) -> None:
 def test_weights_that_are_not_finite_stay_so() -> None:
     weight = torch.ones(4, 8, dtype=torch.bfloat16)
     weight[2, 3] = float("nan")
-    assert pack_linear(weight)(torch.ones(1, 8))[0].isnan().tolist() == [False, False, True, False]
+    x = torch.ones(1, 8, dtype=activation_dtype(weight))
+    assert pack_linear(weight)(x)[0].isnan().tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

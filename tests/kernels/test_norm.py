@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES, tolerance
+from kernels.tolerance import DTYPES, on_cpu, tolerance
 
 from tandem.kernels import norm
+from tandem.kernels.cpu import launch
 from tandem.kernels.reference import norm as reference
 
 EPS = 1e-6
@@ -14,13 +15,18 @@ EPS = 1e-6
 Launch = Callable[..., None]
 rms_norms = pytest.mark.parametrize(
     "rms_norm",
-    [pytest.param(norm.rms_norm, id="triton"), pytest.param(reference.rms_norm, id="torch")],
+    [
+        pytest.param(norm.rms_norm, id="triton"),
+        pytest.param(reference.rms_norm, id="torch"),
+        pytest.param(launch.rms_norm, id="c", marks=on_cpu),
+    ],
 )
 add_rms_norms = pytest.mark.parametrize(
     "add_rms_norm",
     [
         pytest.param(norm.add_rms_norm, id="triton"),
         pytest.param(reference.add_rms_norm, id="torch"),
+        pytest.param(launch.add_rms_norm, id="c", marks=on_cpu),
     ],
 )
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

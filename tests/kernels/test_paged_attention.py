@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES, tolerance
+from kernels.tolerance import DTYPES, on_cpu, tolerance
 
 from tandem.kernels import paged_attention
+from tandem.kernels.cpu import launch
 from tandem.kernels.paged_attention import PagedAttentionConfig
 from tandem.kernels.reference import paged_attention as reference
 
@@ -24,9 +25,10 @@ copying = pytest.param(partial(default), id="tma")
 loading = pytest.param(partial(default, config=replace(SMALL, use_tma=False)), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
 twin = pytest.param(reference.paged_decode_attention, id="torch")
+in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
 
-both = pytest.mark.parametrize("attend", [copying, twin])
-every = pytest.mark.parametrize("attend", [copying, loading, twin])
+both = pytest.mark.parametrize("attend", [copying, twin, in_c])
+every = pytest.mark.parametrize("attend", [copying, loading, twin, in_c])
 kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
 
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.tolerance import DTYPES, tolerance
+from kernels.tolerance import DTYPES, on_cpu, tolerance
 
 from tandem.kernels import prefill_attention, prefill_attention_hopper
+from tandem.kernels.cpu import launch
 from tandem.kernels.prefill_attention import PrefillAttentionConfig, candidates
 from tandem.kernels.reference import prefill_attention as reference
 from tandem.kernels.tuned import INTERPRETED, architecture
@@ -18,6 +19,7 @@ launchers = pytest.mark.parametrize(
     [
         pytest.param(prefill_attention.prefill_attention, id="triton"),
         pytest.param(reference.prefill_attention, id="torch"),
+        pytest.param(launch.prefill_attention, id="c", marks=on_cpu),
     ],
 )
 # Tiles small enough for tiny prompts to take several, by every way to fetch and to take turns.

@@ -1,4 +1,4 @@
-"""A whole model on the Triton kernels answers as on their twins, padded and ahead as well."""
+"""A whole model answers alike on every kind of kernels, padded and ahead as well."""
 
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
 
 
 def test_kernels_and_twins_answer_alike(folder: Path) -> None:
-    answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton")]
-    assert answers[0] == answers[1]
+    answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton", "c")]
+    assert answers[0] == answers[1] == answers[2]
     assert torch.tensor(answers[0]).unique().numel() > 2
 
 

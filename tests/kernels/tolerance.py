@@ -1,6 +1,9 @@
 """How far a kernel's result may lie from the same computed in float64, and why."""
 
+import pytest
 import torch
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the tests' tensors are on a GPU")
 
 # Under the interpreter bf16 dots are computed wrongly: bfloat16 is for machines with a GPU.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()

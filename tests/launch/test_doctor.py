@@ -14,7 +14,7 @@ def test_doctor_finds_every_part_of_this_machine_in_order(tandem: Tandem) -> Non
     code, output, _ = tandem("doctor", "--json")
     findings = {finding["subject"]: finding for finding in json.loads(output)}
     assert code == 0, output
-    for subject in ("python", "torch", "nats-server", "etcd", "nixl"):
+    for subject in ("python", "torch", "cpu kernels", "nats-server", "etcd", "nixl"):
         assert findings[subject]["grade"] == "ok"
     for subject in ("nats starts", "etcd starts"):
         assert findings[subject]["grade"] == "ok"

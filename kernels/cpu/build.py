@@ -1,0 +1,91 @@
+"""The kernels for a CPU, compiled for the processor at hand the first time they are asked for."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+BUILD_TIMEOUT_S = 120
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled or loaded here."""
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The compiled kernels. Raises BuildError, each time it is called, where there can't be any.
+
+    They are kept in the user's cache folder under what they depend on: source, compiler, processor.
+    """
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        raise BuildError(f"there is no C compiler {compiler[0]!r}; CC may name another")
+    try:
+        built = _cache_folder() / f"cpu-kernels-{_fingerprint(compiler)}.so"
+        if not built.exists():
+            _compile(compiler, built)
+        return ctypes.CDLL(str(built))
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{shlex.join(error.cmd)} failed: {error.stderr.strip()}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "tandem"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _fingerprint(compiler: list[str]) -> str:
+    version = _run([*compiler, "--version"])
+    parts = [SOURCE.read_text(), *compiler, version, *FLAGS, str(_openmp()), _processor()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What the machine code for this one must not be run without."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.platform()
+    lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+    kept = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU ")
+    return platform.machine() + "".join(line for line in lines if line.startswith(kept))
+
+
+def _openmp() -> Path | None:
+    """PyTorch's own OpenMP library: with a second one each would keep threads of its own."""
+    return next(Path(torch.__file__).parent.glob("lib/libgomp*.so*"), None)
+
+
+def _compile(compiler: list[str], built: Path) -> None:
+    """Whole or not at all, whoever else does the same meanwhile."""
+    openmp = _openmp()
+    libraries = [] if openmp is None else [str(openmp)]
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        target = Path(folder) / built.name
+        _run([*compiler, *FLAGS, str(SOURCE), *libraries, "-lm", "-o", str(target)])
+        target.replace(built)
+    logger.info("compiled the CPU kernels: %s", built)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S
+    )
+    return done.stdout

@@ -1,0 +1,245 @@
+"""The kernels in kernels.c, called as their PyTorch twins are (tandem.kernels.reference)."""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from tandem.kernels.cpu.build import load_library
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
+
+
+_P, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+
+
+def _fields(**kinds: tuple[type, str]) -> list[tuple[str, type]]:
+    return [(name, kind) for kind, names in kinds.values() for name in names.split()]
+
+
+class _Storing(ctypes.Structure):
+    """struct storing"""
+
+    _fields_ = _fields(
+        pointers=(_P, "qkv qk_norm rope_table positions slots kv_cache q_out"),
+        strides=(_LONG, "qkv_stride q_stride block_stride"),
+        sizes=(_LONG, "num_heads num_kv_heads head_dim block_size"),
+        reals=(_FLOAT, "eps"),
+        dtypes=(_INT, "qkv_dtype table_dtype cache_dtype"),
+    )
+
+
+class _Attention(ctypes.Structure):
+    """struct attention"""
+
+    _fields_ = _fields(
+        pointers=(_P, "q kv_cache out block_tables cu_seqlens context_lens"),
+        strides=(_LONG, "q_stride out_stride table_stride block_stride"),
+        sizes=(_LONG, "num_heads num_kv_heads head_dim block_size window"),
+        reals=(_FLOAT, "scale soft_cap"),
+        dtypes=(_INT, "q_dtype cache_dtype out_dtype"),
+    )
+
+
+def _function(name: str, *types: type) -> Callable[..., int]:
+    function = load_library()[name]
+    function.argtypes = types
+    return function
+
+
+_rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
+_silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
+_store_qkv = _function("store_qkv", _P, _LONG, _INT)
+_attend = _function("attend", _P, _LONG, _INT)
+
+
+def rms_norm(
+    x: torch.Tensor,  # [num_tokens, hidden_size]
+    weight: torch.Tensor,  # [hidden_size]
+    eps: float,
+    out: torch.Tensor,  # [num_tokens, hidden_size], may be x
+) -> None:
+    """out = x / rms(x) * weight, in float32 and rounded once."""
+    _norm(x, None, weight, eps, out)
+
+
+def add_rms_norm(
+    x: torch.Tensor,  # [num_tokens, hidden_size]
+    residual: torch.Tensor,  # [num_tokens, hidden_size]
+    weight: torch.Tensor,  # [hidden_size]
+    eps: float,
+    out: torch.Tensor,  # [num_tokens, hidden_size], may be x
+) -> None:
+    """residual += x in place, rounded to its dtype; out is the norm of that rounded sum."""
+    _norm(x, residual, weight, eps, out)
+
+
+def _norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> None:
+    _rms_norm(
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        eps,
+        _DTYPES[x.dtype],
+        0 if residual is None else _DTYPES[residual.dtype],
+        _DTYPES[weight.dtype],
+        _DTYPES[out.dtype],
+        torch.get_num_threads(),
+    )
+
+
+def silu_mul(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
+    out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
+) -> None:
+    """out = silu(gate) * up; the gate is rounded to its dtype between the two."""
+    _silu_mul(
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        *out.shape,
+        gate_up.stride(0),
+        out.stride(0),
+        _DTYPES[gate_up.dtype],
+        torch.get_num_threads(),
+    )
+
+
+def store_qkv(
+    qkv: torch.Tensor,  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    qk_norm: torch.Tensor | None,  # [num_heads + num_kv_heads, head_dim], None: no norm
+    rope_table: torch.Tensor,  # [max_len, 2, head_dim]: cosine, sine negated in its first half
+    positions: torch.Tensor,  # [num_tokens]
+    slot_mapping: torch.Tensor,  # [num_tokens] |-> block_id * block_size + offset, < 0: nowhere
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    eps: float,
+    q_out: torch.Tensor,  # [num_tokens, num_heads, head_dim], may be qkv's own queries
+) -> None:
+    """Norm and rotate queries into q_out and keys into the cache; values go there as they are."""
+    num_tokens, num_rows, head_dim = qkv.shape
+    num_kv_heads, block_size = _pool_shape(kv_cache)
+    positions, slot_mapping = _indices(positions), _indices(slot_mapping)
+    call = _Storing(
+        qkv.data_ptr(),
+        None if qk_norm is None else qk_norm.data_ptr(),
+        rope_table.data_ptr(),
+        positions.data_ptr(),
+        slot_mapping.data_ptr(),
+        kv_cache.data_ptr(),
+        q_out.data_ptr(),
+        qkv.stride(0),
+        q_out.stride(0),
+        kv_cache.stride(0),
+        num_rows - 2 * num_kv_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        eps,
+        _DTYPES[qkv.dtype],
+        _DTYPES[rope_table.dtype],
+        _DTYPES[kv_cache.dtype],
+    )
+    _store_qkv(ctypes.addressof(call), num_tokens, torch.get_num_threads())
+
+
+def paged_decode_attention(
+    q: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
+    context_lens: torch.Tensor,  # [num_seqs] positions attended, the queries' own included
+    scale: float,
+    out: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    *,
+    queries_per_seq: int = 1,
+    soft_cap: float = 0.0,
+    window: int = 0,
+) -> None:
+    """The last `queries_per_seq` tokens of each sequence attend causally over its context."""
+    cu_seqlens = torch.arange(0, len(q) + 1, queries_per_seq)
+    _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window)
+
+
+def prefill_attention(
+    q: torch.Tensor,  # [num_tokens, num_heads, head_dim], sequences one after another
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
+    cu_seqlens_q: torch.Tensor,  # [num_seqs + 1] seq |-> its first token in q
+    context_lens: torch.Tensor,  # [num_seqs] positions attended by a sequence's last query
+    max_query_len: int,
+    scale: float,
+    out: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    *,
+    soft_cap: float = 0.0,
+    window: int = 0,
+    config: object = None,
+) -> None:
+    """A run of query tokens per sequence attends causally over the cache, itself included.
+
+    The last query of a sequence sits at position context_len - 1. The keys and values of the
+    queries must be stored already. With a window a query at position p sees (p - window, p];
+    soft_cap c turns a score s, after the scale, into c * tanh(s / c). Computes in float32 whatever
+    the pool's dtype.
+    """
+    _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window)
+
+
+def _attention(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    soft_cap: float,
+    window: int,
+) -> None:
+    num_kv_heads, block_size = _pool_shape(kv_cache)
+    block_tables, context_lens = _indices(block_tables), _indices(context_lens)
+    cu_seqlens = _indices(cu_seqlens)
+    call = _Attention(
+        q.data_ptr(),
+        kv_cache.data_ptr(),
+        out.data_ptr(),
+        block_tables.data_ptr(),
+        cu_seqlens.data_ptr(),
+        context_lens.data_ptr(),
+        q.stride(0),
+        out.stride(0),
+        block_tables.stride(0),
+        kv_cache.stride(0),
+        q.shape[1],
+        num_kv_heads,
+        q.shape[2],
+        block_size,
+        window,
+        scale,
+        soft_cap,
+        _DTYPES[q.dtype],
+        _DTYPES[kv_cache.dtype],
+        _DTYPES[out.dtype],
+    )
+    if _attend(ctypes.addressof(call), len(context_lens), torch.get_num_threads()):
+        raise MemoryError("no memory for attention")
+
+
+def _pool_shape(kv_cache: torch.Tensor) -> tuple[int, int]:
+    """KV heads and block size of one layer of a pool, whose blocks are each of one piece."""
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    record = block_size * head_dim
+    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
+    return num_kv_heads, block_size
+
+
+def _indices(values: torch.Tensor) -> torch.Tensor:
+    return values if values.dtype is torch.int64 else values.long()
