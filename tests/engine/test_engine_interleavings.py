@@ -156,8 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.release_quarantined(self.quarantined.pop())
 
     @precondition(lambda self: self.seqs)
-    @rule(data=st.data(), quarantined=st.booleans())
-    def abort(self, data: st.DataObject, quarantined: bool) -> None:
+    @rule(data=st.data(), quarantined=st.booleans(), in_step=st.booleans())
+    def abort(self, data: st.DataObject, quarantined: bool, in_step: bool) -> None:
+        if in_step:
+            self.engine.launch()
         request_id = data.draw(st.sampled_from(sorted(self.seqs)))
         is_remote = self.seqs[request_id].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
         if self.engine.abort(request_id, quarantined=quarantined):
