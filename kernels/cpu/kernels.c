@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -13,10 +13,18 @@
 #define LANES 16
 #define TILE_ROWS 6
 #define TILE_VECS 4
+// Of a vector's indices, and for each power of two below LANES.
+#define EACH_LANE(of, step) {of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), \
+    of(5, step), of(6, step), of(7, step), of(8, step), of(9, step), of(10, step), of(11, step), \
+    of(12, step), of(13, step), of(14, step), of(15, step)}
+#define EACH_STEP(run) run(8) run(4) run(2) run(1)
 #else
 #define LANES 8
-#define TILE_ROWS 4
+#define TILE_ROWS 6
 #define TILE_VECS 2
+#define EACH_LANE(of, step) {of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), \
+    of(5, step), of(6, step), of(7, step)}
+#define EACH_STEP(run) run(4) run(2) run(1)
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -109,23 +117,42 @@ INLINE vec rounded(vec x, enum dtype dtype) {
     return __builtin_convertvector(__builtin_convertvector(x, half_vec), vec);
 }
 
+// The larger and the smaller of two; y where one is not a number.
+INLINE vec larger_of(vec x, vec y) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)x, (__m512)y);
+#else
+    return choose(x > y, x, y);
+#endif
+}
+
+INLINE vec smaller_of(vec x, vec y) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)x, (__m512)y);
+#else
+    return choose(x < y, x, y);
+#endif
+}
+
+#define OTHER(lane, step) ((lane) ^ (step))
+#define OTHER_HALF(x, step) __builtin_shuffle(x, (ivec)EACH_LANE(OTHER, step))
+
 INLINE float sum(vec x) {
-    float total = 0;
-    UNROLL for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
+#define ADD(step) x += OTHER_HALF(x, step);
+    EACH_STEP(ADD)
+    return x[0];
 }
 
 INLINE float largest(vec x) {
-    float result = x[0];
-    UNROLL for (int i = 1; i < LANES; i++) result = x[i] > result ? x[i] : result;
-    return result;
+#define COMPARE(step) x = larger_of(OTHER_HALF(x, step), x);
+    EACH_STEP(COMPARE)
+    return x[0];
 }
 
-// 2^x within 2 ulp; 0 below 2^-126. A NaN stays one.
+// 2^x, within 2 units of the last place for x in (-126, 128), and 0 up to -127. A NaN stays one.
 INLINE vec exp2_of(vec x) {
     const vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    vec within = choose(x < 127.999f, x, all(127.999f));
-    within = choose(within > -126.0f, within, all(-126.0f));
+    vec within = larger_of(all(-127), smaller_of(all(127.999f), x));
     vec shifted = within + magic;
     vec f = within - (shifted - magic);
     vec p = all(1.32187e-3f);  // least squares over [-0.5, 0.5], within 1.1e-7 of 2^f
@@ -134,9 +161,8 @@ INLINE vec exp2_of(vec x) {
     p = p * f + 2.4022238e-1f;
     p = p * f + 6.9314686e-1f;
     p = p * f + 1.0f;
-    p = (vec)((ivec)p + (((ivec)shifted - (ivec)magic) << 23));
-    p = choose(x < -126.0f, all(0), p);
-    return choose(x == x, p, x);
+    // At -127 the exponent becomes 0, and with it the number.
+    return (vec)((ivec)p + (((ivec)shifted - (ivec)magic) << 23));
 }
 
 INLINE float inverse_rms(vec squares, long size, float eps) {
@@ -302,19 +328,16 @@ static void multiply(long columns, long rows, long depth, const float *a, long a
 
 // Lane l of rows[i] becomes lane i of rows[l]: in each round pairs of rows swap half their lanes.
 INLINE void transpose(vec rows[LANES]) {
-    UNROLL for (int step = 1; step < LANES; step *= 2) {
-        ivec from_low, from_high;
-        UNROLL for (int lane = 0; lane < LANES; lane++) {
-            from_low[lane] = lane & step ? LANES + lane - step : lane;
-            from_high[lane] = lane & step ? LANES + lane : lane + step;
-        }
-        UNROLL for (int i = 0; i < LANES; i++) {
-            if (i & step) continue;
-            vec low = rows[i], high = rows[i + step];
-            rows[i] = __builtin_shuffle(low, high, from_low);
-            rows[i + step] = __builtin_shuffle(low, high, from_high);
-        }
+#define FROM_LOW(lane, step) ((lane) & (step) ? LANES + (lane) - (step) : (lane))
+#define FROM_HIGH(lane, step) ((lane) & (step) ? LANES + (lane) : (lane) + (step))
+#define SWAP(step)                                                                      \
+    UNROLL for (int i = 0; i < LANES; i++) {                                            \
+        if (i & (step)) continue;                                                       \
+        vec low = rows[i], high = rows[i + (step)];                                     \
+        rows[i] = __builtin_shuffle(low, high, (ivec)EACH_LANE(FROM_LOW, step));        \
+        rows[i + (step)] = __builtin_shuffle(low, high, (ivec)EACH_LANE(FROM_HIGH, step)); \
     }
+    EACH_STEP(SWAP)
 }
 
 #define KEYS 128        // keys of one tile
@@ -418,8 +441,7 @@ INLINE void weigh(const struct attention *a, const struct scratch *s, long rows,
             for (long i = 0; i < least(end - a->window, columns); i++) scores[i] = -INFINITY;
         vec greatest = load_whole(scores, 0, FLOAT32);
         for (long i = LANES; i < columns; i += LANES) {
-            vec x = load_whole(scores, i, FLOAT32);
-            greatest = choose(greatest > x, greatest, x);
+            greatest = larger_of(greatest, load_whole(scores, i, FLOAT32));
         }
         float before = s->best[row], now = fmaxf(before, largest(greatest));
         float origin = now == -INFINITY ? 0 : now;  // it has seen none as yet
