@@ -24,10 +24,16 @@ def decode_bytes(model: ModelConfig, num_context_tokens: float) -> float:
 
 
 def prefill_flops(model: ModelConfig, num_tokens: int) -> float:
-    """Operations of a whole prompt: its matrices, causal attention, the head for its last token."""
-    matrices = 2.0 * linear_params(model) * num_tokens
-    pairs = num_tokens * (num_tokens + 1) / 2
-    attention = 4.0 * model.num_heads * model.head_dim * model.num_layers * pairs
+    """Operations of a whole prompt: its matrices, causal attention, the head for its last token.
+
+    Of the last layer, only keys and values are needed of the tokens before the last.
+    """
+    in_layer = linear_params(model) // model.num_layers
+    key_value = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    full_layers = (model.num_layers - 1) * num_tokens + 1
+    matrices = 2.0 * (in_layer * full_layers + key_value * (num_tokens - 1))
+    pairs = (model.num_layers - 1) * num_tokens * (num_tokens + 1) / 2 + num_tokens
+    attention = 4.0 * model.num_heads * model.head_dim * pairs
     return matrices + attention + 2.0 * model.hidden_size * model.vocab_size
 
 

@@ -43,7 +43,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle
+from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
 from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 from tandem.runtime.request_plane import Responder
@@ -69,6 +69,7 @@ async def run_decode(
 ) -> None:
     """Runs a decode worker until a signal ends it. `engine.model` is the model's folder."""
     worker = DecodeWorker(runtime, engine, transfer, queue, disagg, model_name)
+    freeze_what_is_loaded()
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     worker.state = lambda: lifecycle.state.value
     await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -27,7 +26,7 @@ from tandem.runtime.discovery import Discovery, register_instance
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.events import Events, NatsEvents
-from tandem.runtime.lifecycle import Lifecycle
+from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import Instance
 from tandem.runtime.nats import NatsConnection
@@ -190,8 +189,7 @@ async def run_frontend(
             server = FrontendServer(frontend, runtime, router, discovery, events, instance_id)
             running.append(server)
             await server.start()
-            gc.collect()
-            gc.freeze()  # what is loaded now stays; full collections would hold up streams
+            freeze_what_is_loaded()
 
         async def drain() -> None:
             for server in running:

@@ -25,7 +25,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.errors import TandemError
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle
+from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
 from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.request_plane import Responder
@@ -53,6 +53,7 @@ async def run_prefill(
 ) -> None:
     """Runs a prefill worker until a signal ends it. `engine.model` is the model's folder."""
     worker = PrefillWorker(runtime, engine, transfer, queue, prefill, model_name)
+    freeze_what_is_loaded()
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     worker.state = lambda: lifecycle.state.value
     await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -14,6 +15,15 @@ EXIT_IMPATIENT = 70  # a second signal came before the first was served
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Stage = Callable[[], Awaitable[None]]
+
+
+def freeze_what_is_loaded() -> None:
+    """Spare later garbage collections what this process holds now.
+
+    With a model loaded a full one takes 0.14 s, in which nothing is computed or answered.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class State(Enum):

@@ -86,8 +86,9 @@ def test_the_floors_are_those_of_the_published_roofline() -> None:
     assert decode_bytes(QWEN3_8B, 0) == pytest.approx(15.14e9, rel=1e-3)
     assert decode_bytes(QWEN3_8B, 1024) / 4.3e12 == pytest.approx(3.56e-3, rel=2e-3)
     assert decode_bytes(QWEN3_8B, 128 * 1024) / 4.3e12 == pytest.approx(8.01e-3, rel=2e-3)
-    assert prefill_flops(QWEN3_8B, 8192) == pytest.approx(133.6e12, rel=1e-3)
-    assert prefill_flops(QWEN3_8B, 32768) == pytest.approx(771.9e12, rel=1e-3)
+    # Without what nobody reads of the last layer: its matrices but for K/V, and its attention.
+    assert prefill_flops(QWEN3_8B, 8192) == pytest.approx(133.6e12 - 3.57e12, rel=1e-3)
+    assert prefill_flops(QWEN3_8B, 32768) == pytest.approx(771.9e12 - 20.89e12, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "of"), [("NVIDIA H200", "value"), ("NVIDIA H100", "share")])

@@ -1,6 +1,7 @@
 """A process's life: startup, drain, stop, signals, its parent's death, its logs and metrics."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import urllib.request
 import pytest
 from services import eventually, free_port
 
-from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State
+from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_what_is_loaded
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.metrics import counter, gauge, histogram, serve_metrics
 
@@ -49,6 +50,15 @@ async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
         ("stop", State.DRAINING),
     ]
     assert lifecycle.state is State.STOPPED
+
+
+def test_what_is_loaded_is_no_longer_looked_at_for_garbage() -> None:
+    held = [[], []]
+    try:
+        freeze_what_is_loaded()
+        assert not any(each is held for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_failing_startup_stops_and_is_raised() -> None:
