@@ -1,5 +1,6 @@
 """One role in this process: checks what it was told, then hands over to the role's own room."""
 
+import os
 from pathlib import Path
 
 import uvloop
@@ -10,6 +11,11 @@ from tandem.launch.devices import device_for
 from tandem.launch.processes import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.runtime.logs import setup_logging
+
+# For how long a compute thread waits for work without sleeping: some 50 us, what lies between
+# two operations of a step and no more. By default OpenMP waits up to 5 ms, on a core
+# that the frontend could use.
+SPIN_COUNT = 3_000
 
 
 def run_frontend_role(effective: EffectiveConfig) -> None:
@@ -71,6 +77,7 @@ def prepare_worker(
 
     Raises ModelError without that model, ConfigError without that GPU.
     """
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read when PyTorch is loaded
     settings: list[Setting] = []
     if gpu is not None:
         settings.append(Setting("engine.device", device_for(gpu), "--gpu"))

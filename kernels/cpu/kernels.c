@@ -40,8 +40,10 @@ enum dtype { FLOAT32, FLOAT16, BFLOAT16 };
 static const long SIZE[] = {4, 2, 2};
 static const float LOG2_E = 1.44269504088896341f;
 
-// Below this many numbers a second thread costs more than it saves.
+// Below this many numbers, or products, a second thread costs more than it saves: it waits for what
+// comes next without sleeping, on a core that others could use.
 #define LEAST_SHARED 16384
+#define LEAST_SHARED_PRODUCTS 262144
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long most(long a, long b) { return a > b ? a : b; }
@@ -512,9 +514,13 @@ INLINE float *take(char **memory, long count) {
 // Returns -1 when there is no memory, and then some queries have not been attended for.
 int attend(const struct attention *a, long num_seqs, int num_threads) {
     long part_tokens = most(1, QUERY_ROWS * a->num_kv_heads / a->num_heads);
-    long num_parts = 0;
-    for (long seq = 0; seq < num_seqs; seq++)
-        num_parts += (a->cu_seqlens[seq + 1] - a->cu_seqlens[seq] + part_tokens - 1) / part_tokens;
+    long num_parts = 0, num_pairs = 0;
+    for (long seq = 0; seq < num_seqs; seq++) {
+        long query_len = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq];
+        num_parts += (query_len + part_tokens - 1) / part_tokens;
+        num_pairs += query_len * a->context_lens[seq];
+    }
+    int is_shared = num_pairs * a->num_heads * a->head_dim > LEAST_SHARED_PRODUCTS;
     struct part { long seq, begin, end; } *parts = malloc((num_parts + 1) * sizeof *parts);
     if (!parts) return -1;
     long index = 0;
@@ -526,7 +532,7 @@ int attend(const struct attention *a, long num_seqs, int num_threads) {
     long rows = most(QUERY_ROWS, a->num_heads / a->num_kv_heads), width = padded(a->head_dim);
     long num_floats = rows * (a->head_dim + KEYS + width + 2) + KEYS * (a->head_dim + width);
     int failed = 0;
-#pragma omp parallel num_threads(num_threads) reduction(| : failed)
+#pragma omp parallel num_threads(num_threads) if (is_shared) reduction(| : failed)
     {
         char *memory = aligned_alloc(64, (num_floats * sizeof(float) + 7 * 64 + 63) / 64 * 64);
         char *rest = memory;
