@@ -16,7 +16,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.c")
+FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 BUILD_TIMEOUT_S = 120
 
@@ -41,7 +41,7 @@ def load_library() -> ctypes.CDLL:
         return ctypes.CDLL(str(built))
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{shlex.join(error.cmd)} failed: {error.stderr.strip()}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error
 
 
@@ -54,7 +54,8 @@ def _cache_folder() -> Path:
 
 def _fingerprint(compiler: list[str]) -> str:
     version = _run([*compiler, "--version"])
-    parts = [SOURCE.read_text(), *compiler, version, *FLAGS, str(_openmp()), _processor()]
+    sources = [path.read_text() for path in sorted(FOLDER.glob("*.[ch]"))]
+    parts = [*sources, *compiler, version, *FLAGS, str(_openmp()), _processor()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -79,7 +80,8 @@ def _compile(compiler: list[str], built: Path) -> None:
     libraries = [] if openmp is None else [str(openmp)]
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         target = Path(folder) / built.name
-        _run([*compiler, *FLAGS, str(SOURCE), *libraries, "-lm", "-o", str(target)])
+        sources = map(str, sorted(FOLDER.glob("*.c")))
+        _run([*compiler, *FLAGS, *sources, *libraries, "-lm", "-o", str(target)])
         target.replace(built)
     logger.info("compiled the CPU kernels: %s", built)
 

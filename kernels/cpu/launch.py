@@ -1,4 +1,4 @@
-"""The kernels in kernels.c, called as their PyTorch twins are (tandem.kernels.reference)."""
+"""The kernels in C beside this file, called as their twins in tandem.kernels.reference are."""
 
 import ctypes
 from collections.abc import Callable

@@ -72,9 +72,8 @@ def test_without_a_compiler_pytorch_computes_and_it_is_said(
 def test_a_source_that_does_not_compile_leaves_nothing_behind(
     compile_anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = tmp_path / "wrong.c"
-    source.write_text("this is not C")
-    monkeypatch.setattr(build, "SOURCE", source)
+    (tmp_path / "wrong.c").write_text("this is not C")
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
     with pytest.raises(build.BuildError, match="error"):
         build.load_library()
     assert list(compile_anew.iterdir()) == []

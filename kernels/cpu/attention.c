@@ -1,0 +1,275 @@
+// Attention of prompts and answers over the paged cache; launch.py says what it takes.
+
+#include "vectors.h"
+
+#include <stdlib.h>
+
+#define LEAST_SHARED_PRODUCTS 262144  // as LEAST_SHARED
+#define TILE_ROWS 6     // of a product, in registers
+#define TILE_VECS (LANES / 4)
+#define KEYS 128        // keys of one tile
+#define AHEAD 32        // keys between the one that is read and the one that is asked for
+#define QUERY_ROWS 192  // rows of one tile, a row being one head of one query
+
+struct attention {
+    const void *q, *kv_cache;
+    void *out;
+    const int64_t *block_tables, *cu_seqlens, *context_lens;
+    long q_stride, out_stride, table_stride, block_stride;
+    long num_heads, num_kv_heads, head_dim, block_size, window;
+    float scale, soft_cap;
+    enum dtype q_dtype, cache_dtype, out_dtype;
+};
+
+struct scratch {
+    float *q;       // [QUERY_ROWS, head_dim]
+    float *keys;    // [head_dim, KEYS]
+    float *values;  // [KEYS, padded head_dim]
+    float *scores;  // [QUERY_ROWS, KEYS]
+    float *out;     // [QUERY_ROWS, padded head_dim]
+    float *best, *mass;  // [QUERY_ROWS] the largest score so far, and the sum of the weights
+};
+
+// c [rows, vecs * LANES] = a [rows, depth] b [depth, vecs * LANES], added to c where `adds`.
+INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long a_stride,
+                          const float *b, long b_stride, float *c, long c_stride, int adds) {
+    vec sums[TILE_ROWS][TILE_VECS];
+    UNROLL for (long row = 0; row < rows; row++)
+        UNROLL for (long i = 0; i < vecs; i++)
+            sums[row][i] = adds ? load_whole(c, row * c_stride + i * LANES, FLOAT32) : all(0);
+    for (long k = 0; k < depth; k++) {
+        vec factors[TILE_VECS];
+        UNROLL for (long i = 0; i < vecs; i++)
+            factors[i] = load_whole(b, k * b_stride + i * LANES, FLOAT32);
+        UNROLL for (long row = 0; row < rows; row++)
+            UNROLL for (long i = 0; i < vecs; i++)
+                sums[row][i] += a[row * a_stride + k] * factors[i];
+    }
+    UNROLL for (long row = 0; row < rows; row++)
+        UNROLL for (long i = 0; i < vecs; i++)
+            store_whole(c, row * c_stride + i * LANES, sums[row][i], FLOAT32);
+}
+
+INLINE void multiply_columns(long vecs, long rows, long depth, const float *a, long a_stride,
+                             const float *b, long b_stride, float *c, long c_stride, int adds) {
+    long row = 0;
+    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
+        multiply_tile(TILE_ROWS, vecs, depth, a + row * a_stride, a_stride, b, b_stride,
+                      c + row * c_stride, c_stride, adds);
+    a += row * a_stride;
+    c += row * c_stride;
+    switch (rows - row) {
+    case 1: multiply_tile(1, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+    case 2: multiply_tile(2, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+    case 3: multiply_tile(3, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+    case 4: multiply_tile(4, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+    case 5: multiply_tile(5, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+    }
+}
+
+// The same over any number of columns that is a multiple of LANES.
+static void multiply(long columns, long rows, long depth, const float *a, long a_stride,
+                     const float *b, long b_stride, float *c, long c_stride, int adds) {
+    long column = 0;
+    for (; column + TILE_VECS * LANES <= columns; column += TILE_VECS * LANES)
+        multiply_columns(TILE_VECS, rows, depth, a, a_stride, b + column, b_stride, c + column,
+                         c_stride, adds);
+    for (; column < columns; column += LANES)
+        multiply_columns(1, rows, depth, a, a_stride, b + column, b_stride, c + column, c_stride,
+                         adds);
+}
+
+INLINE long padded(long size) { return (size + LANES - 1) / LANES * LANES; }
+
+// A key of one KV head on its way through the blocks of a sequence.
+struct cursor {
+    const int64_t *block;
+    long offset;  // in the block
+};
+
+INLINE struct cursor cursor_at(const struct attention *a, long seq, long key) {
+    const int64_t *table = a->block_tables + seq * a->table_stride;
+    return (struct cursor){table + key / a->block_size, key % a->block_size};
+}
+
+// Where it begins; the cursor goes on to the next one.
+INLINE const char *step(const struct attention *a, struct cursor *at, long kv_head, long size) {
+    long first = *at->block * a->block_stride;
+    first += (kv_head * a->block_size + at->offset) * a->head_dim;
+    if (++at->offset == a->block_size) {
+        at->offset = 0;
+        at->block++;
+    }
+    return (const char *)a->kv_cache + first * size;
+}
+
+// Keys (transposed) and values [first, last) of one KV head, widened; 0 up to a multiple of LANES.
+// What comes next, up to `end`, is asked for: the pool is larger than caches, its blocks scattered.
+INLINE void gather_keys(const struct attention *a, const struct scratch *s, long seq, long kv_head,
+                        long first, long last, long end, enum dtype dtype) {
+    long to_values = a->num_kv_heads * a->block_size * a->head_dim, width = padded(a->head_dim);
+    struct cursor at = cursor_at(a, seq, first), next = cursor_at(a, seq, first + AHEAD);
+    for (long group = 0; group < last - first; group += LANES) {
+        long num_keys = least(LANES, last - first - group);
+        const char *keys[LANES], *wanted[LANES];
+        for (long lane = 0; lane < LANES; lane++) {
+            keys[lane] = lane < num_keys ? step(a, &at, kv_head, SIZE[dtype]) : keys[0];
+            int is_there = first + AHEAD + group + lane < end;
+            wanted[lane] = is_there ? step(a, &next, kv_head, SIZE[dtype]) : keys[0];
+        }
+        for (long i = 0; i < a->head_dim; i += LANES) {
+            // One line at a time: of many at once the processor forgets most.
+            long count = least(LANES, a->head_dim - i), byte = i * SIZE[dtype];
+            vec lanes[LANES];
+            UNROLL for (long lane = 0; lane < LANES; lane++) {
+                __builtin_prefetch(wanted[lane] + byte, 0, 2);
+                lanes[lane] = load(keys[lane], i, count, dtype);
+            }
+            transpose(lanes);
+            for (long k = 0; k < count; k++)
+                store_whole(s->keys, (i + k) * KEYS + group, lanes[k], FLOAT32);
+            for (long lane = 0; lane < LANES; lane++) {
+                __builtin_prefetch(wanted[lane] + to_values * SIZE[dtype] + byte, 0, 2);
+                vec value = all(0);
+                if (lane < num_keys) value = load(keys[lane], to_values + i, count, dtype);
+                store_whole(s->values, (group + lane) * width + i, value, FLOAT32);
+            }
+        }
+    }
+}
+
+// Scores [rows, columns] become weights; what was summed before shrinks to the new largest score.
+INLINE void weigh(const struct attention *a, const struct scratch *s, long rows, long columns,
+                  long first_key, long first_position) {
+    long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
+    for (long row = 0; row < rows; row++) {
+        float *scores = s->scores + row * KEYS;
+        if (a->soft_cap != 0) {
+            for (long i = 0; i < columns; i += LANES) {
+                vec grown = exp2_of(load_whole(scores, i, FLOAT32) * (2 * LOG2_E));
+                vec capped = (1.0f - 2.0f / (grown + 1.0f)) * (a->soft_cap * LOG2_E);
+                store_whole(scores, i, capped, FLOAT32);
+            }
+        }
+        long end = first_position + row / group_size + 1 - first_key;  // of the keys it sees
+        for (long i = most(end, 0); i < columns; i++) scores[i] = -INFINITY;
+        if (a->window)
+            for (long i = 0; i < least(end - a->window, columns); i++) scores[i] = -INFINITY;
+        vec greatest = load_whole(scores, 0, FLOAT32);
+        for (long i = LANES; i < columns; i += LANES)
+            greatest = larger_of(greatest, load_whole(scores, i, FLOAT32));
+        float before = s->best[row], now = fmaxf(before, largest(greatest));
+        float origin = now == -INFINITY ? 0 : now;  // it has seen none as yet
+        vec total = {0};
+        for (long i = 0; i < columns; i += LANES) {
+            vec weight = exp2_of(load_whole(scores, i, FLOAT32) - origin);
+            store_whole(scores, i, weight, FLOAT32);
+            total += weight;
+        }
+        float shrunk = exp2f(before - origin);
+        s->best[row] = now;
+        s->mass[row] = s->mass[row] * shrunk + sum(total);
+        if (shrunk != 1)
+            for (long i = 0; i < width; i += LANES)
+                store_whole(s->out, row * width + i,
+                            load_whole(s->out, row * width + i, FLOAT32) * shrunk, FLOAT32);
+    }
+}
+
+// The queries [begin, end) of a sequence, in the heads of one KV head.
+INLINE void attend_part(const struct attention *a, const struct scratch *s, long seq, long kv_head,
+                        long begin, long end) {
+    long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
+    long first_token = a->cu_seqlens[seq], query_len = a->cu_seqlens[seq + 1] - first_token;
+    long first_position = a->context_lens[seq] - query_len + begin;
+    long rows = (end - begin) * group_size;
+    float scale = a->soft_cap != 0 ? a->scale / a->soft_cap : a->scale * LOG2_E;
+    for (long row = 0; row < rows; row++) {
+        long head = kv_head * group_size + row % group_size;
+        long from = (first_token + begin + row / group_size) * a->q_stride + head * a->head_dim;
+        for (long i = 0; i < a->head_dim; i += LANES) {
+            long count = a->head_dim - i;
+            vec scaled = load(a->q, from + i, count, a->q_dtype) * scale;
+            store(s->q, row * a->head_dim + i, count, scaled, FLOAT32);
+        }
+        s->best[row] = -INFINITY;
+        s->mass[row] = 0;
+    }
+    memset(s->out, 0, rows * width * sizeof(float));
+    long num_seen = first_position + (end - begin);
+    long start = a->window ? most(0, first_position + 1 - a->window) : 0;
+    for (long key = start; key < num_seen; key += KEYS) {
+        long last = least(key + KEYS, num_seen), columns = padded(last - key);
+        switch (a->cache_dtype) {
+        case FLOAT32: gather_keys(a, s, seq, kv_head, key, last, num_seen, FLOAT32); break;
+        case FLOAT16: gather_keys(a, s, seq, kv_head, key, last, num_seen, FLOAT16); break;
+        case BFLOAT16: gather_keys(a, s, seq, kv_head, key, last, num_seen, BFLOAT16); break;
+        }
+        multiply(columns, rows, a->head_dim, s->q, a->head_dim, s->keys, KEYS, s->scores, KEYS, 0);
+        weigh(a, s, rows, columns, key, first_position);
+        multiply(width, rows, columns, s->scores, KEYS, s->values, width, s->out, width, 1);
+    }
+    for (long row = 0; row < rows; row++) {
+        long head = kv_head * group_size + row % group_size;
+        long to = (first_token + begin + row / group_size) * a->out_stride + head * a->head_dim;
+        float share = s->mass[row] > 0 ? 1.0f / s->mass[row] : 0;  // 0: it saw nothing
+        for (long i = 0; i < a->head_dim; i += LANES) {
+            vec attended = load_whole(s->out, row * width + i, FLOAT32) * share;
+            store(a->out, to + i, a->head_dim - i, attended, a->out_dtype);
+        }
+    }
+}
+
+INLINE float *take(char **memory, long count) {
+    float *taken = (float *)*memory;
+    *memory += (count * sizeof(float) + 63) / 64 * 64;
+    return taken;
+}
+
+// Returns -1 when there is no memory, and then some queries have not been attended for.
+int attend(const struct attention *a, long num_seqs, int num_threads) {
+    long part_tokens = most(1, QUERY_ROWS * a->num_kv_heads / a->num_heads);
+    long num_parts = 0, num_pairs = 0;
+    for (long seq = 0; seq < num_seqs; seq++) {
+        long query_len = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq];
+        num_parts += (query_len + part_tokens - 1) / part_tokens;
+        num_pairs += query_len * a->context_lens[seq];
+    }
+    int is_shared = num_pairs * a->num_heads * a->head_dim > LEAST_SHARED_PRODUCTS;
+    struct part { long seq, begin, end; } *parts = malloc((num_parts + 1) * sizeof *parts);
+    if (!parts) return -1;
+    long index = 0;
+    for (long seq = 0; seq < num_seqs; seq++) {
+        long query_len = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq];
+        for (long begin = 0; begin < query_len; begin += part_tokens)
+            parts[index++] = (struct part){seq, begin, least(begin + part_tokens, query_len)};
+    }
+    long rows = most(QUERY_ROWS, a->num_heads / a->num_kv_heads), width = padded(a->head_dim);
+    long num_floats = rows * (a->head_dim + KEYS + width + 2) + KEYS * (a->head_dim + width);
+    int failed = 0;
+#pragma omp parallel num_threads(num_threads) if (is_shared) reduction(| : failed)
+    {
+        char *memory = aligned_alloc(64, (num_floats * sizeof(float) + 7 * 64 + 63) / 64 * 64);
+        char *rest = memory;
+        struct scratch s;
+        if (memory) {
+            s.q = take(&rest, rows * a->head_dim);
+            s.keys = take(&rest, a->head_dim * KEYS);
+            s.values = take(&rest, KEYS * width);
+            s.scores = take(&rest, rows * KEYS);
+            s.out = take(&rest, rows * width);
+            s.best = take(&rest, rows);
+            s.mass = take(&rest, rows);
+        }
+        // The last parts see the most keys: they go first, and what remains evens out.
+#pragma omp for schedule(dynamic, 1)
+        for (long item = num_parts * a->num_kv_heads - 1; item >= 0; item--) {
+            struct part part = parts[item / a->num_kv_heads];
+            if (memory) attend_part(a, &s, part.seq, item % a->num_kv_heads, part.begin, part.end);
+            else failed = 1;
+        }
+        free(memory);
+    }
+    free(parts);
+    return -failed;
+}
