@@ -1,7 +1,8 @@
 """The decoder: tokens of one batch in, logits out, keys and values into the paged cache."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -134,20 +135,17 @@ class Model:
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
     ) -> torch.Tensor:
-        kernels = self._kernels
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if batch.num_decodes:
-            kernels.paged_decode_attention(
-                q[: batch.num_decodes],
-                kv_cache,
-                batch.decode_block_tables,
-                batch.decode_context_lens,
-                self._scale,
-                out[: batch.num_decodes],
-                **options.paged_decode_attention,
-            )
+        self._decode_attention(
+            q[: batch.num_decodes],
+            kv_cache,
+            batch.decode_block_tables,
+            batch.decode_context_lens,
+            out[: batch.num_decodes],
+            options.paged_decode_attention,
+        )
         if batch.num_prefills:
-            kernels.prefill_attention(
+            self._kernels.prefill_attention(
                 q[batch.num_decodes :],
                 kv_cache,
                 batch.prefill_block_tables,
@@ -168,17 +166,23 @@ class Model:
         options: StepOptions,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
-        if len(q):
-            self._kernels.paged_decode_attention(
-                q,
-                kv_cache,
-                batch.sampled_block_tables,
-                batch.sampled_positions,
-                self._scale,
-                out,
-                **options.sampled_attention,
-            )
+        tables, lens = batch.sampled_block_tables, batch.sampled_positions
+        self._decode_attention(q, kv_cache, tables, lens, out, options.sampled_attention)
         return out.flatten(1)
+
+    def _decode_attention(
+        self,
+        q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
+        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        block_tables: torch.Tensor,  # [num_seqs, max_blocks]
+        context_lens: torch.Tensor,  # [num_seqs]
+        out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
+        options: Mapping[str, Any],
+    ) -> None:
+        if q.shape[0]:
+            self._kernels.paged_decode_attention(
+                q, kv_cache, block_tables, context_lens, self._scale, out, **options
+            )
 
     def _mlp(
         self,

@@ -21,6 +21,8 @@ struct attention {
     enum dtype q_dtype, cache_dtype, out_dtype;
 };
 
+// Where the processor multiplies pairs of bfloat16, what is multiplied stays that: a float then
+// stands for two, neighbours in head_dim for the scores and neighbouring keys for the result.
 struct scratch {
     float *q;       // [QUERY_ROWS, head_dim]
     float *keys;    // [head_dim, KEYS]
@@ -30,9 +32,23 @@ struct scratch {
     float *best, *mass;  // [QUERY_ROWS] the largest score so far, and the sum of the weights
 };
 
+// sum + a b, with a in all lanes.
+INLINE vec multiplied(vec sum, const float *a, vec b, int in_pairs) {
+#if defined(__AVX512BF16__)
+    if (in_pairs) {
+        int32_t pair;
+        memcpy(&pair, a, sizeof pair);
+        return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+    }
+#endif
+    (void)in_pairs;
+    return sum + *a * b;
+}
+
 // c [rows, vecs * LANES] = a [rows, depth] b [depth, vecs * LANES], added to c where `adds`.
 INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long a_stride,
-                          const float *b, long b_stride, float *c, long c_stride, int adds) {
+                          const float *b, long b_stride, float *c, long c_stride, int adds,
+                          int in_pairs) {
     vec sums[TILE_ROWS][TILE_VECS];
     UNROLL for (long row = 0; row < rows; row++)
         UNROLL for (long i = 0; i < vecs; i++)
@@ -43,7 +59,8 @@ INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long
             factors[i] = load_whole(b, k * b_stride + i * LANES, FLOAT32);
         UNROLL for (long row = 0; row < rows; row++)
             UNROLL for (long i = 0; i < vecs; i++)
-                sums[row][i] += a[row * a_stride + k] * factors[i];
+                sums[row][i] =
+                    multiplied(sums[row][i], a + row * a_stride + k, factors[i], in_pairs);
     }
     UNROLL for (long row = 0; row < rows; row++)
         UNROLL for (long i = 0; i < vecs; i++)
@@ -51,32 +68,35 @@ INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long
 }
 
 INLINE void multiply_columns(long vecs, long rows, long depth, const float *a, long a_stride,
-                             const float *b, long b_stride, float *c, long c_stride, int adds) {
-    long row = 0;
-    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
-        multiply_tile(TILE_ROWS, vecs, depth, a + row * a_stride, a_stride, b, b_stride,
-                      c + row * c_stride, c_stride, adds);
-    a += row * a_stride;
-    c += row * c_stride;
-    switch (rows - row) {
-    case 1: multiply_tile(1, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
-    case 2: multiply_tile(2, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
-    case 3: multiply_tile(3, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
-    case 4: multiply_tile(4, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
-    case 5: multiply_tile(5, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds); break;
+                             const float *b, long b_stride, float *c, long c_stride, int adds,
+                             int in_pairs) {
+#define MULTIPLY_TILE(rows) \
+    multiply_tile(rows, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds, in_pairs)
+    for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
+        MULTIPLY_TILE(TILE_ROWS);
+        a += TILE_ROWS * a_stride;
+        c += TILE_ROWS * c_stride;
+    }
+    switch (rows) {
+    case 1: MULTIPLY_TILE(1); break;
+    case 2: MULTIPLY_TILE(2); break;
+    case 3: MULTIPLY_TILE(3); break;
+    case 4: MULTIPLY_TILE(4); break;
+    case 5: MULTIPLY_TILE(5); break;
     }
 }
 
 // The same over any number of columns that is a multiple of LANES.
-static void multiply(long columns, long rows, long depth, const float *a, long a_stride,
-                     const float *b, long b_stride, float *c, long c_stride, int adds) {
+INLINE void multiply(long columns, long rows, long depth, const float *a, long a_stride,
+                     const float *b, long b_stride, float *c, long c_stride, int adds,
+                     int in_pairs) {
     long column = 0;
     for (; column + TILE_VECS * LANES <= columns; column += TILE_VECS * LANES)
         multiply_columns(TILE_VECS, rows, depth, a, a_stride, b + column, b_stride, c + column,
-                         c_stride, adds);
+                         c_stride, adds, in_pairs);
     for (; column < columns; column += LANES)
         multiply_columns(1, rows, depth, a, a_stride, b + column, b_stride, c + column, c_stride,
-                         adds);
+                         adds, in_pairs);
 }
 
 INLINE long padded(long size) { return (size + LANES - 1) / LANES * LANES; }
@@ -105,9 +125,12 @@ INLINE const char *step(const struct attention *a, struct cursor *at, long kv_he
 
 // Keys (transposed) and values [first, last) of one KV head, widened; 0 up to a multiple of LANES.
 // What comes next, up to `end`, is asked for: the pool is larger than caches, its blocks scattered.
+// One line at a time, because of many at once the processor forgets most.
 INLINE void gather_keys(const struct attention *a, const struct scratch *s, long seq, long kv_head,
-                        long first, long last, long end, enum dtype dtype) {
+                        long first, long last, long end, enum dtype dtype, int in_pairs) {
     long to_values = a->num_kv_heads * a->block_size * a->head_dim, width = padded(a->head_dim);
+    long num_units = a->head_dim >> in_pairs;
+    enum dtype unit = in_pairs ? FLOAT32 : dtype;
     struct cursor at = cursor_at(a, seq, first), next = cursor_at(a, seq, first + AHEAD);
     for (long group = 0; group < last - first; group += LANES) {
         long num_keys = least(LANES, last - first - group);
@@ -117,22 +140,32 @@ INLINE void gather_keys(const struct attention *a, const struct scratch *s, long
             int is_there = first + AHEAD + group + lane < end;
             wanted[lane] = is_there ? step(a, &next, kv_head, SIZE[dtype]) : keys[0];
         }
-        for (long i = 0; i < a->head_dim; i += LANES) {
-            // One line at a time: of many at once the processor forgets most.
-            long count = least(LANES, a->head_dim - i), byte = i * SIZE[dtype];
+        for (long i = 0; i < num_units; i += LANES) {
+            long count = least(LANES, num_units - i);
             vec lanes[LANES];
             UNROLL for (long lane = 0; lane < LANES; lane++) {
-                __builtin_prefetch(wanted[lane] + byte, 0, 2);
-                lanes[lane] = load(keys[lane], i, count, dtype);
+                __builtin_prefetch(wanted[lane] + i * SIZE[unit], 0, 2);
+                lanes[lane] = load(keys[lane], i, count, unit);
             }
             transpose(lanes);
             for (long k = 0; k < count; k++)
                 store_whole(s->keys, (i + k) * KEYS + group, lanes[k], FLOAT32);
-            for (long lane = 0; lane < LANES; lane++) {
-                __builtin_prefetch(wanted[lane] + to_values * SIZE[dtype] + byte, 0, 2);
+        }
+        for (long lane = 0; lane < LANES; lane++) {
+            const char *ahead = wanted[lane] + to_values * SIZE[dtype];
+            for (long i = 0; i < a->head_dim; i += LANES) {
+                __builtin_prefetch(ahead + i * SIZE[dtype], 0, 2);
+                if (in_pairs && lane % 2) continue;
+                long count = a->head_dim - i;
                 vec value = all(0);
                 if (lane < num_keys) value = load(keys[lane], to_values + i, count, dtype);
-                store_whole(s->values, (group + lane) * width + i, value, FLOAT32);
+                if (in_pairs) {
+                    uvec pair = (uvec)value >> 16;
+                    if (lane + 1 < num_keys)
+                        pair |= (uvec)load(keys[lane + 1], to_values + i, count, dtype);
+                    value = (vec)pair;
+                }
+                store_whole(s->values, ((group + lane) >> in_pairs) * width + i, value, FLOAT32);
             }
         }
     }
@@ -140,15 +173,17 @@ INLINE void gather_keys(const struct attention *a, const struct scratch *s, long
 
 // Scores [rows, columns] become weights; what was summed before shrinks to the new largest score.
 INLINE void weigh(const struct attention *a, const struct scratch *s, long rows, long columns,
-                  long first_key, long first_position) {
+                  long first_key, long first_position, int in_pairs) {
     long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
+    float scale = (a->soft_cap != 0 ? a->soft_cap : a->scale) * LOG2_E;
     for (long row = 0; row < rows; row++) {
         float *scores = s->scores + row * KEYS;
         if (a->soft_cap != 0) {
             for (long i = 0; i < columns; i += LANES) {
-                vec grown = exp2_of(load_whole(scores, i, FLOAT32) * (2 * LOG2_E));
-                vec capped = (1.0f - 2.0f / (grown + 1.0f)) * (a->soft_cap * LOG2_E);
-                store_whole(scores, i, capped, FLOAT32);
+                // tanh(x) = 1 - 2 / (e^2x + 1)
+                vec x = load_whole(scores, i, FLOAT32) * (a->scale / a->soft_cap);
+                vec tanh = 1.0f - 2.0f / (exp2_of(x * (2 * LOG2_E)) + 1.0f);
+                store_whole(scores, i, tanh, FLOAT32);
             }
         }
         long end = first_position + row / group_size + 1 - first_key;  // of the keys it sees
@@ -158,12 +193,12 @@ INLINE void weigh(const struct attention *a, const struct scratch *s, long rows,
         vec greatest = load_whole(scores, 0, FLOAT32);
         for (long i = LANES; i < columns; i += LANES)
             greatest = larger_of(greatest, load_whole(scores, i, FLOAT32));
-        float before = s->best[row], now = fmaxf(before, largest(greatest));
+        float before = s->best[row], now = fmaxf(before, largest(greatest) * scale);
         float origin = now == -INFINITY ? 0 : now;  // it has seen none as yet
         vec total = {0};
         for (long i = 0; i < columns; i += LANES) {
-            vec weight = exp2_of(load_whole(scores, i, FLOAT32) - origin);
-            store_whole(scores, i, weight, FLOAT32);
+            vec weight = exp2_of(load_whole(scores, i, FLOAT32) * scale - origin);
+            store_whole(scores, i, weight, in_pairs ? BFLOAT16 : FLOAT32);
             total += weight;
         }
         float shrunk = exp2f(before - origin);
@@ -178,19 +213,18 @@ INLINE void weigh(const struct attention *a, const struct scratch *s, long rows,
 
 // The queries [begin, end) of a sequence, in the heads of one KV head.
 INLINE void attend_part(const struct attention *a, const struct scratch *s, long seq, long kv_head,
-                        long begin, long end) {
+                        long begin, long end, enum dtype dtype, int in_pairs) {
     long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
     long first_token = a->cu_seqlens[seq], query_len = a->cu_seqlens[seq + 1] - first_token;
     long first_position = a->context_lens[seq] - query_len + begin;
-    long rows = (end - begin) * group_size;
-    float scale = a->soft_cap != 0 ? a->scale / a->soft_cap : a->scale * LOG2_E;
+    long rows = (end - begin) * group_size, num_units = a->head_dim >> in_pairs;
     for (long row = 0; row < rows; row++) {
         long head = kv_head * group_size + row % group_size;
         long from = (first_token + begin + row / group_size) * a->q_stride + head * a->head_dim;
-        for (long i = 0; i < a->head_dim; i += LANES) {
-            long count = a->head_dim - i;
-            vec scaled = load(a->q, from + i, count, a->q_dtype) * scale;
-            store(s->q, row * a->head_dim + i, count, scaled, FLOAT32);
+        const char *q = (const char *)a->q + from * SIZE[a->q_dtype];
+        for (long i = 0; i < num_units; i += LANES) {
+            vec x = load(q, i, num_units - i, in_pairs ? FLOAT32 : a->q_dtype);
+            store(s->q, row * num_units + i, num_units - i, x, FLOAT32);
         }
         s->best[row] = -INFINITY;
         s->mass[row] = 0;
@@ -200,14 +234,12 @@ INLINE void attend_part(const struct attention *a, const struct scratch *s, long
     long start = a->window ? most(0, first_position + 1 - a->window) : 0;
     for (long key = start; key < num_seen; key += KEYS) {
         long last = least(key + KEYS, num_seen), columns = padded(last - key);
-        switch (a->cache_dtype) {
-        case FLOAT32: gather_keys(a, s, seq, kv_head, key, last, num_seen, FLOAT32); break;
-        case FLOAT16: gather_keys(a, s, seq, kv_head, key, last, num_seen, FLOAT16); break;
-        case BFLOAT16: gather_keys(a, s, seq, kv_head, key, last, num_seen, BFLOAT16); break;
-        }
-        multiply(columns, rows, a->head_dim, s->q, a->head_dim, s->keys, KEYS, s->scores, KEYS, 0);
-        weigh(a, s, rows, columns, key, first_position);
-        multiply(width, rows, columns, s->scores, KEYS, s->values, width, s->out, width, 1);
+        gather_keys(a, s, seq, kv_head, key, last, num_seen, dtype, in_pairs);
+        multiply(columns, rows, num_units, s->q, num_units, s->keys, KEYS, s->scores, KEYS, 0,
+                 in_pairs);
+        weigh(a, s, rows, columns, key, first_position, in_pairs);
+        multiply(width, rows, columns >> in_pairs, s->scores, KEYS, s->values, width, s->out,
+                 width, 1, in_pairs);
     }
     for (long row = 0; row < rows; row++) {
         long head = kv_head * group_size + row % group_size;
@@ -217,6 +249,22 @@ INLINE void attend_part(const struct attention *a, const struct scratch *s, long
             vec attended = load_whole(s->out, row * width + i, FLOAT32) * share;
             store(a->out, to + i, a->head_dim - i, attended, a->out_dtype);
         }
+    }
+}
+
+static void attend_part_of(const struct attention *a, const struct scratch *s, long seq,
+                           long kv_head, long begin, long end) {
+#define ATTEND_PART(dtype, in_pairs) \
+    attend_part(a, s, seq, kv_head, begin, end, dtype, in_pairs); \
+    return
+    switch (a->cache_dtype) {
+    case FLOAT32: ATTEND_PART(FLOAT32, 0);
+    case FLOAT16: ATTEND_PART(FLOAT16, 0);
+    case BFLOAT16:
+#if defined(__AVX512BF16__)
+        if (a->q_dtype == BFLOAT16 && a->head_dim % 2 == 0) { ATTEND_PART(BFLOAT16, 1); }
+#endif
+        ATTEND_PART(BFLOAT16, 0);
     }
 }
 
@@ -265,8 +313,10 @@ int attend(const struct attention *a, long num_seqs, int num_threads) {
 #pragma omp for schedule(dynamic, 1)
         for (long item = num_parts * a->num_kv_heads - 1; item >= 0; item--) {
             struct part part = parts[item / a->num_kv_heads];
-            if (memory) attend_part(a, &s, part.seq, item % a->num_kv_heads, part.begin, part.end);
-            else failed = 1;
+            if (memory)
+                attend_part_of(a, &s, part.seq, item % a->num_kv_heads, part.begin, part.end);
+            else
+                failed = 1;
         }
         free(memory);
     }
