@@ -55,7 +55,8 @@ HOW = {
     "vocabulary 32,768), whose answers are one plain character per token",
     "alone": "one request at a time: TTFT, and ITL as the time per output token; medians of "
     "requests",
-    "mixed": "closed loop of 8 with mixed lengths, the same for every engine: tokens/s, and ITL",
+    "mixed": "closed loop of 8 with mixed lengths, the same for every engine: tokens/s, ITL, and "
+    "what a whole request takes; medians of requests, or their mean where it says so",
     "gap": "between neighbouring output events, whatever they hold: median and p99",
     "ready": "from the start of the process to the first answered request",
     "work": "every answer has the length asked for and no prompt was sent before, or the run fails",

@@ -138,6 +138,8 @@ def figures_of(turns: Mapping[str, Turn]) -> dict[str, float]:
         "gap_mixed_ms": mixed_gaps.p50 if mixed_gaps else 0.0,
         "gap_mixed_p99_ms": mixed_gaps.p99 if mixed_gaps else 0.0,
         "ttft_mixed_ms": mixed.latencies_ms["ttft"].p50,
+        "itl_mixed_mean_ms": mixed.latencies_ms["tpot"].mean,
+        "request_mixed_mean_ms": mixed.latencies_ms["e2el"].mean,
         "cpu_alone_s": turns["alone"].cpu_s,
         "cpu_mixed_s": turns["mixed"].cpu_s,
         "cores_alone": turns["alone"].cpu_s / turns["alone"].wall_s,

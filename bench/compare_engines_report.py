@@ -38,6 +38,8 @@ KINDS: Mapping[str, FigureKind] = {
     "gap_mixed_ms": FigureKind("  gap mixed, ms", "less"),
     "gap_mixed_p99_ms": FigureKind("  gap mixed p99, ms", "less"),
     "ttft_mixed_ms": FigureKind("  TTFT mixed, ms", "less"),
+    "itl_mixed_mean_ms": FigureKind("  ITL mixed, mean, ms", "less"),
+    "request_mixed_mean_ms": FigureKind("  request mixed, mean, ms", "less"),
     "cpu_alone_s": FigureKind("  CPU time alone, s", "less"),
     "cpu_mixed_s": FigureKind("  CPU time mixed, s", "less"),
     "cores_alone": FigureKind("  cores busy alone", ""),

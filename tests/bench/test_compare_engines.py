@@ -165,6 +165,8 @@ def test_figures_come_from_the_load_they_are_of() -> None:
     assert figures["itl_mixed_ms"] == pytest.approx(200)
     assert figures["tokens_per_s"] == pytest.approx(5)
     assert figures["ttft_mixed_ms"] == pytest.approx(200)
+    assert figures["itl_mixed_mean_ms"] == pytest.approx(200)
+    assert figures["request_mixed_mean_ms"] == pytest.approx(2000)
     assert figures["cpu_alone_s"] == 3.0
     assert figures["cores_mixed"] == 1.5
 
