@@ -2,30 +2,29 @@
 
 import ctypes
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 
 from tandem.kernels.cpu.build import load_library
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
-
-
 _P, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
 
-def _fields(**kinds: tuple[type, str]) -> list[tuple[str, type]]:
-    return [(name, kind) for kind, names in kinds.values() for name in names.split()]
+def _fields(*kinds: tuple[type, str]) -> list[tuple[str, type]]:
+    return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
 class _Storing(ctypes.Structure):
     """struct storing"""
 
     _fields_ = _fields(
-        pointers=(_P, "qkv qk_norm rope_table positions slots kv_cache q_out"),
-        strides=(_LONG, "qkv_stride q_stride block_stride"),
-        sizes=(_LONG, "num_heads num_kv_heads head_dim block_size"),
-        reals=(_FLOAT, "eps"),
-        dtypes=(_INT, "qkv_dtype table_dtype cache_dtype"),
+        (_P, "qkv qk_norm rope_table positions slots kv_cache q_out"),
+        (_LONG, "qkv_stride q_stride block_stride"),
+        (_LONG, "num_heads num_kv_heads head_dim block_size"),
+        (_FLOAT, "eps"),
+        (_INT, "qkv_dtype table_dtype cache_dtype"),
     )
 
 
@@ -33,11 +32,11 @@ class _Attention(ctypes.Structure):
     """struct attention"""
 
     _fields_ = _fields(
-        pointers=(_P, "q kv_cache out block_tables cu_seqlens context_lens"),
-        strides=(_LONG, "q_stride out_stride table_stride block_stride"),
-        sizes=(_LONG, "num_heads num_kv_heads head_dim block_size window"),
-        reals=(_FLOAT, "scale soft_cap"),
-        dtypes=(_INT, "q_dtype cache_dtype out_dtype"),
+        (_P, "q kv_cache out block_tables cu_seqlens context_lens"),
+        (_LONG, "q_stride out_stride table_stride block_stride"),
+        (_LONG, "num_heads num_kv_heads head_dim block_size window"),
+        (_FLOAT, "scale soft_cap"),
+        (_INT, "q_dtype cache_dtype out_dtype"),
     )
 
 
@@ -165,7 +164,7 @@ def paged_decode_attention(
     window: int = 0,
 ) -> None:
     """The last `queries_per_seq` tokens of each sequence attend causally over its context."""
-    cu_seqlens = torch.arange(0, len(q) + 1, queries_per_seq)
+    cu_seqlens = _equal_runs(q.shape[0], queries_per_seq)
     _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window)
 
 
@@ -187,8 +186,9 @@ def prefill_attention(
 
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already. With a window a query at position p sees (p - window, p];
-    soft_cap c turns a score s, after the scale, into c * tanh(s / c). Computes in float32 whatever
-    the pool's dtype.
+    soft_cap c turns a score s, after the scale, into c * tanh(s / c). Sums are float32 whatever the
+    dtypes; of bfloat16 queries over a bfloat16 pool weights are rounded to it, where the processor
+    multiplies it.
     """
     _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window)
 
@@ -231,6 +231,12 @@ def _attention(
     )
     if _attend(ctypes.addressof(call), len(context_lens), torch.get_num_threads()):
         raise MemoryError("no memory for attention")
+
+
+@lru_cache  # every layer of every step asks for the same few
+def _equal_runs(num_tokens: int, length: int) -> torch.Tensor:
+    """[num_tokens / length + 1] where each of the runs begins, and the last one ends."""
+    return torch.arange(0, num_tokens + 1, length)
 
 
 def _pool_shape(kv_cache: torch.Tensor) -> tuple[int, int]:
