@@ -82,7 +82,7 @@ class Catalog:
         self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
         self.instances: Mapping[str, Instance] = {}  # all that serve a model, by instance id
         self.has_text_models = False
-        self.on_instances: Callable[[], None] = lambda: None  # called after each change
+        self._listeners: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
         """Returns when the present state has been read; models may still be loading."""
@@ -100,6 +100,12 @@ class Catalog:
         await self._cards_view.close()
         for view in self._endpoints.values():
             await view.close()
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after each change of the workers; returns what takes it back."""
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._listeners.pop(key, None) and None
 
     @property
     def models(self) -> list[ServedModel]:
@@ -160,7 +166,8 @@ class Catalog:
 
     def _on_change(self) -> None:
         self._refresh()
-        self.on_instances()
+        for listener in list(self._listeners.values()):
+            listener()
 
     def _follow_endpoints(self) -> None:
         named = {card.endpoint for card in self._cards_view.items.values()}
@@ -252,7 +259,7 @@ class Catalog:
         finally:
             del self._loads[digest]
             if digest in self._texts:
-                self._refresh()
+                self._on_change()
 
     def _holders(self, digest: str) -> list[Instance]:
         return [

@@ -33,6 +33,12 @@ class FrontendConfig(BaseModel):
         description="how often each answer may go on at another worker when one fails it; 0 is "
         "never. A model's own limit stands over it",
     )
+    migration_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="time an answer that has begun waits for a worker to register when there is "
+        "none to go on (s); then it ends with an error",
+    )
     exclude_s: float = Field(
         2.0, ge=0, description="time a worker that failed gets no new requests (s)"
     )

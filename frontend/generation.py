@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -179,7 +180,7 @@ class Generation(ABC):
                 if len(run.said) >= run.choice.request.stop.max_tokens:
                     await self._end_by_length(run)
                     return
-                if not run.attempts.has_more or not self._candidates(run):
+                if not run.attempts.has_more or not await self._has_successor(run):
                     raise self._nobody_left(run, error) from error
             run.attempts.num_migrations += 1
             kind: MigrationKind = "ongoing" if run.said else "new_request"
@@ -204,11 +205,36 @@ class Generation(ABC):
             return UnavailableError(f"no worker of {self.plan.head.model!r} answers now")
         return error
 
+    async def _has_successor(self, run: ChoiceRun) -> bool:
+        """Whether a worker can go on with the choice; what has begun waits until one comes."""
+        if run.said and not self._candidates(run):
+            wait_s = self.services.config.migration_wait_s
+            logger.warning(
+                "request %s: nobody to go on; waiting up to %g s for a worker",
+                run.choice.request.request_id,
+                wait_s,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._candidate_registered(run)
+        return bool(self._candidates(run))
+
+    async def _candidate_registered(self, run: ChoiceRun) -> None:
+        """Returns when the choice has somewhere to go; raises the context's error when it ends."""
+        context, changed = self.plan.context, asyncio.Event()
+        with ExitStack() as stack:
+            stack.callback(context.on_cancel(changed.set))
+            stack.callback(self.services.catalog.subscribe(changed.set))
+            while not self._candidates(run):
+                context.raise_if_done()
+                await changed.wait()
+                changed.clear()
+
     def _candidates(self, run: ChoiceRun) -> list[str]:
         """Where the choice can go now. A worker in doubt is better than the end of an answer."""
         catalog, model = self.services.catalog, self.plan.model
         found = run.attempts.eligible(catalog.candidates(model))
-        if not found and run.said:
+        if not found and run.attempts.num_failures:
             found = run.attempts.eligible(catalog.members(model))
         return found
 
@@ -288,6 +314,7 @@ class Generation(ABC):
         now = time.perf_counter()
         metrics, model = self.services.metrics, self.plan.head.model
         self.services.router.prefilled(run.choice.request.request_id)
+        run.attempts.begun()
         if run.said:
             metrics.migration_gap.of(model).observe(now - run.last_token_s)
             return

@@ -27,13 +27,20 @@ class Attempts:
 
     limit: int  # migrations; 0: the first failure is the end
     num_migrations: int = 0
-    _failed: set[str] = field(default_factory=set)  # instance ids; never asked again
+    num_failures: int = 0  # of workers that were asked
+    _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
     _gave_up: set[str] = field(default_factory=set)  # well, but asked again only at need
 
     def failed(self, instance_id: str, error: TandemError) -> None:
         """This worker did not bring the choice to its end."""
+        self.num_failures += 1
         kept = self._gave_up if isinstance(error, IncompleteError) else self._failed
         kept.add(instance_id)
+
+    def begun(self) -> None:
+        """A worker answers. Should it fail too, those that failed before it may be well again."""
+        self._failed.clear()
+        self._gave_up.clear()
 
     def eligible(self, instance_ids: Iterable[str]) -> list[str]:
         """Those of `instance_ids` to go to: new ones, else ones that gave the choice up once."""

@@ -45,7 +45,7 @@ class WorkerEvents:
             (load_subject("*"), self._on_load),
         ):
             self._stack.push_async_callback(await self._events.subscribe(subject, listener))
-        self._catalog.on_instances = self._on_instances
+        self._stack.callback(self._catalog.subscribe(self._on_instances))
         self._on_instances()
 
     async def close(self) -> None:

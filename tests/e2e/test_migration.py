@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cluster import Cluster, events
+from cluster import SETTLE_TIMEOUT_S, Cluster, events
 
 from tandem.runtime.address import new_id
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_WORKERS = (1, 2)
 # who leaves gives its streams up soon, so that they are not all over by then
 FLAGS = ("--runtime.drain_timeout_s=0.1",)
-NUM_TOKENS = 240
+NUM_TOKENS = 480
 NUM_SAID = 4  # chunks that a stream of a worker has before anything happens to it
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -32,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
         "headers": {"x-tandem-prefill": "remote"},
     },
     {"temperature": 0.7, "seed": 99, "logprobs": True, "top_logprobs": 2},
-    {"temperature": 0.8, "seed": 3, "min_tokens": 200, "ignore_eos": False},
+    {"temperature": 0.8, "seed": 3, "min_tokens": 400, "ignore_eos": False},
 ]
 QUESTIONS = ["Hello!", "Tell me a story about a fox and an old house."]
 
@@ -151,7 +151,9 @@ async def test_while_nothing_happens_every_answer_is_whole(
     crowd = Crowd()
     await crowd.ask_all(cluster)
     assert not any(each.error for each in crowd.heard)
-    assert all(each.reasons and set(each.reasons.values()) == {"length"} for each in crowd.heard)
+    assert all(
+        each.reasons and set(each.reasons.values()) <= {"length", "stop"} for each in crowd.heard
+    )
     undisturbed += crowd.answers
 
 
@@ -168,15 +170,16 @@ async def test_every_answer_ends_as_if_nothing_had_happened(
     struck = names[pids[crowd.caught.result()]]
     struck_at = time.perf_counter()
     cluster.send_signal(struck, number)
-    await asking
+    try:
+        await asking
+    finally:
+        cluster.send_signal(struck, signal.SIGCONT)  # else the next test finds it standing still
     assert crowd.answers == undisturbed
     num_moved = await num_migrations(cluster) - num_before
     assert num_moved > 0, "every stream was over before the signal came"
     gaps = sorted(each.gap_s(struck_at) for each in crowd.heard)
     print(f"\n{number.name}: {num_moved:g} choices moved, longest gaps {gaps[-3:]} s")
-    if number == signal.SIGSTOP:
-        cluster.send_signal(struck, signal.SIGCONT)
-    else:
+    if number != signal.SIGSTOP:
         await cluster.end(struck)
         await cluster.ready(1, 1)
     if number == signal.SIGTERM:
@@ -184,3 +187,16 @@ async def test_every_answer_ends_as_if_nothing_had_happened(
     if number != signal.SIGKILL:
         await cluster.ready(1, 2)
     await cluster.balanced()
+    await until_both_answer(cluster)
+
+
+async def until_both_answer(cluster: Cluster) -> None:
+    """A worker that was lost gets no new requests for a while, though it is well again."""
+    num_workers = len(await cluster.statuses("decode"))
+    who: set[str] = set()
+    async with asyncio.timeout(SETTLE_TIMEOUT_S):
+        while len(who) < num_workers:
+            answers = [cluster.chat("Hello!", max_tokens=1, cache_salt=new_id()) for _ in range(2)]
+            who = {
+                each.headers["x-tandem-decode-instance"] for each in await asyncio.gather(*answers)
+            }

@@ -319,6 +319,58 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
         assert "error id" in await failing_times(stack, 2)
 
 
+def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
+    return "nobody to go on" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
+    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.worker.script = telling(ANSWER)
+    path, body = TEXT_AND_LOGPROBS[3]
+    uncut = await ask(stack, path, body, stream=stream)
+    cut = Cut(stack, 3, None)
+    asking = asyncio.create_task(ask(stack, path, body, stream=stream))
+    await stack.wait_until(lambda: is_waiting(caplog))
+    successor = FakeWorker(stack.store, stack.listeners)
+    successor.script = cut.script_of(successor)
+    await stack.join(successor)
+    assert await asking == uncut
+    assert [request.num_generated for request in successor.requests] == [3]
+
+
+async def test_the_wait_for_a_worker_ends_after_its_time_with_an_error() -> None:
+    async with Stack(config=FrontendConfig(port=0, migration_wait_s=0.05)) as stack:
+        Cut(stack, 1, None)
+        assert (await stack.chat()).json()["error"]["code"] == "connection_lost"
+
+
+async def test_the_wait_for_a_worker_ends_when_the_client_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Stack(config=FrontendConfig(port=0, migration_wait_s=600)) as stack:
+        Cut(stack, 1, None)
+        asking = asyncio.create_task(stack.chat())
+        await stack.wait_until(lambda: is_waiting(caplog))
+        asking.cancel()
+        await stack.wait_until(lambda: 'status="499"' in stack.metrics())
+
+
+async def test_the_wait_for_a_worker_ends_with_the_requests_own_time() -> None:
+    config = FrontendConfig(port=0, migration_wait_s=600, request_timeout_s=0.5)
+    async with Stack(config=config) as stack:
+        Cut(stack, 1, None)
+        assert (await stack.chat()).status_code == 504
+
+
+async def test_a_request_that_has_not_begun_does_not_wait(stack: Stack) -> None:
+    Cut(stack, 0, None)
+    async with asyncio.timeout(5):
+        response = await stack.chat()
+    assert response.status_code == 503 and "retry-after" in response.headers
+
+
 @pytest.mark.parametrize("error", [InternalError("poison"), CapacityError("too large")])
 async def test_what_would_fail_anywhere_is_not_tried_elsewhere(
     pair: Stack, error: TandemError
@@ -372,9 +424,44 @@ async def test_a_worker_in_doubt_is_better_than_the_end_of_an_answer() -> None:
         assert [len(worker.requests) for worker in stack.workers] == [1, 1]
 
 
+async def test_a_worker_in_doubt_is_better_than_the_refusal_of_one_that_is_leaving() -> None:
+    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
+        await both_known(stack)
+        Cut(stack, 0, UnavailableError("a bad moment"))
+        assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
+        Cut(stack, 0, UnavailableError("draining"))
+        assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
+        assert [len(worker.requests) for worker in stack.workers] == [1, 1]
+
+
+async def test_a_worker_that_failed_an_answer_long_since_may_go_on_with_it(pair: Stack) -> None:
+    """As after a pause of its machine: since then another one has answered, and died."""
+    cut = Cut(pair, 3, None)
+    first_asked: list[FakeWorker] = []
+
+    def failing_first(worker: FakeWorker) -> Script:
+        async def script(
+            request: GenerateRequest, context: RequestContext, responder: Responder
+        ) -> None:
+            first_asked.append(worker)
+            if len(first_asked) == 1:
+                raise UnavailableError("a bad moment")
+            await cut.script_of(worker)(request, context, responder)
+
+        return script
+
+    for worker in pair.workers:
+        worker.script = failing_first(worker)
+    answer = await ask(pair, *TEXT_AND_LOGPROBS[0])
+    assert answer["choices"][0]["text"] == ANSWER
+    failed, died, went_on = first_asked
+    assert failed is went_on and failed is not died
+
+
 async def test_no_worker_with_other_weights_ends_an_answer() -> None:
     """The one before it leaves while it answers: better no end than another model's."""
-    async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
+    config = FrontendConfig(port=0, exclude_s=0, migration_wait_s=0)
+    async with Stack(num_workers=0, config=config) as stack:
         old = await stack.add_worker(weights_digest="old")
         await stack.wait_until(lambda: bool(stack.server.catalog.models))
         new = await stack.add_worker(weights_digest="new")
@@ -407,6 +494,8 @@ def test_a_worker_that_failed_a_choice_is_not_asked_for_it_again(
     attempts.failed("a", make("it failed"))
     assert attempts.eligible(["a", "b"]) == ["b"]
     assert attempts.eligible(["a"]) == []
+    attempts.begun()
+    assert attempts.eligible(["a"]) == ["a"]
 
 
 def test_one_that_gave_a_choice_up_comes_last() -> None:

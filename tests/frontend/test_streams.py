@@ -76,15 +76,16 @@ async def test_a_client_that_leaves_before_the_answer_cancels_its_worker(stack: 
     await stack.wait_until(lambda: "disconnected_clients_total" in stack.metrics())
 
 
-async def test_a_worker_that_dies_after_a_token_gives_an_error_event(stack: Stack) -> None:
-    stack.worker.script = one_token_then_wait
-    async with stack.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
-        parts = response.aiter_text()
-        text = await anext(parts)
-        for connection in list(stack.worker.server.connections):
-            connection.abort(ConnectionLostError("as if killed"))
-        async with asyncio.timeout(5):
-            text += "".join([part async for part in parts])
+async def test_a_worker_that_dies_after_a_token_and_has_no_successor_gives_an_error_event() -> None:
+    async with Stack(config=FrontendConfig(port=0, migration_wait_s=0)) as stack:
+        stack.worker.script = one_token_then_wait
+        async with stack.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
+            parts = response.aiter_text()
+            text = await anext(parts)
+            for connection in list(stack.worker.server.connections):
+                connection.abort(ConnectionLostError("as if killed"))
+            async with asyncio.timeout(5):
+                text += "".join([part async for part in parts])
     assert response.status_code == 200
     error = error_event(text)
     assert "error id" in str(error["message"]) and error["type"] == "server_error"
