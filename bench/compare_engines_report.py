@@ -62,12 +62,15 @@ class CaseResult:
         return statistics.median(self.rounds[engine][figure])
 
     def ratio(self, engine: str, figure: str) -> float | None:
-        """Of the medians: above 1 the first engine is the faster."""
-        kind = KINDS[figure]
-        return kind.ratio(self.median(self.ours, figure), self.median(engine, figure))
+        """The median of `ratios`: above 1 the first engine is the faster.
+
+        Rounds differ in their work and in the machine's pace, engines within a round do not.
+        """
+        ratios = [each for each in self.ratios(engine, figure) if each is not None]
+        return statistics.median(ratios) if ratios else None
 
     def ratios(self, engine: str, figure: str) -> list[float | None]:
-        """The same within each round."""
+        """How many times as fast the first engine is, round by round."""
         pairs = zip(self.rounds[self.ours][figure], self.rounds[engine][figure], strict=True)
         return [KINDS[figure].ratio(ours, theirs) for ours, theirs in pairs]
 
