@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tandem.engine.batch import Batch
 from tandem.kernels.cpu.build import BuildError, load_library
 from tandem.kernels.reference.kv_store import plan_store
-from tandem.kernels.reference.linear import Linear, activation_dtype, pack_linear
+from tandem.kernels.reference.linear import Linear, activation_dtype
 from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.runtime.errors import ConfigError
@@ -23,8 +23,15 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["c", "torch", "triton"]
 
-# What there is in C; the rest is the twins'.
-_FILES_IN_C = ("activation", "kv_store", "norm", "paged_attention", "prefill_attention")
+# What there is in C, and its file there; the rest is the twins'.
+_FILES_IN_C = {
+    "activation": "launch",
+    "kv_store": "launch",
+    "linear": "linear",
+    "norm": "launch",
+    "paged_attention": "launch",
+    "prefill_attention": "launch",
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,18 +106,18 @@ def load_kernels(kind: Kind) -> Kernels:
     """The kernels of one kind. Triton exists on Linux only and is not loaded for the others."""
 
     # A kernel goes by one file name and function name everywhere.
-    def find(file: str, name: str) -> Callable[..., None]:
+    def find(file: str, name: str) -> Callable[..., Any]:
         module = f"tandem.kernels.reference.{file}"
         if kind == "triton":
             module = f"tandem.kernels.{file}"
         elif kind == "c" and file in _FILES_IN_C:
-            module = "tandem.kernels.cpu.launch"
-        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+            module = f"tandem.kernels.cpu.{_FILES_IN_C[file]}"
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function
 
     own: dict[str, Any] = {}
     if kind != "triton":
-        own = {"pack_linear": pack_linear, "activation_dtype": activation_dtype}
+        own = {"pack_linear": find("linear", "pack_linear"), "activation_dtype": activation_dtype}
     if kind == "torch":
         own["step_options"] = _twin_options
     return Kernels(

@@ -1,12 +1,10 @@
 // Attention of prompts and answers over the paged cache; launch.py says what it takes.
 
-#include "vectors.h"
+#include "tiles.h"
 
 #include <stdlib.h>
 
 #define LEAST_SHARED_PRODUCTS 262144  // as LEAST_SHARED
-#define TILE_ROWS 6     // of a product, in registers
-#define TILE_VECS (LANES / 4)
 #define KEYS 128        // keys of one tile
 #define AHEAD 32        // keys between the one that is read and the one that is asked for
 #define QUERY_ROWS 192  // rows of one tile, a row being one head of one query
@@ -31,73 +29,6 @@ struct scratch {
     float *out;     // [QUERY_ROWS, padded head_dim]
     float *best, *mass;  // [QUERY_ROWS] the largest score so far, and the sum of the weights
 };
-
-// sum + a b, with a in all lanes.
-INLINE vec multiplied(vec sum, const float *a, vec b, int in_pairs) {
-#if defined(__AVX512BF16__)
-    if (in_pairs) {
-        int32_t pair;
-        memcpy(&pair, a, sizeof pair);
-        return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
-    }
-#endif
-    (void)in_pairs;
-    return sum + *a * b;
-}
-
-// c [rows, vecs * LANES] = a [rows, depth] b [depth, vecs * LANES], added to c where `adds`.
-INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long a_stride,
-                          const float *b, long b_stride, float *c, long c_stride, int adds,
-                          int in_pairs) {
-    vec sums[TILE_ROWS][TILE_VECS];
-    UNROLL for (long row = 0; row < rows; row++)
-        UNROLL for (long i = 0; i < vecs; i++)
-            sums[row][i] = adds ? load_whole(c, row * c_stride + i * LANES, FLOAT32) : all(0);
-    for (long k = 0; k < depth; k++) {
-        vec factors[TILE_VECS];
-        UNROLL for (long i = 0; i < vecs; i++)
-            factors[i] = load_whole(b, k * b_stride + i * LANES, FLOAT32);
-        UNROLL for (long row = 0; row < rows; row++)
-            UNROLL for (long i = 0; i < vecs; i++)
-                sums[row][i] =
-                    multiplied(sums[row][i], a + row * a_stride + k, factors[i], in_pairs);
-    }
-    UNROLL for (long row = 0; row < rows; row++)
-        UNROLL for (long i = 0; i < vecs; i++)
-            store_whole(c, row * c_stride + i * LANES, sums[row][i], FLOAT32);
-}
-
-INLINE void multiply_columns(long vecs, long rows, long depth, const float *a, long a_stride,
-                             const float *b, long b_stride, float *c, long c_stride, int adds,
-                             int in_pairs) {
-#define MULTIPLY_TILE(rows) \
-    multiply_tile(rows, vecs, depth, a, a_stride, b, b_stride, c, c_stride, adds, in_pairs)
-    for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
-        MULTIPLY_TILE(TILE_ROWS);
-        a += TILE_ROWS * a_stride;
-        c += TILE_ROWS * c_stride;
-    }
-    switch (rows) {
-    case 1: MULTIPLY_TILE(1); break;
-    case 2: MULTIPLY_TILE(2); break;
-    case 3: MULTIPLY_TILE(3); break;
-    case 4: MULTIPLY_TILE(4); break;
-    case 5: MULTIPLY_TILE(5); break;
-    }
-}
-
-// The same over any number of columns that is a multiple of LANES.
-INLINE void multiply(long columns, long rows, long depth, const float *a, long a_stride,
-                     const float *b, long b_stride, float *c, long c_stride, int adds,
-                     int in_pairs) {
-    long column = 0;
-    for (; column + TILE_VECS * LANES <= columns; column += TILE_VECS * LANES)
-        multiply_columns(TILE_VECS, rows, depth, a, a_stride, b + column, b_stride, c + column,
-                         c_stride, adds, in_pairs);
-    for (; column < columns; column += LANES)
-        multiply_columns(1, rows, depth, a, a_stride, b + column, b_stride, c + column, c_stride,
-                         adds, in_pairs);
-}
 
 INLINE long padded(long size) { return (size + LANES - 1) / LANES * LANES; }
 

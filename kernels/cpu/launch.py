@@ -8,6 +8,7 @@ import torch
 
 from tandem.kernels.cpu.build import load_library
 
+PANEL = 64  # rows of a weight matrix that stand side by side, as linear.c has it
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
 _P, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
@@ -50,6 +51,8 @@ _rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
 _silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
 _store_qkv = _function("store_qkv", _P, _LONG, _INT)
 _attend = _function("attend", _P, _LONG, _INT)
+_linear = _function("linear", *[_P] * 3, *[_LONG] * 5, *[_INT] * 2)
+multiplies_bfloat16 = _function("multiplies_bfloat16")
 
 
 def rms_norm(
@@ -149,6 +152,35 @@ def store_qkv(
         _DTYPES[kv_cache.dtype],
     )
     _store_qkv(ctypes.addressof(call), num_tokens, torch.get_num_threads())
+
+
+def linear(
+    x: torch.Tensor,  # [num_tokens, in]
+    panels: torch.Tensor,  # [ceil(out / PANEL), in, PANEL], as pack_panels makes it
+    out_size: int,
+) -> torch.Tensor:
+    """x times the matrix, [num_tokens, out_size]; float32, or bfloat16 where it is multiplied.
+
+    Each sum is taken in float32 from the first product to the last, whatever else is computed.
+    """
+    num_tokens, in_size = x.shape
+    assert x.dtype == panels.dtype and x.stride(1) == 1
+    assert panels.numel() == -(-out_size // PANEL) * PANEL * in_size
+    assert x.dtype == torch.float32 or x.stride(0) % 2 == 0
+    out = torch.empty(num_tokens, out_size, dtype=x.dtype)
+    _linear(
+        x.data_ptr(),
+        panels.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_size,
+        out_size,
+        x.stride(0),
+        out_size,
+        _DTYPES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def paged_decode_attention(
