@@ -14,10 +14,10 @@ def pack_linear(weight: torch.Tensor) -> Linear:
     """As its twin: `x @ weight.T` for x in activation_dtype(weight); `weight` is [out, in].
 
     Measured on two AMD cores with AVX-512, milliseconds for 65 matrices, 126 million numbers, and
-    1, 8, 48, 512 tokens: float32 14, 15, 38, 350 by oneDNN and 12, 12, 30, 325 in C; bfloat16 8, 9,
-    20, 178 and 6, 6, 15, 156.
+    1, 8, 512 tokens: float32 12.5, 12.8, 317 by oneDNN and 11.2, 8.0, 301 in C; bfloat16 7.8, 8.4,
+    156 and 5.9, 5.9, 146.
     """
-    if not _is_for_c(weight):
+    if not is_for_c(weight):
         return pack_for_libraries(weight)
     return partial(linear, panels=pack_panels(weight), out_size=weight.shape[0])
 
@@ -34,7 +34,7 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     return padded.view(-1, PANEL, in_size).transpose(1, 2).contiguous()
 
 
-def _is_for_c(weight: torch.Tensor) -> bool:
+def is_for_c(weight: torch.Tensor) -> bool:
     """Not where oneDNN has an instruction for whole tiles of bfloat16 (AMX), and this has not."""
     if weight.dtype == torch.float32:
         return True

@@ -16,6 +16,7 @@ from tandem.engine.kv_cache import Memory, num_spare_blocks
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sampler import SamplingPlan
 from tandem.engine.sequence import Chunk, Sequence
+from tandem.kernels.cpu.linear import is_for_c
 from tandem.kernels.sampling_rows import SampledRows
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -218,6 +219,23 @@ def test_answers_depend_on_no_chunking_and_no_company(
     alone.generate([seq], 24, most=100)
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][4] == seq.token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_in_c_are_the_same_to_the_last_bit_in_any_chunks_and_company(
+    folder: Path, dtype: str
+) -> None:
+    if not is_for_c(torch.ones(2, 2, dtype=getattr(torch, dtype))):
+        pytest.skip("this processor does not multiply bfloat16 in C")
+    runs = []
+    for threads, seed, most in [(1, 0, 1), (1, 1, 7), (2, 2, 100)]:
+        runner = make_runner(folder, kernels="c", dtype=dtype, threads=threads)
+        seen, driver = logits_of(runner), Driver(runner, seed)
+        seqs = [driver.sequence(prompt) for prompt in prompts(8)]
+        driver.generate(seqs, 24, most)
+        positions = [(seq, seq.num_prompt_tokens + i) for seq in seqs for i in range(24)]
+        runs.append(torch.stack([seen[id(seq), position] for seq, position in positions]))
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
 
 
 def test_triton_on_a_cpu_is_refused_without_its_interpreter(

@@ -64,7 +64,7 @@ def test_a_token_in_c_has_the_same_product_whatever_it_is_multiplied_with(
 ) -> None:
     """To the last bit, from one token to more than a block of them."""
     weight = torch.randn(200, 700).to(dtype)
-    if not in_c._is_for_c(weight):
+    if not in_c.is_for_c(weight):
         pytest.skip("this processor does not multiply bfloat16 in C")
     multiply = in_c.pack_linear(weight)
     x = torch.randn(500, 700).to(dtype)
