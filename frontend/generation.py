@@ -234,7 +234,7 @@ class Generation(ABC):
         """Where the choice can go now. A worker in doubt is better than the end of an answer."""
         catalog, model = self.services.catalog, self.plan.model
         found = run.attempts.eligible(catalog.candidates(model))
-        if not found and run.attempts.num_failures:
+        if not found and run.instance_id:  # it was somewhere already
             found = run.attempts.eligible(catalog.members(model))
         return found
 

@@ -27,13 +27,11 @@ class Attempts:
 
     limit: int  # migrations; 0: the first failure is the end
     num_migrations: int = 0
-    num_failures: int = 0  # of workers that were asked
     _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
     _gave_up: set[str] = field(default_factory=set)  # well, but asked again only at need
 
     def failed(self, instance_id: str, error: TandemError) -> None:
         """This worker did not bring the choice to its end."""
-        self.num_failures += 1
         kept = self._gave_up if isinstance(error, IncompleteError) else self._failed
         kept.add(instance_id)
 

@@ -28,10 +28,11 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     Of bfloat16, which is multiplied in pairs: [ceil(out / PANEL), in / 2, PANEL, 2].
     """
     out_size, in_size = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -out_size % PANEL))
+    if num_lacking := -out_size % PANEL:  # else padding would copy all of it
+        weight = F.pad(weight, (0, 0, 0, num_lacking))
     if weight.dtype == torch.bfloat16:
-        return padded.view(-1, PANEL, in_size // 2, 2).permute(0, 2, 1, 3).contiguous()
-    return padded.view(-1, PANEL, in_size).transpose(1, 2).contiguous()
+        return weight.reshape(-1, PANEL, in_size // 2, 2).permute(0, 2, 1, 3).contiguous()
+    return weight.reshape(-1, PANEL, in_size).transpose(1, 2).contiguous()
 
 
 def is_for_c(weight: torch.Tensor) -> bool:
