@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
-	@exec $(BIN)/python -I -S launch/deathwatch.py $$PPID \
+	@exec $(BIN)/python -I -S launch/supervise/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
 # two files at a time: most tests wait for processes of theirs. One thread each: these are many, and

@@ -17,7 +17,7 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.request_plane import RequestServer, Responder
-from tandem.transfer.landed import decode_landed, decode_settled
+from tandem.transfer.handoff.landed import decode_landed, decode_settled
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from tandem.decode.requests import ActiveRequest
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sampler import SampledToken
+from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
 from tandem.runtime.messages import FirstToken, Instance
 from tandem.runtime.request_plane import Responder
-from tandem.transfer.handoff import DecodeHandoff
+from tandem.transfer.handoff.decode import DecodeHandoff
 
 logger = logging.getLogger(__name__)
 

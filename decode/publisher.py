@@ -10,7 +10,7 @@ from tandem.runtime.address import EndpointAddress
 from tandem.runtime.events import Events, kv_subject
 from tandem.runtime.messages import KvEvent, ModelCard, ModelFiles, encode
 from tandem.runtime.model_files import files_digest, weights_fingerprint
-from tandem.sdk.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
 
 def model_card(

@@ -38,8 +38,10 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.request_plane import Responder
-from tandem.sdk.distributed_runtime import DistributedRuntime
-from tandem.transfer.actions import (
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.actions import (
     Abort,
     Action,
     Admit,
@@ -48,10 +50,8 @@ from tandem.transfer.actions import (
     Retract,
     Verify,
 )
-from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
-from tandem.transfer.handoff import DecodeHandoff, HandoffState
-from tandem.transfer.landed import Landed
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.landed import Landed
 
 logger = logging.getLogger(__name__)
 

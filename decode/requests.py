@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tandem.decode.admission import Decision
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import (

@@ -7,8 +7,8 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.outcomes import RemotePrefill
 from tandem.decode.peer_health import PeerHealth
 from tandem.runtime.errors import TransferError
-from tandem.transfer.actions import Action, Span, Verify
 from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.actions import Action, Span, Verify
 from tandem.transfer.layout import Stream
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -48,7 +48,7 @@ from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, e
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 from tandem.runtime.request_plane import Responder
 from tandem.runtime.trace import TraceFile
-from tandem.sdk.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.pool import group_for, layout_of
 

@@ -5,21 +5,21 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tandem.engine.block_pool import BlockPool, HashListener
 from tandem.engine.config import EngineConfig
 from tandem.engine.limits import check_limits, longest_sequence
 from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
-from tandem.engine.scheduler import Scheduler
-from tandem.engine.sequence import Chunk, OnLayers, Sequence, SequenceStatus
-from tandem.engine.step_cost import StepCost, longest_step_s
-from tandem.engine.step_outcome import count_step, count_token, fail, still_running
-from tandem.engine.streaming import LayersListener, LayerStream
+from tandem.engine.schedule.block_pool import BlockPool, HashListener
+from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence, SequenceStatus
+from tandem.engine.schedule.step_cost import StepCost, longest_step_s
+from tandem.engine.step.layer_stream import LayersListener, LayerStream
+from tandem.engine.step.outcome import count_step, count_token, fail, still_running
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
-    from tandem.engine.kv_cache import KvCache
-    from tandem.engine.model_config import ModelConfig
-    from tandem.engine.sampler import SampledToken
+    from tandem.engine.memory.kv_cache import KvCache
+    from tandem.engine.models.config import ModelConfig
+    from tandem.engine.step.sampler import SampledToken
 
 
 class Step(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from tandem.engine.batch import Batch
+from tandem.engine.step.batch import Batch
 from tandem.kernels.cpu.build import BuildError, load_library
 from tandem.kernels.reference.kv_store import plan_store
 from tandem.kernels.reference.linear import Linear, activation_dtype
@@ -23,7 +23,17 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["c", "torch", "triton"]
 
-# What there is in C, and its file there; the rest is the twins'.
+# Files of tandem.kernels where they are not called what those of its reference are.
+_FILES_IN_TRITON = {
+    "activation": "layers.activation",
+    "embedding": "layers.embedding",
+    "kv_store": "layers.kv_store",
+    "norm": "layers.norm",
+    "paged_attention": "attention.decode",
+    "prefill_attention": "attention.prefill",
+    "sampling": "sampling.launch",
+}
+# Kernels in C and their files; a kernel without one here computes with PyTorch.
 _FILES_IN_C = {
     "activation": "launch",
     "kv_store": "launch",
@@ -109,7 +119,7 @@ def load_kernels(kind: Kind) -> Kernels:
     def find(file: str, name: str) -> Callable[..., Any]:
         module = f"tandem.kernels.reference.{file}"
         if kind == "triton":
-            module = f"tandem.kernels.{file}"
+            module = f"tandem.kernels.{_FILES_IN_TRITON[file]}"
         elif kind == "c" and file in _FILES_IN_C:
             module = f"tandem.kernels.cpu.{_FILES_IN_C[file]}"
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -1,7 +1,7 @@
 """What an engine takes: how long a sequence may become."""
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 
 

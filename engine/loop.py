@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.streaming import LayersListener
+from tandem.engine.step.layer_stream import LayersListener
 from tandem.runtime.errors import UnavailableError
 
 logger = logging.getLogger(__name__)

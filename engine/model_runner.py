@@ -9,34 +9,34 @@ from functools import partial
 
 import torch
 
-from tandem.engine.batch import (
-    PackedStep,
-    build_batch,
-    build_decode_batch,
-    pack_step,
-    started_blocks,
-)
 from tandem.engine.config import EngineConfig
-from tandem.engine.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
 from tandem.engine.kernel_set import Kernels, choose_kernels, load_kernels
-from tandem.engine.kv_cache import (
+from tandem.engine.memory.budget import CudaMemory, kv_budget_bytes
+from tandem.engine.memory.kv_cache import (
     KvCache,
     choose_block_size,
     choose_max_model_len,
     memory_of,
     num_blocks_within,
 )
-from tandem.engine.launched_step import LaunchedStep, start_timing
-from tandem.engine.memory import CudaMemory, kv_budget_bytes
-from tandem.engine.model import Model
-from tandem.engine.model_config import ModelConfig, load_model_config
-from tandem.engine.rope import rope_table
-from tandem.engine.sampler import HostTokens, Sampler, SamplingPlan
-from tandem.engine.seats import Seats
-from tandem.engine.sequence import Chunk, OnLayers
-from tandem.engine.step_profile import StepProfile
-from tandem.engine.weights import ModelWeights, load_weights
-from tandem.kernels.sampling_rows import SampledRows
+from tandem.engine.memory.profile import StepProfile
+from tandem.engine.models.config import ModelConfig, load_model_config
+from tandem.engine.models.decoder import Model
+from tandem.engine.models.rope import rope_table
+from tandem.engine.models.weights import ModelWeights, load_weights
+from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.step.batch import (
+    PackedStep,
+    build_batch,
+    build_decode_batch,
+    pack_step,
+    started_blocks,
+)
+from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
+from tandem.engine.step.launched import LaunchedStep, start_timing
+from tandem.engine.step.rows import Seats
+from tandem.engine.step.sampler import HostTokens, Sampler, SamplingPlan
+from tandem.kernels.sampling.rows import SampledRows
 from tandem.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)

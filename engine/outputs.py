@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.schedule.scheduler import Scheduler
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprobs
 

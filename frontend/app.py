@@ -15,10 +15,16 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.exchange import Exchange
+from tandem.frontend.handler import Service
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai import ChatRequest, CompletionRequest
-from tandem.frontend.responses import ErrorBody, ErrorDetail, ModelList, ModelObject, error_body
-from tandem.frontend.service import Service
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.openai.responses import (
+    ErrorBody,
+    ErrorDetail,
+    ModelList,
+    ModelObject,
+    error_body,
+)
 from tandem.runtime.errors import InternalError, NotFoundError, TandemError, UnavailableError
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tandem.frontend.text_body import Route
-from tandem.frontend.tokenizer import ModelText
+from tandem.frontend.text.body import Route
+from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models

@@ -1,13 +1,13 @@
 """One choice's tokens becoming text: detokenizing, stop strings, counts, log probabilities."""
 
-from tandem.frontend.detokenizer import DetokenizerFactory
-from tandem.frontend.responses import (
+from tandem.frontend.openai.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     chat_logprobs,
     completion_logprobs,
 )
-from tandem.frontend.stop import StopMatcher
+from tandem.frontend.tokens.detokenizer import DetokenizerFactory
+from tandem.frontend.tokens.stop import StopMatcher
 from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import FinishReason, TokenDelta, TokenLogprobs
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.responses import BodyTimeoutError, BodyTooLargeError, error_body
+from tandem.frontend.openai.responses import BodyTimeoutError, BodyTooLargeError, error_body
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 

@@ -22,8 +22,8 @@ from tandem.frontend.migration import (
     continued,
     is_worker_at_fault,
 )
+from tandem.frontend.openai.responses import ChoiceCourse, Usage, usage
 from tandem.frontend.plan import Choice, Plan
-from tandem.frontend.responses import ChoiceCourse, Usage, usage
 from tandem.router.policy import Router, RoutingDecision
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.discovery import endpoint_of

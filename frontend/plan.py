@@ -12,8 +12,8 @@ import msgspec
 
 from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai import ChatRequest, CompletionRequest, RequestBody
-from tandem.frontend.sse import StreamHead
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, RequestBody
+from tandem.frontend.openai.sse import StreamHead
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.messages import (

@@ -15,8 +15,8 @@ from tandem.frontend.app import App
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation import Services
+from tandem.frontend.handler import Service
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.service import Service
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router

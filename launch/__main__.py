@@ -1,6 +1,6 @@
 """`python -m tandem.launch` is the `tandem` command."""
 
-from tandem.launch.cli import main
+from tandem.launch.cli.main import main
 
 if __name__ == "__main__":
     main()

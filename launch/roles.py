@@ -5,10 +5,10 @@ from pathlib import Path
 
 import uvloop
 
-from tandem.launch.config import EffectiveConfig
-from tandem.launch.config_sources import Setting
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.config.sources import Setting
 from tandem.launch.devices import device_for
-from tandem.launch.processes import require_free_port
+from tandem.launch.supervise.processes import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.runtime.logs import setup_logging
 

@@ -6,10 +6,10 @@ import json
 import msgspec
 from rich.table import Table
 
-from tandem.launch.config import EffectiveConfig
-from tandem.launch.live_config import connected, live_settings, plain
-from tandem.launch.processes import http_get
-from tandem.launch.reporter import wide_console
+from tandem.launch.config.live import connected, live_settings, plain
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.supervise.processes import http_get
+from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.context import RequestContext

@@ -43,7 +43,7 @@ def _bundled() -> Path:
     if not (BUNDLED_MODEL / "config.json").is_file():
         raise ModelError(
             f"the bundled model is missing: no config.json in {BUNDLED_MODEL}; "
-            f"build it with `python -m tandem.models.train --out {BUNDLED_MODEL}`",
+            f"build it with `python -m tools.tiny_model.train --out {BUNDLED_MODEL}`",
             param="model",
         )
     return BUNDLED_MODEL

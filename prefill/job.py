@@ -12,7 +12,7 @@ import msgspec
 
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import LayerProgress, Sequence, layer_boundaries
+from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.queue.prefill_queue import Delivery
@@ -34,10 +34,10 @@ from tandem.runtime.messages import (
 from tandem.runtime.request_plane import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
-from tandem.sdk.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
-from tandem.transfer.handoff import PostedWrite, PrefillHandoff
+from tandem.transfer.handoff.decode import PostedWrite, PrefillHandoff
 from tandem.transfer.link import Link
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.engine.loop import EngineLoop
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import Claimed, PrefixBlocks, PrefixRequest, encode
 from tandem.transfer.group import TransferGroup

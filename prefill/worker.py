@@ -11,7 +11,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import LayerProgress, layer_boundaries
+from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job, JobTools, Step
 from tandem.prefill.metrics import PrefillMetrics
@@ -30,7 +30,7 @@ from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, 
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.request_plane import Responder
 from tandem.runtime.trace import TraceFile
-from tandem.sdk.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.transfer.pool import group_for, layout_of

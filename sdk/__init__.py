@@ -1,38 +1,36 @@
 """What authors of workers and engines import."""
 
-from tandem.sdk import dp_rank, exceptions, telemetry
-from tandem.sdk.client import Annotated, Client, Responses
-from tandem.sdk.cluster import find_cluster
-from tandem.sdk.conformance import ConformanceReport, run_conformance
-from tandem.sdk.conformance_errors import ConformanceError
-from tandem.sdk.conformance_streams import ConformanceSettings
-from tandem.sdk.context import Context
-from tandem.sdk.dependencies import Answer, Dependency, RemoteEndpoint, RemoteService, depends, link
-from tandem.sdk.disaggregation import (
+from tandem.sdk import exceptions
+from tandem.sdk.conformance.errors import ConformanceError
+from tandem.sdk.conformance.kit import ConformanceReport, run_conformance
+from tandem.sdk.conformance.streams import ConformanceSettings
+from tandem.sdk.dynamo import dp_rank
+from tandem.sdk.engine.disaggregation import (
     DisaggregationMode,
     enforce_prefill_max_tokens,
     extract_prefill_result,
     require_prefill_result,
 )
-from tandem.sdk.distributed_runtime import Component, DistributedRuntime, Endpoint, Namespace
-from tandem.sdk.engine import LLMEngine
-from tandem.sdk.engine_types import (
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.run import run
+from tandem.sdk.engine.types import (
     ComponentSnapshot,
     EngineConfig,
     GenerateChunk,
     GenerateRequest,
     LlmRegistration,
 )
-from tandem.sdk.engine_worker import EngineWorker
+from tandem.sdk.engine.worker import EngineWorker
+from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import DynamoException, StreamIncomplete
-from tandem.sdk.kv_aggregator import AggregatedMetrics, KvMetricsAggregator
-from tandem.sdk.kv_events import KvEventPublisher
-from tandem.sdk.kv_indexer import KvIndexer, OverlapScores
-from tandem.sdk.kv_metrics import KvMetrics, KvMetricsPublisher, WorkerMetricsPublisher
-from tandem.sdk.kv_sources import KvEventSource, PushSource, ZmqSource
-from tandem.sdk.models import ModelInput, ModelType, register_llm, register_model
-from tandem.sdk.run import run
-from tandem.sdk.service import (
+from tandem.sdk.kv.aggregator import AggregatedMetrics, KvMetricsAggregator
+from tandem.sdk.kv.events import KvEventPublisher
+from tandem.sdk.kv.indexer import KvIndexer, OverlapScores
+from tandem.sdk.kv.metrics import KvMetrics, KvMetricsPublisher, WorkerMetricsPublisher
+from tandem.sdk.kv.sources import KvEventSource, PushSource, ZmqSource
+from tandem.sdk.service.config import ServiceConfig
+from tandem.sdk.service.context import dynamo_context, tandem_context
+from tandem.sdk.service.decorators import (
     async_on_start,
     dynamo_endpoint,
     endpoint,
@@ -41,12 +39,23 @@ from tandem.sdk.service import (
     readiness,
     service,
 )
-from tandem.sdk.service_config import ServiceConfig
-from tandem.sdk.service_context import dynamo_context, tandem_context
-from tandem.sdk.service_instance import serve_service
-from tandem.sdk.serving import ServedEndpoint
-from tandem.sdk.worker import dynamo_worker, worker
-from tandem.sdk.worker_config import WorkerConfig
+from tandem.sdk.service.dependencies import (
+    Answer,
+    Dependency,
+    RemoteEndpoint,
+    RemoteService,
+    depends,
+    link,
+)
+from tandem.sdk.service.instance import serve_service
+from tandem.sdk.worker import telemetry
+from tandem.sdk.worker.client import Annotated, Client, Responses
+from tandem.sdk.worker.cluster import find_cluster
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.decorators import dynamo_worker, worker
+from tandem.sdk.worker.distributed_runtime import Component, DistributedRuntime, Endpoint, Namespace
+from tandem.sdk.worker.models import ModelInput, ModelType, register_llm, register_model
+from tandem.sdk.worker.serving import ServedEndpoint
 
 __all__ = [
     "AggregatedMetrics",

@@ -12,20 +12,20 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tandem.sdk.context import Context
-from tandem.sdk.disaggregation import DisaggregationMode, enforce_prefill_max_tokens
-from tandem.sdk.engine import LLMEngine
-from tandem.sdk.engine_metrics import SnapshotPublisher
-from tandem.sdk.engine_types import (
+from tandem.sdk.engine.disaggregation import DisaggregationMode, enforce_prefill_max_tokens
+from tandem.sdk.engine.health_check import build_health_check_payload
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.metrics import SnapshotPublisher
+from tandem.sdk.engine.run import run
+from tandem.sdk.engine.types import (
     CompletionUsage,
     ComponentSnapshot,
     EngineConfig,
     GenerateChunk,
     GenerateRequest,
 )
-from tandem.sdk.health_check import build_health_check_payload
-from tandem.sdk.run import run
-from tandem.sdk.worker_config import WorkerConfig
+from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.worker.context import Context
 
 BUNDLED_MODEL = "tandem-tiny"  # its tokenizer and chat template are in the package
 VOCAB_SIZE = 2048  # of the bundled tokenizer

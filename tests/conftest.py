@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -11,15 +10,15 @@ import uvloop
 
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
+from tests.services import EtcdServer, NatsServer
 
 # gRPC reads it when it is imported: its fork handlers disturb calls of other threads
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
-
-sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `services`
-
-from services import EtcdServer, NatsServer
+# Processes of tests import helpers as `tests.room.helper`, too.
+ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
 
 def pytest_configure(config: pytest.Config) -> None:

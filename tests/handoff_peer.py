@@ -7,7 +7,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.models.random_model import write_random_model
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
@@ -15,7 +15,7 @@ from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 from tandem.runtime.model_files import weights_fingerprint
-from tandem.sdk.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.pool import group_for, layout_of
 

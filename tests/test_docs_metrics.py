@@ -11,8 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from tandem.decode.metrics import DecodeMetrics
 from tandem.frontend.metrics import FrontendMetrics, Histogram
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.sdk.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
-from tandem.sdk.engine_metrics import ENGINE_LABELS, EngineGauges
+from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges
+from tandem.sdk.worker.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -22,8 +22,8 @@ MAKERS = {
     "prefill/metrics.py",
     "frontend/metrics.py",
     "runtime/metrics.py",
-    "sdk/endpoint_metrics.py",
-    "sdk/engine_metrics.py",
+    "sdk/worker/endpoint_metrics.py",
+    "sdk/engine/metrics.py",
 }
 READERS = {"REGISTRY", "generate_latest"}  # who imports these alone shows metrics, and makes none
 HISTOGRAM_SERIES = ("_bucket", "_sum", "_count")

@@ -27,7 +27,7 @@ from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
 from tandem.transfer.transport import BlockGrid, Memory, Operation, Parts, Transport
-from tandem.transfer.ucx import UcxTransport
+from tandem.transfer.ucx.transport import UcxTransport
 
 if TYPE_CHECKING:
     from torch.cuda import Event

@@ -16,13 +16,13 @@ from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, Stream, streams
 from tandem.transfer.link import Link
-from tandem.transfer.reactor import HELLO, Selection
-from tandem.transfer.self_test import (
+from tandem.transfer.link_probe import (
     MIN_JUDGED_BYTES,
     complaint_about,
     expected_bytes_per_s,
     measure,
 )
+from tandem.transfer.reactor import HELLO, Selection
 from tandem.transfer.transport import BlockGrid
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The NIXL transport (UCX backend). Only this module and sdk/nixl_agent.py touch the library.
+"""The NIXL transport (UCX backend). Only this module and sdk/nixl/agent.py touch the library.
 
 What was measured with NIXL 1.5 over host memory (two processes, cross-memory attach), and is
 relied on:

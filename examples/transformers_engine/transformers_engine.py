@@ -28,7 +28,7 @@ from tandem.sdk import (
     WorkerConfig,
     run,
 )
-from tandem.sdk.health_check import build_health_check_payload
+from tandem.sdk.engine.health_check import build_health_check_payload
 
 
 class TransformersEngine(LLMEngine):

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.activation."""
+"""The PyTorch twin of tandem.kernels.layers.activation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.embedding."""
+"""The PyTorch twin of tandem.kernels.layers.embedding."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.kv_store."""
+"""The PyTorch twin of tandem.kernels.layers.kv_store."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The PyTorch twins of tandem.kernels.norm."""
+"""The PyTorch twins of tandem.kernels.layers.norm."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.paged_attention."""
+"""The PyTorch twin of tandem.kernels.attention.decode."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.prefill_attention."""
+"""The PyTorch twin of tandem.kernels.attention.prefill."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
-"""The PyTorch twin of tandem.kernels.sampling, and the sampler of a CPU."""
+"""The PyTorch twin of tandem.kernels.sampling.launch, and the sampler of a CPU."""
 
 import torch
 
-from tandem.kernels.sampling_rows import (
+from tandem.kernels.sampling.rows import (
     LARGEST_LOGIT,
     LEAST_TEMPERATURE,
     NO_TOKEN,

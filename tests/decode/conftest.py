@@ -1,17 +1,13 @@
 """A decode worker in this process, and the prefill side that each test drives by hand."""
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `prefill_peer`
-
-from handoff_peer import write_tiny_model
-from prefill_peer import Stage
-
 from tandem.runtime.config import RuntimeConfig
+from tests.decode.prefill_peer import Stage
+from tests.handoff_peer import write_tiny_model
 
 
 @pytest.fixture(scope="session")

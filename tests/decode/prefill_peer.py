@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
-from services import eventually
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeWorker
-from tandem.engine.sequence import Sequence as EngineSequence
+from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
@@ -44,9 +42,11 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.request_plane import ResponseStream
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.landed import Landed, SettledNotice, encode_landed, encode_settled
+from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.link import Link
 from tandem.transfer.reactor import HELLO
+from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
 

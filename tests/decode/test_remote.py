@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from handoff_peer import BLOCK_SIZE, TRANSFER
-from prefill_peer import PROMPT, Stage, Work, fresh_prompt
-from services import eventually
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions
+from tests.decode.prefill_peer import PROMPT, Stage, Work, fresh_prompt
+from tests.handoff_peer import BLOCK_SIZE, TRANSFER
+from tests.services import eventually
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=7)
 WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)

@@ -8,9 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from handoff_peer import TRANSFER
-from prefill_peer import PROMPT, Stage, fresh_prompt
-from services import NatsServer, eventually
 
 from tandem.decode.remote import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tandem.runtime.config import RuntimeConfig
@@ -23,6 +20,9 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import ClaimRefused, PrefillJob, StopConditions
+from tests.decode.prefill_peer import PROMPT, Stage, fresh_prompt
+from tests.handoff_peer import TRANSFER
+from tests.services import NatsServer, eventually
 
 
 def dead_pid() -> int:

@@ -1,16 +1,16 @@
 """An answer that another worker began: what follows is what would have followed there."""
 
 import pytest
-from handoff_peer import Text
-from prefill_peer import PROMPT, Stage
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import PrefillPlace, SamplingParams, StopConditions
+from tests.decode.prefill_peer import PROMPT, Stage
+from tests.handoff_peer import Text
 
 QUESTION = [1, 55, 200, 31, 87, 412, 9, 14, 260, 33, 5]
 NUM_TOKENS = 24

@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from prefill_peer import PROMPT, Stage
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import watch_instances
 from tandem.runtime.lifecycle import Lifecycle, State
+from tests.decode.prefill_peer import PROMPT, Stage
 
 
 async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_finish(

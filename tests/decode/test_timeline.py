@@ -7,17 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from handoff_peer import MODEL
-from prefill_peer import PROMPT as LONG_PROMPT
-from prefill_peer import Stage
 from prometheus_client import REGISTRY
-from services import eventually
 
 from tandem.decode.admission import Decision
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats, SequenceOutput
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CapacityError
@@ -30,6 +26,10 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.trace import TraceFile
+from tests.decode.prefill_peer import PROMPT as LONG_PROMPT
+from tests.decode.prefill_peer import Stage
+from tests.handoff_peer import MODEL
+from tests.services import eventually
 
 PROMPT = [1, 2, 3]
 JOB = {"first_write": 3.0, "computed": 6.0, "last_write": 9.0}

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tandem.launch.processes import ChildProcess, free_port, is_port_free
-from tandem.launch.services import EmbeddedEtcd, EmbeddedNats
+from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
+from tandem.launch.supervise.processes import ChildProcess, free_port, is_port_free
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig

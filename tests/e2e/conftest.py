@@ -1,15 +1,11 @@
 """One cluster per test module; tests that harm it heal it again."""
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `cluster`
-
-from cluster import Cluster
+from tests.e2e.cluster import Cluster
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

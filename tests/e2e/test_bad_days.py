@@ -7,7 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from cluster import SETTLE_TIMEOUT_S, Answer, Cluster
+
+from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

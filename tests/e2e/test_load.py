@@ -5,7 +5,8 @@ import random
 
 import aiohttp
 import pytest
-from cluster import Answer, Cluster
+
+from tests.e2e.cluster import Answer, Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cluster import SETTLE_TIMEOUT_S, Cluster, events
 
 from tandem.runtime.address import new_id
+from tests.e2e.cluster import SETTLE_TIMEOUT_S, Cluster, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cluster import Answer, Cluster, write_sensitive_model
-from soak.points import HOLD_POLL_S, Action, Trap
 
 from tandem.decode.config import DisaggConfig
+from tests.e2e.cluster import Answer, Cluster, write_sensitive_model
+from tests.soak.points import HOLD_POLL_S, Action, Trap
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

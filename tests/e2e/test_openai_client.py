@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 import pytest_asyncio
-from cluster import Cluster
+
+from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -4,7 +4,8 @@ import asyncio
 import random
 
 import pytest
-from cluster import Cluster
+
+from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.engine.block_pool import BlockPool
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import PENDING, Chunk, OnLayers, Sequence
+from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.engine.sequence import Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import Sequence, SequenceStatus
 from tandem.runtime.errors import (
     CapacityError,
     ContextLengthError,

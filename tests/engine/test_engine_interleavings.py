@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tandem.engine.sequence import Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import Sequence, SequenceStatus
 from tandem.runtime.messages import StopConditions
 
 GARBAGE = 666

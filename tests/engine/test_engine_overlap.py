@@ -6,7 +6,7 @@ import pytest
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.sequence import PENDING
+from tandem.engine.schedule.sequence import PENDING
 from tandem.runtime.errors import InternalError, ModelError
 from tandem.runtime.messages import StopConditions
 

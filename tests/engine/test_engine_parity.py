@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from step_doubles import CallAgain
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.sampler import SampledToken
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.sampler import SampledToken
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tests.engine.step_doubles import CallAgain
 
 NUM_PROMPTS = 20
 NUM_TOKENS = 64

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.engine.sequence import Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import Sequence, SequenceStatus
 from tandem.runtime.messages import StopConditions
 
 NUM_EVENTS = 150

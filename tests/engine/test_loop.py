@@ -10,7 +10,7 @@ import pytest
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, built_apart
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.sequence import LayerProgress
+from tandem.engine.schedule.sequence import LayerProgress
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 
 GARBAGE = 666

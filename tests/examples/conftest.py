@@ -5,8 +5,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from example_cluster import DEADLINE_S, ExampleCluster
-from services import EtcdServer, NatsServer
+
+from tests.examples.example_cluster import DEADLINE_S, ExampleCluster
+from tests.services import EtcdServer, NatsServer
 
 
 @pytest.fixture

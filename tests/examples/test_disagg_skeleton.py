@@ -6,11 +6,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from example_cluster import EXAMPLES, ExampleCluster
-from services import eventually
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk import Client, DistributedRuntime, ServiceConfig, serve_service
+from tests.examples.example_cluster import EXAMPLES, ExampleCluster
+from tests.services import eventually
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
 

@@ -1,15 +1,15 @@
 """examples/transformers_engine, run as its docstring says, beside Tandem's own engine."""
 
 import aiohttp
-from example_cluster import ExampleCluster
 from tokenizers import Tokenizer
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.examples.example_cluster import ExampleCluster
 
 PROMPTS = ["Once upon a time", "The prefill worker", "One, two, three"]
 NUM_TOKENS = 12

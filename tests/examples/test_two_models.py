@@ -1,11 +1,11 @@
 """examples/two_models, run as its docstring says."""
 
 import aiohttp
-from example_cluster import ExampleCluster
 from tokenizers import Tokenizer
 
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.sdk.sample_engine import expected_tokens
+from tests.examples.example_cluster import ExampleCluster
 
 
 async def test_two_models_are_served_by_two_processes_and_by_the_one_that_is_left(

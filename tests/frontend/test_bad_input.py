@@ -3,9 +3,9 @@ import json
 
 import httpx
 import pytest
-from frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 
 from tandem.frontend.config import FrontendConfig
+from tests.frontend.frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": MODEL, "prompt": "Hi"}

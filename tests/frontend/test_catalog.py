@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from frontend_stack import MODEL, FakeWorker, Stack
-from text_stack import add_text_worker, delta, says
 
 from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
+from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack
+from tests.frontend.text.text_stack import add_text_worker, delta, says
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-from frontend_stack import ANSWER, MODEL, Stack, events_of, prompt_tokens, token_ids
+from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, events_of, prompt_tokens, token_ids
 
 PROMPT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 

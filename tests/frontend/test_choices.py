@@ -1,15 +1,6 @@
 """Several choices, batches of prompts, log probabilities, and what reaches the worker."""
 
 import pytest
-from frontend_stack import (
-    ANSWER,
-    MODEL,
-    REPORT,
-    Stack,
-    events_of,
-    prompt_tokens,
-    token_ids,
-)
 
 from tandem.frontend.plan import derived_seed
 from tandem.runtime.context import RequestContext
@@ -22,6 +13,15 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.request_plane import Responder
+from tests.frontend.frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    Stack,
+    events_of,
+    prompt_tokens,
+    token_ids,
+)
 
 
 async def echo_prompt(

@@ -8,18 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_stack import (
-    ANSWER,
-    MODEL,
-    REPORT,
-    FakeWorker,
-    Script,
-    Stack,
-    answer_with,
-    events_of,
-    prompt_tokens,
-    token_ids,
-)
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.migration import Attempts
@@ -42,6 +30,18 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.request_plane import Responder
+from tests.frontend.frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    FakeWorker,
+    Script,
+    Stack,
+    answer_with,
+    events_of,
+    prompt_tokens,
+    token_ids,
+)
 
 NUM_TOKENS = len(token_ids(ANSWER))
 TEXT_AND_LOGPROBS = [

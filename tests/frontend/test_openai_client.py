@@ -5,11 +5,18 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from frontend_stack import ANSWER, MODEL, REPORT, Stack, one_token_then_wait, token_ids
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
 from tandem.runtime.request_plane import Responder
+from tests.frontend.frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    Stack,
+    one_token_then_wait,
+    token_ids,
+)
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

@@ -6,7 +6,7 @@ import sys
 
 import httpx
 
-from tandem.launch.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.spawn import PIPE, Process, spawn
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import watch_instances
 from tandem.runtime.etcd import EtcdDiscovery

@@ -3,17 +3,6 @@
 import asyncio
 import json
 
-from frontend_stack import (
-    ANSWER,
-    MODEL,
-    REPORT,
-    Stack,
-    answer_with,
-    events_of,
-    one_token_then_wait,
-    token_ids,
-)
-
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -26,6 +15,16 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
 from tandem.runtime.request_plane import Responder
+from tests.frontend.frontend_stack import (
+    ANSWER,
+    MODEL,
+    REPORT,
+    Stack,
+    answer_with,
+    events_of,
+    one_token_then_wait,
+    token_ids,
+)
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 

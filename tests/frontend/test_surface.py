@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_stack import MODEL, Stack, token_ids
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
@@ -16,6 +15,7 @@ from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
 from tandem.runtime.messages import KvEvent, ModelCard, encode
+from tests.frontend.frontend_stack import MODEL, Stack, token_ids
 
 
 async def test_health_follows_the_workers() -> None:

@@ -2,11 +2,11 @@
 
 import openai
 import pytest
-from frontend_stack import MODEL, REPORT, Stack, events_of, token_ids
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.request_plane import Responder
+from tests.frontend.frontend_stack import MODEL, REPORT, Stack, events_of, token_ids
 
 ASK = {"x-tandem-timeline": "true"}
 TIMELINE = {"received": 0.0, "first_token": 8.25, "first_step": 10.5}

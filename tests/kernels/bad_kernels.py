@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.bench.kernel_build_cases import BuildCase
-from tandem.bench.kernel_builds import read_build
-from tandem.bench.kernel_compile import compiling, meta
+from tandem.bench.kernels.build_cases import BuildCase
+from tandem.bench.kernels.builds import read_build
+from tandem.bench.kernels.compile import compiling, meta
 
 
 @triton.jit
@@ -42,17 +42,19 @@ def multiplying(x, out, ROWS: tl.constexpr, DEPTH: tl.constexpr):
 def main() -> None:
     x, out = meta(1 << 20, dtype=torch.bfloat16), meta(1 << 20, dtype=torch.bfloat16)
     cases = [
-        BuildCase("norm", "spilling", partial(spilling[(1,)], x, out, SIZE=16384, num_warps=1)),
-        BuildCase("norm", "narrow", partial(narrow[(1,)], x, out, SIZE=1024)),
-        BuildCase("norm", "partly narrow", partial(partly_narrow[(1,)], x, out, SIZE=1024)),
         BuildCase(
-            "prefill_attention", "few rows", partial(multiplying[(1,)], x, out, ROWS=16, DEPTH=64)
+            "layers.norm", "spilling", partial(spilling[(1,)], x, out, SIZE=16384, num_warps=1)
+        ),
+        BuildCase("layers.norm", "narrow", partial(narrow[(1,)], x, out, SIZE=1024)),
+        BuildCase("layers.norm", "partly narrow", partial(partly_narrow[(1,)], x, out, SIZE=1024)),
+        BuildCase(
+            "attention.prefill", "few rows", partial(multiplying[(1,)], x, out, ROWS=16, DEPTH=64)
         ),
         BuildCase(
-            "prefill_attention", "in series", partial(multiplying[(1,)], x, out, ROWS=64, DEPTH=16)
+            "attention.prefill", "in series", partial(multiplying[(1,)], x, out, ROWS=64, DEPTH=16)
         ),
         BuildCase(
-            "prefill_attention",
+            "attention.prefill",
             "large",
             partial(multiplying[(1,)], x, out, ROWS=128, DEPTH=512, num_warps=8),
         ),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import triton
 
-from tandem.bench.kernel_builds import DOCUMENT, KernelBuild, build_all, render
+from tandem.bench.kernels.builds import DOCUMENT, KernelBuild, build_all, render
 
 ROOT = DOCUMENT.parent.parent
 ARCH = 90  # of the three that the command builds for: each takes a core for a minute
@@ -60,7 +60,7 @@ def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
 
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
-        "run python -m tandem.bench.kernel_builds --write"
+        "run python -m tandem.bench.kernels.builds --write"
     )
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from step_doubles import CallAgain, Pipeline
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.sampler import SampledToken
-from tandem.engine.sequence import Chunk, Sequence
+from tandem.engine.schedule.sequence import Chunk, Sequence
+from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.engine.step_doubles import CallAgain, Pipeline
 
 
 @pytest.fixture(scope="module")

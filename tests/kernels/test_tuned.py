@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tandem.kernels import tuned
-from tandem.kernels.paged_attention import PagedAttentionConfig
-from tandem.kernels.prefill_attention import PrefillAttentionConfig
+from tandem.kernels.attention.decode import PagedAttentionConfig
+from tandem.kernels.attention.prefill import PrefillAttentionConfig
 
 CONFIGS = {"paged_attention": PagedAttentionConfig, "prefill_attention": PrefillAttentionConfig}
 

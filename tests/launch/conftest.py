@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import psutil
 import pytest
 
-from tandem.launch.cli import main
+from tandem.launch.cli.main import main
 from tandem.runtime.config import RuntimeConfig
 
 GONE_TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tandem.launch.config import load_config
+from tandem.launch.config.model import load_config
 from tandem.launch.roles import SPIN_COUNT, prepare_worker
 
 

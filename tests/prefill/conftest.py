@@ -1,18 +1,14 @@
 """A prefill worker in this process, and the decode side that each test drives by hand."""
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `decode_peer`
-
-from decode_peer import Stage
-from handoff_peer import write_tiny_model
-
 from tandem.runtime.config import RuntimeConfig
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackFabric
+from tests.handoff_peer import write_tiny_model
+from tests.prefill.decode_peer import Stage
 
 
 @pytest.fixture(scope="session")

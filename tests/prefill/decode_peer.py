@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
-from services import eventually
 
-from tandem.engine.sampler import SampledToken
-from tandem.engine.sequence import Sequence
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.sampler import SampledToken
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.worker import PrefillWorker
 from tandem.queue.config import QueueConfig
@@ -40,7 +38,9 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.request_plane import Responder
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.landed import Landed, decode_landed, decode_settled
+from tandem.transfer.handoff.landed import Landed, decode_landed, decode_settled
+from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from tests.services import eventually
 
 GREEDY = SamplingParams(temperature=0)
 SIX = StopConditions(max_tokens=6, ignore_eos=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from decode_peer import Offer, Stage, fresh_prompt
-from handoff_peer import BLOCK_SIZE, TRANSFER
-from services import NatsServer, eventually
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.lifecycle import Lifecycle, State
 from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
 from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
+from tests.handoff_peer import BLOCK_SIZE, TRANSFER
+from tests.prefill.decode_peer import Offer, Stage, fresh_prompt
+from tests.services import NatsServer, eventually
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, logprobs=2)
 LONG = 100  # tokens: four steps of 32

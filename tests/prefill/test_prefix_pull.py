@@ -1,8 +1,9 @@
 """Taking a prompt's prefix over from the decode worker that has it cached."""
 
 import pytest
-from decode_peer import Stage, fresh_prompt
-from handoff_peer import BLOCK_SIZE
+
+from tests.handoff_peer import BLOCK_SIZE
+from tests.prefill.decode_peer import Stage, fresh_prompt
 
 SLOW, FAST = 1.0, 1e-9  # seconds per token of computing
 PROMPT = fresh_prompt(43)

@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from services import NatsServer
 
 from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
@@ -15,6 +14,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import PrefillJob, encode
 from tandem.runtime.nats import NatsConnection
+from tests.services import NatsServer
 
 CONFIG = QueueConfig(ack_wait_s=0.4, max_deliver=2)
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from services import EtcdServer
 
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
@@ -24,6 +23,7 @@ from tandem.runtime.discovery import (
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance, ModelCard, RankMetadata, TransferMetadata
+from tests.services import EtcdServer
 
 Join = Callable[[], Discovery]
 NAMESPACE = "test"

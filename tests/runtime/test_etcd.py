@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from services import EtcdServer, eventually, free_port
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tests.services import EtcdServer, eventually, free_port
 
 BACK_S = 15.0
 

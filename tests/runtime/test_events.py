@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from services import MonitoredNatsServer, NatsServer, eventually, free_port
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
@@ -16,6 +15,7 @@ from tandem.runtime.events import (
     load_subject,
 )
 from tandem.runtime.nats import NatsConnection
+from tests.services import MonitoredNatsServer, NatsServer, eventually, free_port
 
 
 @pytest.fixture(params=["memory", "nats"])

@@ -10,11 +10,11 @@ import sys
 import urllib.request
 
 import pytest
-from services import eventually, free_port
 
 from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_what_is_loaded
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.metrics import counter, gauge, histogram, serve_metrics
+from tests.services import eventually, free_port
 
 
 class Stages:

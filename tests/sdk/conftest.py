@@ -1,16 +1,11 @@
 """Workers of the kit and their callers, on the session's NATS and etcd."""
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # lets tests import `kit_pair`
-
-from kit_pair import Pair
-
 from tandem.runtime.config import RuntimeConfig
+from tests.sdk.kit_pair import Pair
 
 
 @pytest.fixture

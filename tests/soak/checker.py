@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from soak.faults import Happened
-from soak.fleet import DECODE, PREFILL
-from soak.load import Outcome
+from tests.soak.faults import Happened
+from tests.soak.fleet import DECODE, PREFILL
+from tests.soak.load import Outcome
 
 DRAIN_S = 10.0  # what a decode worker that is restarted lets its streams run
 ERROR_LAG_S = 6.0  # from a decode worker's end, or its return, to the error of its last stream

@@ -4,12 +4,10 @@ import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
-
 import msgspec
-from soak import points, sabotage, wiring
 
-from tandem.launch.cli import main
+from tandem.launch.cli.main import main
+from tests.soak import points, sabotage, wiring
 
 
 class Hooks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from soak.fleet import DECODE, PREFILL, Fleet
-from soak.points import POINTS
-from soak.proxy import Proxy
+from tests.soak.fleet import DECODE, PREFILL, Fleet
+from tests.soak.points import POINTS
+from tests.soak.proxy import Proxy
 
 Kind = Literal["kill", "stop", "restart", "cut"]
 # One fault at a time on each. Every prefill worker at once is struck on the lane of the decode

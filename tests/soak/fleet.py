@@ -11,13 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from e2e.cluster import Cluster, lasting_port, write_sensitive_model
-from soak.points import Trap
-from soak.proxy import Proxy
-
-from tandem.launch.processes import ChildProcess
+from tandem.launch.supervise.processes import ChildProcess
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import WorkerStatus
+from tests.e2e.cluster import Cluster, lasting_port, write_sensitive_model
+from tests.soak.points import Trap
+from tests.soak.proxy import Proxy
 
 DOOMED = Path(__file__).with_name("doomed_worker.py")
 PREFILL = ("prefill0", "prefill1")

@@ -17,13 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
-
 import aiohttp
-from soak.checker import Verdict, judge, table
-from soak.faults import Nemesis
-from soak.fleet import Fleet, Terms
-from soak.load import Order, Outcome, Question, ask, orders, questions
+
+from tests.soak.checker import Verdict, judge, table
+from tests.soak.faults import Nemesis
+from tests.soak.fleet import Fleet, Terms
+from tests.soak.load import Order, Outcome, Question, ask, orders, questions
 
 MIN_USED_SHARE = 0.5
 ROUNDING = 1e-3  # of logprobs; float32 on different batches differs by about 1e-5

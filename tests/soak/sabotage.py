@@ -13,8 +13,8 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.outcomes import HandoffOutcomes, RemotePrefill
 from tandem.decode.remote import RemotePrefills
 from tandem.runtime.messages import Claim
-from tandem.transfer.actions import Action, Span, Verify
-from tandem.transfer.handoff import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.actions import Action, Span, Verify
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 
 
 class Notes:

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from soak.checker import classify, failovers, is_excused, judge, percentile
-from soak.faults import Fault, Happened
-from soak.fleet import PREFILL
-from soak.load import Order, Outcome, Question
+
+from tests.soak.checker import classify, failovers, is_excused, judge, percentile
+from tests.soak.faults import Fault, Happened
+from tests.soak.fleet import PREFILL
+from tests.soak.load import Order, Outcome, Question
 
 ORDER = Order(0, Question(0, (5, 6, 7), "greedy", 4), "salt", None)
 RIGHT = Outcome(

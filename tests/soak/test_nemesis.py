@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from soak.checker import table
-from soak.nemesis import Plan, soak
+
+from tests.soak.checker import table
+from tests.soak.nemesis import Plan, soak
 
 SHORT = Plan(
     num_requests=100_000,  # the time ends it

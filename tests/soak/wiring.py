@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tandem.runtime.request_client import ClientConnection, RequestClient
-from tandem.runtime.request_server import RequestServer
+from tandem.runtime.plane.client import ClientConnection, RequestClient
+from tandem.runtime.plane.server import RequestServer
 
 
 def listen_behind_proxy(port: int, advertised: str) -> None:

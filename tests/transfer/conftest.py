@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from tandem.launch.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.spawn import PIPE, Process, spawn
 from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig

@@ -16,7 +16,7 @@ import torch
 from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView, TransferAgent
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.landed import decode_landed, encode_landed
+from tandem.transfer.handoff.landed import decode_landed, encode_landed
 from tandem.transfer.layout import KvLayout, Stream, streams
 from tandem.transfer.reactor import PeerRank, Selection
 from tandem.transfer.transport import BlockGrid

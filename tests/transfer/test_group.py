@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.block_pool import BlockPool
+from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.errors import TransferError
 from tandem.transfer import group as group_module
 from tandem.transfer.agent import KvPoolView

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.runtime.messages import Claim, Claimed, FirstToken, SamplingParams, TransferMetadata
-from tandem.transfer.actions import Admit, Verify
 from tandem.transfer.agent import KvPoolView
 from tandem.transfer.checksum import part_checksums
 from tandem.transfer.group import TransferGroup
-from tandem.transfer.handoff import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
-from tandem.transfer.landed import decode_landed
+from tandem.transfer.handoff.actions import Admit, Verify
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
+from tandem.transfer.handoff.landed import decode_landed
 from tandem.transfer.layout import ChecksumName, KvLayout, Stream, streams
 from tandem.transfer.transport import Parts
 

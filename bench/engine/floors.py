@@ -1,0 +1,41 @@
+"""The least that a step must move or compute."""
+
+import torch
+
+from tandem.engine.models.config import ModelConfig
+
+
+def linear_params(model: ModelConfig) -> int:
+    """Weights of all matrices that every token passes, without the head."""
+    heads = model.num_heads + 2 * model.num_kv_heads
+    attention = model.hidden_size * model.head_dim * (heads + model.num_heads)
+    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def kv_bytes_per_token(model: ModelConfig) -> int:
+    """Keys and values of one position in all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _item_bytes(model)
+
+
+def decode_bytes(model: ModelConfig, num_context_tokens: float) -> float:
+    """What a decode step reads: every matrix and the head once, and the K/V of all contexts."""
+    params = linear_params(model) + model.hidden_size * model.vocab_size
+    return params * _item_bytes(model) + num_context_tokens * kv_bytes_per_token(model)
+
+
+def prefill_flops(model: ModelConfig, num_tokens: int) -> float:
+    """Operations of a whole prompt: its matrices, causal attention, the head for its last token.
+
+    Of the last layer, only keys and values are needed of the tokens before the last.
+    """
+    in_layer = linear_params(model) // model.num_layers
+    key_value = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    full_layers = (model.num_layers - 1) * num_tokens + 1
+    matrices = 2.0 * (in_layer * full_layers + key_value * (num_tokens - 1))
+    pairs = (model.num_layers - 1) * num_tokens * (num_tokens + 1) / 2 + num_tokens
+    attention = 4.0 * model.num_heads * model.head_dim * pairs
+    return matrices + attention + 2.0 * model.hidden_size * model.vocab_size
+
+
+def _item_bytes(model: ModelConfig) -> int:
+    return int(getattr(torch, model.dtype).itemsize)

@@ -1,0 +1,251 @@
+"""Engines to measure: real ones over random weights, with a record of each of their steps."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from tandem.bench.engine.profile import STEP_MARK
+from tandem.bench.engine.setting import shape_for
+from tandem.bench.kernels.figures import Measurement
+from tandem.bench.kernels.timing import Setting, synchronize
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine, Runner, Step
+from tandem.engine.loading.random_weights import random_weights
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.schedule.sequence import Sequence as EngineSequence
+from tandem.engine.step.sampler import SampledToken
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+DRY_KV_BYTES = 8 << 20  # the pool of a dry run; a GPU's is sized by its memory
+FILLED_BLOCKS = 256  # of the pool at once: random numbers are drawn in 32-bit sizes
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step, as the host saw it; times of time.perf_counter()."""
+
+    num_decodes: int
+    num_prompt_tokens: int
+    num_context_tokens: int  # of the decodes, together
+    launched_at: float
+    launch_s: float  # of the host, in launch
+    waited_s: float = 0.0  # of the host, for the tokens
+    ended_at: float = 0.0  # the tokens were there
+    device_s: float = 0.0
+
+
+class RecordingRunner:
+    """A runner that keeps a record of each step that was collected, in their order."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.model_config = runner.model_config
+        self.kv_cache = runner.kv_cache
+        self.records: list[StepRecord] = []
+
+    def launch(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> Step:
+        decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
+        num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
+        launched_at = time.perf_counter()
+        with torch.profiler.record_function(STEP_MARK):
+            step = self._runner.launch(chunks, on_layers, boundaries)
+        record = StepRecord(
+            num_decodes=len(decodes),
+            num_prompt_tokens=num_tokens - len(decodes),
+            num_context_tokens=sum(chunk.end for chunk in decodes),
+            launched_at=launched_at,
+            launch_s=time.perf_counter() - launched_at,
+        )
+        return _RecordedStep(step, record, self.records)
+
+
+class _RecordedStep:
+    def __init__(self, step: Step, record: StepRecord, records: list[StepRecord]) -> None:
+        self._step, self._record, self._records = step, record, records
+
+    @property
+    def seconds(self) -> float:
+        return self._step.seconds
+
+    def tokens(self) -> list[SampledToken]:
+        record = self._record
+        asked_at = time.perf_counter()
+        tokens = self._step.tokens()
+        record.ended_at = time.perf_counter()
+        record.waited_s = record.ended_at - asked_at
+        record.device_s = self._step.seconds
+        self._records.append(record)
+        return tokens
+
+
+class Rig:
+    """An engine over a model runner, with random K/V in the pool, and what to do with it."""
+
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+        self.runner = RecordingRunner(runner)
+        self.engine = Engine(config, self.runner)
+        self.model = runner.model_config
+        self._num_named = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool holds."""
+        cache = self.runner.kv_cache
+        return cache.num_blocks * cache.block_size
+
+    def place(self, num_seqs: int, num_context_tokens: int) -> None:
+        """Running sequences whose context is in the pool as if it had come from elsewhere."""
+        for _ in range(num_seqs):
+            num_left = self.engine.max_model_len - num_context_tokens
+            seq = self._sequence(num_context_tokens, num_left)
+            if self.engine.reserve(seq) is None:
+                raise MemoryError(
+                    f"the KV pool of {self.num_slots} tokens has no room for {num_seqs} sequences "
+                    f"of {num_context_tokens}"
+                )
+            self.engine.admit(seq.request_id, SampledToken(seq.token_ids[0], None))
+
+    def decode(self, num_steps: int) -> list[StepRecord]:
+        """The records of the next steps, without those of steps that hold a prompt."""
+        records = self.runner.records
+        records.clear()
+        while len(records) < num_steps:
+            if not self.step():
+                raise RuntimeError("the engine ran out of work")
+        return [record for record in records[:num_steps] if not record.num_prompt_tokens]
+
+    def prompt(self, num_tokens: int) -> EngineSequence:
+        """A prompt that nobody has sent yet, to be answered by one token."""
+        return self._sequence(num_tokens, max_tokens=1)
+
+    def prefill(self, prompt: EngineSequence) -> list[StepRecord]:
+        """The records of the steps that end from now on until the prompt's token is there."""
+        records = self.runner.records
+        records.clear()
+        self.engine.add(prompt)
+        while self.engine.scheduler.find(prompt.request_id) is not None:
+            self.step()
+        last = max(i for i, record in enumerate(records) if record.num_prompt_tokens)
+        return records[: last + 1]
+
+    def step(self) -> bool:
+        """One step of the engine; False when there is nothing to do. Raises what failed in it."""
+        if not self.engine.has_work:
+            return False
+        for output in self.engine.step():
+            if output.error is not None:
+                raise output.error
+        return True
+
+    def clear(self) -> None:
+        """End every sequence, and what is in flight."""
+        scheduler = self.engine.scheduler
+        for request_id in [*scheduler.running, *scheduler.waiting, *scheduler.remote]:
+            self.engine.abort(request_id)
+        while self.step():
+            pass
+        self.engine.check_invariants()
+
+    def _sequence(self, num_tokens: int, max_tokens: int) -> EngineSequence:
+        self._num_named += 1
+        generator = torch.Generator().manual_seed(self._num_named)
+        tokens = torch.randint(self.model.vocab_size, (num_tokens,), generator=generator)
+        return EngineSequence(
+            request_id=f"bench-{self._num_named}",
+            token_ids=tokens.tolist(),
+            num_prompt_tokens=num_tokens,
+            sampling=SamplingParams(seed=self._num_named),
+            stop=StopConditions(max_tokens=max_tokens, ignore_eos=True),
+        )
+
+
+class Workshop:
+    """Random weights on the device, and rigs over them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.model = shape_for(setting)
+        dtype: torch.dtype = getattr(torch, self.model.dtype)
+        self._weights = random_weights(self.model, dtype, setting.device)
+
+    def config(self, **values: Any) -> EngineConfig:
+        """An engine's configuration on this device, without a prefix cache."""
+        device = self.setting.device
+        name = "cpu" if self.setting.is_dry else f"cuda:{device.index or 0}"
+        return EngineConfig(
+            device=name, enable_prefix_cache=False, kv_memory_bytes=DRY_KV_BYTES, **values
+        )
+
+    def runner(self, config: EngineConfig) -> ModelRunner:
+        """The model under `config`, its pool full of random K/V."""
+        runner = ModelRunner(config, model_config=self.model, weights=self._weights)
+        pool = runner.kv_cache.tensor
+        for start in range(0, len(pool), FILLED_BLOCKS):
+            pool[start : start + FILLED_BLOCKS].normal_()
+        synchronize(self.setting)  # the runner's stream is its own
+        return runner
+
+    def rig(self, **values: Any) -> Rig:
+        config = self.config(**values)
+        return Rig(config, self.runner(config))
+
+
+def in_parts(
+    parts: Sequence[tuple[str, Callable[[], Iterator[Measurement]]]],
+) -> Iterator[Measurement]:
+    """One (name, part) after another; one that fails is named, and costs the others nothing."""
+    for name, part in parts:
+        try:
+            yield from part()
+        except Exception as error:  # whatever an engine may raise
+            reason = f"{type(error).__name__}: {error}"[:600]
+            yield Measurement(name=name, label=name, unit="ms", failure=reason)
+
+
+@contextlib.contextmanager
+def said_by_the_engine() -> Iterator[list[str]]:
+    """What the engine logs inside: the graphs' time and memory, the size of the pool."""
+    lines: list[str] = []
+    handler = _Lines(lines)
+    logger = logging.getLogger("tandem.engine")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def intervals_s(records: Sequence[StepRecord]) -> Iterator[float]:
+    """From the tokens of each step to those of the next."""
+    return (later.ended_at - earlier.ended_at for earlier, later in pairwise(records))
+
+
+def host_s(records: Sequence[StepRecord]) -> Iterator[float]:
+    """Of the interval between two steps' tokens, the host's own part: all but its waiting."""
+    return (
+        later.ended_at - earlier.ended_at - later.waited_s for earlier, later in pairwise(records)
+    )

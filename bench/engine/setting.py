@@ -1,0 +1,60 @@
+"""What engines are measured on: the model's shape, the number of rounds, the form of a target.
+
+Light, so that the command starts whatever state the engine is in.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from tandem.bench.kernels.figures import Goal
+from tandem.bench.kernels.timing import Setting
+from tandem.engine.models.config import ModelConfig, RopeConfig
+
+MAX_ROUNDS = 3
+FOLDER_VARIABLE = "TANDEM_BENCH_ENGINE_FOLDER"  # which the sections of a run share
+QWEN3_8B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=151_936,
+    max_position_embeddings=40_960,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(1_000_000.0),
+    qk_norm=True,
+    tie_word_embeddings=False,
+    eos_token_ids=(),
+    dtype="bfloat16",
+)
+TINY = replace(
+    QWEN3_8B,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=512,
+    dtype="float32",
+)
+
+
+def shape_for(setting: Setting) -> ModelConfig:
+    """Qwen3-8B's; a tiny one for a dry run."""
+    return TINY if setting.is_dry else QWEN3_8B
+
+
+def goal_for(setting: Setting, value: Goal, share: Goal) -> Goal:
+    """`value` on the GPU that the targets are stated for, elsewhere the share of the floor."""
+    if setting.is_dry or "H200" not in torch.cuda.get_device_name(setting.device):
+        return share
+    return value
+
+
+def num_rounds(setting: Setting) -> int:
+    """Rounds whose median counts: one where a single look was asked for."""
+    return max(1, min(MAX_ROUNDS, setting.rounds))

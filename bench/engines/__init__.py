@@ -1,0 +1,1 @@
+"""Tandem beside other engines."""

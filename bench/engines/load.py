@@ -1,0 +1,156 @@
+"""The loads of a comparison and the figures of one engine's turn. Unequal work is an error."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from tandem.bench.engines.process import EngineProcess
+from tandem.bench.load.client import PreparedRequest
+from tandem.bench.load.load import LoadPlan, LoadRun
+from tandem.bench.load.metrics import RequestRecord, Summary, summarize
+from tandem.bench.load.workload import Seeds, SyntheticWorkload, text_of, token_ids
+from tandem.runtime.errors import ConfigError
+
+NUM_TRIES = 8
+WARM_UP_TOKENS = 4  # of an answer before each turn, which finds memory and caches cold
+WORDS = 1 << 20  # what words are drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests in a closed loop; lengths are in tokens, and drawn where stddev is above 0."""
+
+    name: str
+    concurrency: int
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    stddev_share: float = 0.0  # of the lengths
+
+    def lengths(self, seed: int) -> list[tuple[int, int]]:
+        """Tokens in and out of each request: the same for every engine of a round."""
+        workload = SyntheticWorkload(
+            self.input_tokens,
+            self.output_tokens,
+            self.input_tokens * self.stddev_share,
+            self.output_tokens * self.stddev_share,
+            prefix_tokens=0,
+            vocab_size=2,
+            input_format="tokens",
+        )
+        specs = workload.prompts(Seeds(seed, ""))
+        return [
+            (len(spec.prompt), spec.num_output_tokens or 1)
+            for spec, _ in zip(specs, range(self.num_requests), strict=False)
+        ]
+
+
+class Prompts:
+    """Text of an exact number of tokens, as text and as those tokens."""
+
+    def __init__(self, model: Path) -> None:
+        """Reads tokenizer.json of the folder `model`. Raises ConfigError when there is none."""
+        path = model / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{model} has no tokenizer.json, so no prompt's length is known")
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def make(self, key: str, num_tokens: int) -> tuple[str, list[int]]:
+        """A prompt that is a function of `key`. ConfigError if no text has just that length."""
+        for index in range(NUM_TRIES):
+            words = text_of(token_ids(f"{key}/{index}", num_tokens, WORDS))
+            ids = self._encode(words)[:num_tokens]
+            text = self._tokenizer.decode(ids)
+            if len(ids) == num_tokens and self._encode(text) == ids:
+                return text, ids
+        raise ConfigError(f"this tokenizer makes no text that is exactly {num_tokens} tokens")
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One engine under one load, once."""
+
+    summary: Summary
+    cpu_s: float  # of all its processes
+    wall_s: float
+
+    def line(self) -> str:
+        """What to tell of it at once."""
+        latencies = self.summary.latencies_ms
+        return (
+            f"TTFT {latencies['ttft'].p50:.0f} ms, ITL {latencies['tpot'].p50:.1f} ms, "
+            f"{self.summary.output_token_throughput:.1f} tokens/s, CPU {self.cpu_s:.2f} s"
+        )
+
+
+async def take_turn(
+    process: EngineProcess, load: Load, prompts: Prompts, content: str, seed: int
+) -> Turn:
+    """Sends the load to a running engine; `content` keeps its prompts from all others.
+
+    Raises ServiceError when a request failed or was other work than asked for.
+    """
+    lengths = load.lengths(seed)
+    requests = list(_requests(process, prompts, content, lengths))
+    warm_up, _ = prompts.make(f"{content}/warm-up", load.input_tokens)
+    await process.ask(warm_up, WARM_UP_TOKENS)
+    plan = LoadPlan(concurrency=load.concurrency, num_requests=load.num_requests)
+    cpu_s = process.cpu_s()
+    result = await LoadRun(process.client, iter(requests), plan).run()
+    cpu_s = process.cpu_s() - cpu_s
+    for record, (num_input, num_output) in zip(result.records, lengths, strict=True):
+        if wrong := what_is_wrong(record, num_input, num_output):
+            raise process.error(wrong)
+    return Turn(summarize(result.records, {}), cpu_s, result.wall_s)
+
+
+def what_is_wrong(record: RequestRecord, num_input: int, num_output: int) -> str:
+    """Empty when the request succeeded and was exactly the work asked for, in tokens."""
+    if not record.succeeded:
+        return f"failed a request: {record.error}: {record.error_message}"
+    if record.num_output_tokens != num_output:
+        return (
+            f"answered with {record.num_output_tokens} tokens where {num_output} were asked for "
+            f"(finish_reason: {record.finish_reason or 'none'})"
+        )
+    if record.has_usage and record.num_input_tokens != num_input:
+        return f"counted {record.num_input_tokens} tokens in a prompt of {num_input}"
+    if record.num_cached_tokens:
+        return f"had {record.num_cached_tokens} tokens of a new prompt in its prefix cache"
+    return ""
+
+
+def figures_of(turns: Mapping[str, Turn]) -> dict[str, float]:
+    """Every figure of one round of one engine, from its turns under `alone` and `mixed`."""
+    alone, mixed = turns["alone"].summary, turns["mixed"].summary
+    gaps, mixed_gaps = alone.latencies_ms.get("itl"), mixed.latencies_ms.get("itl")
+    return {  # there is no gap where every answer came as a single event
+        "ttft_ms": alone.latencies_ms["ttft"].p50,
+        "itl_alone_ms": alone.latencies_ms["tpot"].p50,
+        "itl_mixed_ms": mixed.latencies_ms["tpot"].p50,
+        "tokens_per_s": mixed.output_token_throughput,
+        "gap_alone_ms": gaps.p50 if gaps else 0.0,
+        "gap_mixed_ms": mixed_gaps.p50 if mixed_gaps else 0.0,
+        "gap_mixed_p99_ms": mixed_gaps.p99 if mixed_gaps else 0.0,
+        "ttft_mixed_ms": mixed.latencies_ms["ttft"].p50,
+        "itl_mixed_mean_ms": mixed.latencies_ms["tpot"].mean,
+        "request_mixed_mean_ms": mixed.latencies_ms["e2el"].mean,
+        "cpu_alone_s": turns["alone"].cpu_s,
+        "cpu_mixed_s": turns["mixed"].cpu_s,
+        "cores_alone": turns["alone"].cpu_s / turns["alone"].wall_s,
+        "cores_mixed": turns["mixed"].cpu_s / turns["mixed"].wall_s,
+    }
+
+
+def _requests(
+    process: EngineProcess, prompts: Prompts, content: str, lengths: list[tuple[int, int]]
+) -> Iterator[PreparedRequest]:
+    for index, (num_input, num_output) in enumerate(lengths):
+        text, ids = prompts.make(f"{content}/{index}", num_input)
+        prompt = ids if process.engine.takes_token_ids else text
+        yield PreparedRequest(process.body.encode(prompt, num_output), num_output)

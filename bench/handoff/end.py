@@ -1,0 +1,260 @@
+"""One end of a measured transfer: a KV pool, our agents and the bare library over the same memory.
+
+Both ways prepare the same descriptors and move the same blocks, so that what our agents add is
+what lies between them.
+"""
+
+import contextlib
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+import torch
+
+from tandem.engine.loop import SWITCH_INTERVAL_S
+from tandem.engine.memory.kv_cache import KvCache
+from tandem.engine.models.config import ModelConfig, RopeConfig
+from tandem.runtime.errors import TransferError
+from tandem.runtime.messages import TransferMetadata
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.pool import KvMemory, group_for
+from tandem.transfer.transport import Memory
+
+DEADLINE_S = 30.0  # of one transfer or message
+_WHEELS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
+_BACKEND = "UCX"
+_FILL_BYTES = 64 << 20
+
+
+class PoolShape(msgspec.Struct, frozen=True):
+    """A pool to measure on. `allocator` "engine" is what workers use, "torch" its caching one."""
+
+    num_blocks: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    dtype: str = "float32"
+    device: str = "cpu"
+    allocator: Literal["engine", "torch"] = "engine"
+
+    @property
+    def block_bytes(self) -> int:
+        item_bytes = int(getattr(torch, self.dtype).itemsize)
+        return (
+            self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * item_bytes
+        )
+
+
+class BareMetadata(msgspec.Struct, frozen=True):
+    """How the bare library of one end reaches that of the other."""
+
+    agent: bytes
+    base_address: int
+
+
+@dataclass(slots=True)
+class _TorchPool:
+    """A pool of torch's own allocator."""
+
+    tensor: torch.Tensor  # [num_blocks + num_spare_blocks, layers, 2, heads, block_size, head_dim]
+    base_address: int
+    block_bytes: int
+    num_blocks: int
+    num_spare_blocks: int
+    memory: Memory
+    device_id: int
+
+
+class End:
+    """A pool of random bytes with agents that serve it. Close it by leaving."""
+
+    def __init__(self, shape: PoolShape, name: str) -> None:
+        self.shape = shape
+        self.name = name
+        self.kv = _pool(shape)
+        raw = self.kv.tensor.view(-1).view(torch.uint8)
+        for start in range(0, len(raw), _FILL_BYTES):
+            raw[start : start + _FILL_BYTES].random_(0, 256)
+        self.group: TransferGroup = group_for(TransferConfig(), self.kv, name, "1")
+        self.bare: BareLibrary | None = None
+
+    async def start(self, on_notification: Callable[[bytes], None]) -> Self:
+        """`on_notification` gets what comes by our agents."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in every worker
+        await self.group.start(lambda _rank, data: on_notification(data))
+        self.bare = BareLibrary(f"{self.name}.bare", self.kv)
+        return self
+
+    async def close(self) -> None:
+        if self.bare is not None:
+            self.bare.close()
+        await self.group.close()
+
+    def metadata(self) -> tuple[TransferMetadata, BareMetadata]:
+        """What the other end needs; complete after `start`."""
+        assert self.bare is not None
+        return self.group.metadata(), self.bare.metadata()
+
+    @contextlib.contextmanager
+    def answering(self, message: bytes, peer: str, heard: Callable[[], bool]) -> Iterator[None]:
+        """Send `message` back to `peer` from within the agent's poll loop while the body runs.
+
+        `heard` is called there for each, and says whether it is to be sent back.
+        """
+        (agent,) = self.group._agents
+        reactor = agent._reactor
+        assert reactor is not None
+        poll = reactor.poll
+
+        def answer() -> list[bytes]:
+            notices = poll()
+            for notice in notices:
+                if notice == message and heard():
+                    reactor.notify(peer, message)
+            return notices
+
+        reactor.poll = answer  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            reactor.poll = poll  # type: ignore[method-assign]
+
+
+class BareLibrary:
+    """NIXL as its own examples use it: one thread that polls, with short pauses or none."""
+
+    def __init__(self, name: str, kv: KvMemory) -> None:
+        api = _load_api()
+        config = api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
+        self._agent: Any = api.nixl_agent(name, config)
+        self._kv = kv
+        region = [(kv.base_address, len(kv.tensor) * kv.block_bytes, kv.device_id, "")]
+        self._registered = self._agent.register_memory(region, kv.memory)
+        self._local = self._prepare("NIXL_INIT_AGENT", kv.base_address)
+        self._remote: Any = None
+        self._peer = ""
+
+    def metadata(self) -> BareMetadata:
+        return BareMetadata(self._agent.get_agent_metadata(), self._kv.base_address)
+
+    def connect(self, peer: BareMetadata) -> None:
+        """Make the other end reachable; its pool must have the shape of ours."""
+        name = self._agent.add_remote_agent(peer.agent)
+        self._peer = name.decode() if isinstance(name, bytes) else str(name)
+        self._remote = self._prepare(self._peer, peer.base_address)
+        self._agent.send_notif(self._peer, b"hello")
+
+    def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> float:
+        """Write whole blocks, (local, remote) ids; returns when the library says that it is done.
+
+        `pause_s` lies between two polls. The result is how long its post took, in seconds.
+        """
+        handle = self._agent.make_prepped_xfer(
+            "WRITE",
+            self._local,
+            np.array([local for local, _ in pairs], dtype=np.int32),
+            self._remote,
+            np.array([remote for _, remote in pairs], dtype=np.int32),
+            b"write",
+        )
+        posted_at = time.perf_counter()
+        state = self._agent.transfer(handle)
+        post_s, deadline = time.perf_counter() - posted_at, posted_at + DEADLINE_S
+        while state == "PROC" and time.perf_counter() < deadline:
+            if pause_s:
+                time.sleep(pause_s)
+            state = self._agent.check_xfer_state(handle)
+        self._agent.release_xfer_handle(handle)
+        if state != "DONE":
+            raise TransferError(f"the bare library's write ended in {state}")
+        return post_s
+
+    def send(self, message: bytes) -> None:
+        self._agent.send_notif(self._peer, message)
+
+    def receive(
+        self, wanted: bytes, count: int, *, answers: bool = False, pause_s: float = 0.0
+    ) -> None:
+        """Poll until `count` messages `wanted` have come, each sent back if it `answers`."""
+        deadline = time.perf_counter() + DEADLINE_S
+        while count and time.perf_counter() < deadline:
+            for messages in self._agent.get_new_notifs().values():
+                for message in messages:
+                    if message == wanted:
+                        count -= 1
+                        if answers:
+                            self.send(message)
+            if pause_s:
+                time.sleep(pause_s)
+        if count:
+            raise TransferError(f"{count} messages {wanted!r} did not come in {DEADLINE_S:g} s")
+
+    def close(self) -> None:
+        for prepared in (self._local, self._remote):
+            if prepared is not None:
+                prepared.release()
+        if self._peer:
+            self._agent.remove_remote_agent(self._peer)
+        self._agent.deregister_memory(self._registered)
+        self._local = self._remote = self._registered = self._agent = None
+
+    def _prepare(self, side: str, base_address: int) -> Any:
+        num_blocks, block_bytes = len(self._kv.tensor), self._kv.block_bytes
+        descriptors = np.empty((num_blocks, 3), dtype=np.uint64)
+        descriptors[:, 0] = base_address + np.arange(num_blocks, dtype=np.uint64) * block_bytes
+        descriptors[:, 1] = block_bytes
+        descriptors[:, 2] = self._kv.device_id
+        listed = self._agent.get_xfer_descs(descriptors, self._kv.memory)
+        return self._agent.prep_xfer_dlist(side, listed)
+
+
+def _load_api() -> Any:
+    for wheel in _WHEELS:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(wheel)
+    raise TransferError(f"NIXL is not installed; looked for {', '.join(_WHEELS)}")
+
+
+def _pool(shape: PoolShape) -> KvMemory:
+    device = torch.device(shape.device)
+    engines = KvCache if shape.allocator == "engine" else _torch_pool
+    return engines(_model(shape), shape.num_blocks, shape.block_size, device)
+
+
+def _torch_pool(
+    model: ModelConfig, num_blocks: int, block_size: int, device: torch.device
+) -> _TorchPool:
+    sizes = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
+    tensor = torch.zeros(sizes, dtype=getattr(torch, model.dtype), device=device)
+    memory: Memory = "VRAM" if device.type == "cuda" else "DRAM"
+    block_bytes = tensor[0].nbytes
+    device_id = device.index or 0
+    return _TorchPool(tensor, tensor.data_ptr(), block_bytes, num_blocks, 0, memory, device_id)
+
+
+def _model(shape: PoolShape) -> ModelConfig:
+    """As much of a model as a pool knows."""
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        hidden_size=shape.num_kv_heads * shape.head_dim,
+        intermediate_size=1,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_kv_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=1,
+        max_position_embeddings=1,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(1e4),
+        qk_norm=True,
+        tie_word_embeddings=True,
+        eos_token_ids=(),
+        dtype=shape.dtype,
+    )

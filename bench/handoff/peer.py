@@ -1,0 +1,236 @@
+"""The far end of measured transfers, in a process of its own, driven by JSON lines."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+import uvloop
+
+from tandem.bench.handoff.end import BareMetadata, End, PoolShape
+from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.runtime.errors import TransferError
+from tandem.runtime.messages import TransferMetadata
+
+# Our agents hand on whatever is not the transfer room's own.
+PING = b"PINGPING"  # answered on the event loop
+LOOP_PING = b"LOOPPING"  # answered by the agent's poll loop
+ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the pool is there
+
+
+class Meet(msgspec.Struct, tag=True):
+    """Connect to the near end, by both ways."""
+
+    agents: TransferMetadata
+    bare: BareMetadata
+
+
+class Expect(msgspec.Struct, tag=True):
+    """A handoff more or less under way, as a decode worker tells its agents."""
+
+    change: int
+
+
+class Receive(msgspec.Struct, tag=True):
+    """Poll the bare library until so many messages have come; send them back if it `answers`."""
+
+    message: bytes
+    count: int
+    answers: bool = False
+    pause_s: float = 0.0  # between two polls
+
+
+class Answering(msgspec.Struct, tag=True):
+    """Answer LOOP_PING from now on, or no more."""
+
+    is_on: bool
+
+
+class Rest(msgspec.Struct, tag=True):
+    """Do nothing for a while; the answer is the share of a core that it took."""
+
+    duration_s: float
+
+
+class Checksums(msgspec.Struct, tag=True):
+    """Of whole blocks."""
+
+    blocks: list[int]
+
+
+Command = Meet | Expect | Receive | Answering | Rest | Checksums
+
+
+class Hello(msgspec.Struct):
+    """The far end's first line."""
+
+    agents: TransferMetadata
+    bare: BareMetadata
+
+
+class Answer(msgspec.Struct):
+    """To a command: how long it took here, and what it gave."""
+
+    took_s: float
+    share: float = 0.0
+    checksums: list[int] = []
+    error: str = ""
+
+
+class Peer:
+    """The far end as the near end holds it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def hello(self) -> Hello:
+        return msgspec.json.decode(await self._line(), type=Hello)
+
+    async def ask(self, command: Command) -> Answer:
+        """Carry out a command there. Raises TransferError when it could not."""
+        self.tell(command)
+        return await self.answer()
+
+    def tell(self, command: Command) -> None:
+        """Begin a command; `answer` is owed."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+
+    async def answer(self) -> Answer:
+        answer = msgspec.json.decode(await self._line(), type=Answer)
+        if answer.error:
+            raise TransferError(f"the far end: {answer.error}")
+        return answer
+
+    async def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise TransferError("the far end of the measurement has ended")
+        return line
+
+
+@contextlib.asynccontextmanager
+async def peer_process(
+    shape: PoolShape, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Peer]:
+    """A far end with a pool of this shape while the body runs. It ends when this process does."""
+    process = await spawn(
+        *(sys.executable, "-m", "tandem.bench.handoff.peer", msgspec.json.encode(shape).decode()),
+        stdin=PIPE,
+        stdout=PIPE,
+        limit=1 << 24,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        yield Peer(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+class _FarEnd:
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self._near = ""
+        self._sending: set[asyncio.Task[None]] = set()
+        self._answering = contextlib.ExitStack()
+
+    def heard(self, message: bytes) -> None:
+        """Sends a ping back."""
+        if message == PING:
+            task = asyncio.create_task(self._end.group.notify(self._near, PING))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def do(self, command: Command) -> Answer:
+        started_at, cpu_s = time.perf_counter(), _cpu_s()
+        answer = Answer(0.0)
+        match command:
+            case Meet(agents=agents, bare=bare):
+                self._near = agents.instance_id
+                await self._end.group.connect(agents)
+                assert self._end.bare is not None
+                self._end.bare.connect(bare)
+            case Expect(change=change):
+                self._end.group.expect(change)
+            case Receive():
+                assert self._end.bare is not None
+                self._end.bare.receive(
+                    command.message,
+                    command.count,
+                    answers=command.answers,
+                    pause_s=command.pause_s,
+                )
+            case Answering(is_on=True):
+                self._answering.enter_context(
+                    self._end.answering(LOOP_PING, self._near, lambda: True)
+                )
+            case Answering():
+                self._answering.close()
+            case Rest(duration_s=duration_s):
+                await asyncio.sleep(duration_s)
+            case Checksums(blocks=blocks):
+                answer.checksums = await whole_checksums(self._end, blocks)
+        answer.took_s = time.perf_counter() - started_at
+        answer.share = (_cpu_s() - cpu_s) / max(answer.took_s, 1e-9)
+        return answer
+
+
+async def whole_checksums(end: End, blocks: list[int]) -> list[int]:
+    """What whole blocks of an end's pool hold."""
+    group = end.group
+    (stream,) = group.streams_from(1)
+    return await group.checksums(stream, range(group.layout.num_layers), blocks)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def _serve(shape: PoolShape, out: int) -> None:
+    end = End(shape, "far")
+    far = _FarEnd(end)
+    await end.start(far.heard)
+    try:
+        _say(out, Hello(*end.metadata()))
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            try:
+                answer = await far.do(msgspec.json.decode(line, type=Command))
+            except TransferError as error:
+                answer = Answer(0.0, error=error.message)
+            _say(out, answer)
+    finally:
+        await end.close()
+
+
+def _say(out: int, message: Any) -> None:
+    os.write(out, msgspec.json.encode(message) + b"\n")
+
+
+def main() -> None:
+    """Serves until standard input ends."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # the library prints to standard output at times
+    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=PoolShape), out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Transfers between two processes, by our agents and by the bare library in turns."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tandem.bench.handoff.end import DEADLINE_S, End, PoolShape
+from tandem.bench.handoff.peer import (
+    LOOP_PING,
+    PING,
+    Answering,
+    Checksums,
+    Expect,
+    Meet,
+    Peer,
+    Receive,
+    Rest,
+    peer_process,
+    whole_checksums,
+)
+from tandem.runtime.errors import TransferError
+from tandem.transfer.link import Link
+from tandem.transfer.reactor import HELLO
+
+Pairs = Sequence[tuple[int, int]]
+AGENTS, CHECKED = "agents", "agents with checksums"
+BARE, PAUSING = "bare library", "bare library, pausing"
+PAUSE_S = 20e-6  # where cores are few, a loop without one can be in the way of what it waits for
+LOOPS = "poll loops"
+
+
+@dataclass(slots=True)
+class Wire:
+    """The near end, the far one, and what is between them."""
+
+    end: End
+    peer: Peer
+    link: Link
+    pings: "asyncio.Queue[float]" = field(default_factory=asyncio.Queue)  # when each came back
+
+    @contextlib.asynccontextmanager
+    async def expecting(self) -> AsyncIterator[None]:
+        """Both ends' agents poll as they do while a handoff is under way."""
+        self.end.group.expect(+1)
+        await self.peer.ask(Expect(+1))
+        try:
+            yield
+        finally:
+            await self.peer.ask(Expect(-1))
+            self.end.group.expect(-1)
+
+    async def write(self, pairs: Pairs, *, checked: bool) -> None:
+        """Whole blocks by our agents."""
+        layers = range(self.end.group.layout.num_layers)
+        (stream,) = self.link.streams
+        await self.end.group.write(
+            self.link, stream, layers, pairs, lambda _: HELLO, checked=checked
+        )
+
+
+@contextlib.asynccontextmanager
+async def wire(
+    shape: PoolShape, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Wire]:
+    """Two ends that have met, the far one in a process of its own, while the body runs."""
+    pings: asyncio.Queue[float] = asyncio.Queue()
+
+    def heard(message: bytes) -> None:
+        if message == PING:
+            pings.put_nowait(time.perf_counter())
+
+    async with peer_process(shape, environment) as peer:
+        end = End(shape, "near")
+        try:
+            await end.start(heard)
+            hello = await peer.hello()
+            agents, bare = end.metadata()
+            await peer.ask(Meet(agents, bare))
+            link = await end.group.connect(hello.agents)
+            assert end.bare is not None
+            end.bare.connect(hello.bare)
+            yield Wire(end, peer, link, pings)
+        finally:
+            await end.close()
+
+
+def adjacent(num_blocks: int) -> list[tuple[int, int]]:
+    """Blocks that lie side by side at both ends."""
+    return [(block, block) for block in range(num_blocks)]
+
+
+def in_runs(num_blocks: int, run_length: int) -> list[tuple[int, int]]:
+    """Blocks in runs that lie in one order at this end and in the opposite one at the other."""
+    starts = range(num_blocks - run_length, -1, -run_length)
+    remote = [block for start in starts for block in range(start, start + run_length)]
+    return list(enumerate(remote))
+
+
+async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[float]:
+    """Seconds of each of `count` writes, from asking until it is known to have arrived."""
+    if how in (BARE, PAUSING):
+        bare, pause_s = wire.end.bare, PAUSE_S if how == PAUSING else 0.0
+        assert bare is not None
+        wire.peer.tell(Receive(b"write", count, pause_s=pause_s))
+        samples = [_timed(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
+        await wire.peer.answer()
+        return samples
+    samples = []
+    async with wire.expecting():
+        for _ in range(count):
+            started_at = time.perf_counter()
+            await wire.write(pairs, checked=how == CHECKED)
+            samples.append(time.perf_counter() - started_at)
+    return samples
+
+
+async def check_arrival(wire: Wire, pairs: Pairs) -> None:
+    """Raises TransferError unless the far end holds what the near end has."""
+    sent = await whole_checksums(wire.end, [local for local, _ in pairs])
+    answer = await wire.peer.ask(Checksums([remote for _, remote in pairs]))
+    if sent != answer.checksums:
+        raise TransferError("what arrived is not what was sent")
+
+
+async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> list[float]:
+    """Seconds from sending a notification until its answer is heard, `count` times."""
+    if bare:
+        library = wire.end.bare
+        assert library is not None
+        wire.peer.tell(Receive(PING, count, answers=True))
+        samples = []
+        for _ in range(count):
+            started_at = time.perf_counter()
+            library.send(PING)
+            library.receive(PING, 1)
+            samples.append(time.perf_counter() - started_at)
+        await wire.peer.answer()
+        return samples
+    samples = []
+    async with wire.expecting():
+        for _ in range(count):
+            started_at = time.perf_counter()
+            await wire.end.group.notify("far", PING)
+            async with asyncio.timeout(DEADLINE_S):
+                samples.append(await wire.pings.get() - started_at)
+    return samples
+
+
+async def time_loop_round_trips(wire: Wire, count: int) -> list[float]:
+    """Seconds between the poll loops of both agents, without the way to and from asyncio."""
+    aio, over = asyncio.get_running_loop(), asyncio.Event()
+    heard_at: list[float] = []
+
+    def heard() -> bool:
+        heard_at.append(time.perf_counter())
+        if len(heard_at) == count + 1:
+            aio.call_soon_threadsafe(over.set)
+        return len(heard_at) <= count
+
+    await wire.peer.ask(Answering(True))
+    try:
+        async with wire.expecting():
+            with wire.end.answering(LOOP_PING, "far", heard):
+                await wire.end.group.notify("far", LOOP_PING)
+                async with asyncio.timeout(DEADLINE_S):
+                    await over.wait()
+    finally:
+        await wire.peer.ask(Answering(False))
+    return [after - before for before, after in itertools.pairwise(heard_at)]
+
+
+async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
+    """The share of a core that the far end's process takes while nothing moves."""
+    idle = await wire.peer.ask(Rest(duration_s))
+    await wire.peer.ask(Expect(+1))
+    await asyncio.sleep(0.1)  # what has just begun is polled for more often
+    expecting = await wire.peer.ask(Rest(duration_s))
+    await wire.peer.ask(Expect(-1))
+    return {"idle": idle.share, "expecting": expecting.share}
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started_at = time.perf_counter()
+    call()
+    return time.perf_counter() - started_at

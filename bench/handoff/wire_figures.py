@@ -1,0 +1,184 @@
+"""Figures of transfers between two processes: bandwidth, round trips, descriptors, resting."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tandem.bench.handoff.blocks import (
+    PROMPT_BLOCKS,
+    TINY,
+    fresh_descriptors,
+    time_bare_posts,
+    time_posts,
+    used_descriptors,
+)
+from tandem.bench.handoff.peer import whole_checksums
+from tandem.bench.handoff.plan import Plan
+from tandem.bench.handoff.wire import (
+    AGENTS,
+    BARE,
+    CHECKED,
+    LOOPS,
+    PAUSING,
+    Wire,
+    adjacent,
+    check_arrival,
+    in_runs,
+    resting_shares,
+    time_loop_round_trips,
+    time_round_trips,
+    time_writes,
+    wire,
+)
+from tandem.bench.report.figures import Figure, flat, medians, percentile, ratio_interval
+
+Rounds = list[list[float]]  # samples of each round
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class WireResults:
+    """What the rounds over the wire gave, in seconds and shares of a core."""
+
+    writes: dict[tuple[str, str], Rounds] = field(default_factory=lambda: defaultdict(list))
+    trips: dict[str, Rounds] = field(default_factory=lambda: defaultdict(list))
+    small_writes: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    checksum_bytes_per_s: list[float] = field(default_factory=list)
+    resting: dict[str, float] = field(default_factory=dict)
+
+    def bare(self, case: str) -> Rounds:
+        """The writes of the bare library, in the way that was the faster one over all rounds."""
+        ways = [self.writes[case, how] for how in (BARE, PAUSING)]
+        return min(ways, key=lambda rounds: statistics.median(flat(rounds)))
+
+    def wire_ms(self, num_bytes: float) -> float:
+        """What so many bytes take the bare library, at least: by the size measured just below.
+
+        Undisturbed writes count, the fastest tenth.
+        """
+        known = {size: percentile(samples, 0.1) for size, samples in self.small_writes.items()}
+        below = max((size for size in known if size <= num_bytes), default=min(known))
+        return min(1.0, num_bytes / below) * known[below] * 1e3
+
+
+async def measure_wire(plan: Plan) -> WireResults:
+    """Bandwidth, round trips and resting between two processes."""
+    results = WireResults()
+    async with wire(plan.shape) as between:
+        await time_writes(between, adjacent(plan.shape.num_blocks), AGENTS, 2)  # faults pages in
+        for _ in range(plan.rounds):
+            await _wire_round(between, plan, results)
+        results.resting = await resting_shares(between, plan.rest_s)
+    return results
+
+
+async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
+    for case, (_, pairs) in plan.cases().items():
+        found: dict[str, list[float]] = {BARE: [], PAUSING: [], AGENTS: [], CHECKED: []}
+        for _ in range(plan.num_batches):
+            for how, samples in found.items():
+                samples += await time_writes(between, pairs, how, plan.num_writes)
+        for how, samples in found.items():
+            results.writes[case, how].append(samples)
+        await check_arrival(between, pairs)
+    for num_blocks in (1, 2, 4, 8, 16, 32):
+        samples = await time_writes(between, adjacent(num_blocks), BARE, 4 * plan.num_writes)
+        results.small_writes[num_blocks * plan.shape.block_bytes] += samples
+    for how in (BARE, AGENTS):
+        trips = await time_round_trips(between, plan.num_pings, bare=how == BARE)
+        results.trips[how].append(trips)
+    results.trips[LOOPS].append(await time_loop_round_trips(between, plan.num_pings))
+    blocks = list(range(plan.shape.num_blocks))
+    started_at = time.perf_counter()
+    await whole_checksums(between.end, blocks)
+    took_s = time.perf_counter() - started_at
+    results.checksum_bytes_per_s.append(len(blocks) * plan.shape.block_bytes / took_s)
+
+
+def wire_figures(plan: Plan, results: WireResults) -> Iterator[Figure]:
+    """(b) and (d)."""
+    for case, (words, pairs) in plan.cases().items():
+        num_bytes = len(pairs) * plan.shape.block_bytes
+        label = f"{words} ({num_bytes / MIB:.3g} MiB)"
+        bare = results.bare(case)
+        rates = tuple(num_bytes / each / 1e9 for each in medians(bare))
+        yield Figure(f"bandwidth_{case}_bare", f"(b) bare library, {label}", "GB/s", rates)
+        for key, how in (("agents", AGENTS), ("checked", CHECKED)):
+            ours = results.writes[case, how]
+            ratios = tuple(
+                theirs / our for our, theirs in zip(medians(ours), medians(bare), strict=True)
+            )
+            yield Figure(
+                f"bandwidth_{case}_{key}",
+                f"(b)   {how}, ratio to it",
+                "",
+                ratios,
+                0.95 if key == "agents" and case != "part" else None,
+                "at least",
+                ratio_interval(flat(bare), flat(ours)),
+            )
+    for how, words, limit in (
+        (LOOPS, "notification there and back between the agents' poll loops", 50.0),
+        (AGENTS, "  between their event loops", None),
+        (BARE, "  bare library", None),
+    ):
+        rounds, name = results.trips[how], how.replace(" ", "_")
+        p50 = tuple(each * 1e6 for each in medians(rounds))
+        p99 = tuple(percentile(samples, 0.99) * 1e6 for samples in rounds)
+        yield Figure(f"round_trip_{name}_p50_us", f"(d) {words}, p50", "us", p50, limit)
+        yield Figure(f"round_trip_{name}_p99_us", f"(d) {words}, p99", "us", p99)
+    for state, share in results.resting.items():
+        label = f"(d) agent alone, {state}: share of a core"
+        yield Figure(f"agent_{state}_percent", label, "%", (100 * share,), 5.0)
+
+
+async def block_figures(plan: Plan) -> list[Figure]:
+    """(c)."""
+    used = used_descriptors(1, plan.num_churn_steps)
+    posts: dict[str, Rounds] = defaultdict(list)
+    bare: dict[str, Rounds] = defaultdict(list)
+    layouts = {"fresh": adjacent(PROMPT_BLOCKS), "used": in_runs(PROMPT_BLOCKS, 16)}
+    async with wire(TINY) as between:
+        for _ in range(plan.rounds):
+            for key, pairs in layouts.items():
+                posts[key].append(await time_posts(between, pairs, plan.num_posts))
+                bare[key].append(await time_bare_posts(between, pairs, plan.num_posts))
+    what = f"of {PROMPT_BLOCKS} blocks"
+    figures = [
+        Figure(
+            "descriptors_fresh",
+            f"(c) descriptors {what}, fresh pools",
+            "",
+            (float(fresh_descriptors()),),
+            128,
+        ),
+        Figure(
+            "descriptors_used",
+            f"(c)   pools in use, median of {len(used)}",
+            "",
+            (float(statistics.median(used)),),
+            128,
+        ),
+        Figure("descriptors_used_max", "(c)   pools in use, most", "", (float(max(used)),), 128),
+    ]
+    for key in layouts:
+        preparing = tuple(
+            1e6 * (ours - theirs)
+            for ours, theirs in zip(medians(posts[key]), medians(bare[key]), strict=True)
+        )
+        posting = tuple(1e6 * each for each in medians(posts[key]))
+        figures += [
+            Figure(
+                f"preparation_{key}_us",
+                f"(c) preparing a write {what}, {key} pools",
+                "us",
+                preparing,
+                100.0,
+            ),
+            Figure(
+                f"posting_{key}_us", "(c)   with the library's post of tiny blocks", "us", posting
+            ),
+        ]
+    return figures

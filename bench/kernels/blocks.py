@@ -1,0 +1,77 @@
+"""Checksums of the blocks of a prompt of 8192 tokens, all layers of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tandem.bench.kernels.cases import Case, measure_groups
+from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.pool import Pool
+from tandem.bench.kernels.timing import Call, Setting
+from tandem.kernels.checksum import block_checksums, part_table
+from tandem.transfer.checksum import part_checksums
+
+NUM_TOKENS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 8192, 8, 128, 36
+BLOCK_SIZES = (64, 16)
+GOAL = Goal(0.85, 0.92, "share")
+NUM_CHECKED_BLOCKS = 4
+
+
+def run(setting: Setting) -> Iterator[Measurement]:
+    yield from measure_groups([checksum], setting)
+
+
+def checksum(setting: Setting) -> Sequence[Case]:
+    """Reads only: held against the ceiling of reading."""
+    pool = make_pool(setting)
+    return [_checksum_case(pool, block_size, setting) for block_size in _block_sizes(setting)]
+
+
+def _checksum_case(pool: Pool, block_size: int, setting: Setting) -> Case:
+    blocks, ids = pool.blocks(block_size), _ids(pool, block_size, setting)
+    words = blocks.view(len(blocks), -1).view(torch.int32)
+    parts = part_table([(0, words.shape[1])], setting.device)
+    out = torch.empty(len(ids), dtype=torch.int64, device=setting.device)
+
+    def launch(_index: int, config: Any) -> None:
+        block_checksums(words, ids, parts, out, config=config)
+
+    def check(run: Call) -> float:
+        out.fill_(-1)
+        run()
+        some = ids[:NUM_CHECKED_BLOCKS]
+        here = blocks[some].cpu()
+        whole = ((0, here[0].nbytes),)
+        sums = part_checksums(here, range(len(here)), whole, "mix64")
+        found = [each % 2**64 for each in out[: len(some)].tolist()]
+        return float(sums != found)
+
+    return Case(
+        name=f"checksum_block{block_size}",
+        label=f"checksum of {len(ids)} blocks of {block_size}",
+        unit="us",
+        work=float(len(ids) * blocks[0].nbytes),
+        rate="read",
+        launch=launch,
+        num_sets=1,
+        check=check,
+        error_bound=0.0,
+        goal=GOAL,
+    )
+
+
+def _block_sizes(setting: Setting) -> tuple[int, ...]:
+    return BLOCK_SIZES[: setting.size(len(BLOCK_SIZES), 1)]
+
+
+def make_pool(setting: Setting) -> Pool:
+    """Three times the prompt, so that its blocks lie apart."""
+    kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
+    positions = 3 * setting.size(NUM_TOKENS, 128)
+    return Pool(positions, setting.size(NUM_LAYERS, 2), kv_heads, head_dim, setting)
+
+
+def _ids(pool: Pool, block_size: int, setting: Setting) -> torch.Tensor:
+    num_tokens = setting.size(NUM_TOKENS, 128)
+    return pool.tables([num_tokens], block_size, shuffled=True)[0].contiguous()

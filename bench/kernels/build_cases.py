@@ -1,0 +1,209 @@
+"""Every launch whose build serving can pick, as calls that need no memory and no GPU."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tandem.bench.kernels.compile import meta
+from tandem.bench.kernels.shapes import HEAD_SHAPES, HIDDEN_SIZES, INTERMEDIATE_SIZES
+from tandem.kernels import checksum
+from tandem.kernels.attention import decode as paged_attention
+from tandem.kernels.attention import prefill as prefill_attention
+from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
+from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.sampling import launch as sampling
+from tandem.kernels.sampling.rows import SamplingRows, TokenAdjustments, new_sampled_rows
+
+DTYPE, META = torch.bfloat16, torch.device("meta")
+KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
+TOKENS = {"few": 64, "many": 8192}
+# (head dim, block size, query heads per KV head)
+ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
+# What changes the build of an attention besides, tried on one chip: the code is the same on all.
+OTHER_GROUPS = ((128, 64, 1), (128, 64, 8))
+OTHERS_ARCH = 90
+QUERIES_PER_SEQ = 4  # of speculation
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCase:
+    """One call of a launcher; `family` names the file in kernels/."""
+
+    family: str
+    shape: str
+    launch: Callable[[], object]
+
+
+def build_cases(arch: int) -> Iterator[BuildCase]:
+    """What serving launches on `arch`, family after family; call each inside `compiling(arch)`."""
+    yield from _prefill_cases(arch)
+    yield from _decode_cases(arch)
+    yield from _layer_cases()
+    yield from _transfer_cases()
+    yield from _sampling_cases()
+
+
+def _prefill_cases(arch: int) -> Iterator[BuildCase]:
+    def launch(head_dim: int, block_size: int, group_size: int, **options: Any) -> None:
+        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+        prefill_attention.prefill_attention(*_prefill_inputs(q, block_size), **options)
+
+    def launch_hopper(head_dim: int, block_size: int, group_size: int) -> None:
+        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+        prefill_attention_hopper.prefill_attention_hopper(*_prefill_inputs(q, block_size))
+
+    yield from _attention_cases(arch, "attention.prefill", launch)
+    if arch == 90:
+        for shape in ATTENTION_SHAPES:
+            if prefill_attention_hopper.offered(shape[0], shape[1], DTYPE):
+                call = partial(launch_hopper, *shape)
+                yield BuildCase("attention.prefill_hopper", _attention_shape(*shape), call)
+
+
+def _decode_cases(arch: int) -> Iterator[BuildCase]:
+    def launch(head_dim: int, block_size: int, group_size: int, **options: Any) -> None:
+        num_seqs, queries = 64, int(options.get("queries_per_seq", 1))
+        q = meta(num_seqs * queries, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+        paged_attention.paged_decode_attention(
+            q,
+            _layer(head_dim, block_size),
+            _integers(num_seqs, MAX_LEN // block_size),
+            _integers(num_seqs),
+            head_dim**-0.5,
+            torch.empty_like(q),
+            **options,
+        )
+
+    yield from _attention_cases(arch, "attention.decode", launch)
+    shape = _attention_shape(128, 64, 4)
+    call = partial(launch, 128, 64, 4, queries_per_seq=QUERIES_PER_SEQ)
+    yield BuildCase("attention.decode", f"{shape} queries_per_seq={QUERIES_PER_SEQ}", call)
+
+
+def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Iterator[BuildCase]:
+    for shape in ATTENTION_SHAPES:
+        yield BuildCase(family, _attention_shape(*shape), partial(launch, *shape))
+    if arch != OTHERS_ARCH:
+        return
+    for shape in OTHER_GROUPS:
+        yield BuildCase(family, _attention_shape(*shape), partial(launch, *shape))
+    call = partial(launch, 256, 64, 4, soft_cap=50.0, window=4096)
+    yield BuildCase(family, f"{_attention_shape(256, 64, 4)} soft_cap=50 window=4096", call)
+
+
+def _layer_cases() -> Iterator[BuildCase]:
+    for head_dim in (64, 96, 128, 256):
+        call = partial(_store_qkv, TOKENS["many"], head_dim, True)
+        yield BuildCase("layers.kv_store", f"head_dim={head_dim} many tokens, QK-norm", call)
+    for tokens, num_tokens in TOKENS.items():
+        call = partial(_store_qkv, num_tokens, 128, tokens == "few")
+        norms = ", QK-norm" if tokens == "few" else ""
+        yield BuildCase("layers.kv_store", f"head_dim=128 {tokens} tokens{norms}", call)
+        for size in HIDDEN_SIZES:
+            x, table = meta(num_tokens, size, dtype=DTYPE), meta(VOCABULARY, size, dtype=DTYPE)
+            call = partial(embedding.embed, _integers(num_tokens), table, x)
+            yield BuildCase("layers.embedding", f"hidden_size={size} {tokens} tokens", call)
+        for size in INTERMEDIATE_SIZES:
+            gate_up, out = (meta(num_tokens, n * size, dtype=DTYPE) for n in (2, 1))
+            call = partial(activation.silu_mul, gate_up, out)
+            yield BuildCase("layers.activation", f"intermediate_size={size} {tokens} tokens", call)
+    for size in HIDDEN_SIZES:
+        x, residual = (meta(TOKENS["many"], size, dtype=DTYPE) for _ in range(2))
+        weight = meta(size, dtype=DTYPE)
+        call = partial(norm.rms_norm, x, weight, EPS, x)
+        yield BuildCase("layers.norm", f"hidden_size={size}", call)
+        call = partial(norm.add_rms_norm, x, residual, weight, EPS, x)
+        yield BuildCase("layers.norm", f"hidden_size={size}, residual", call)
+
+
+def _transfer_cases() -> Iterator[BuildCase]:
+    ids = _integers(64)
+    pool = _pool(128, 64)
+    words = meta(4096, pool[0].numel() // 2, dtype=torch.int32)
+    parts = meta(40, 3, dtype=torch.int32)
+    sums = partial(checksum.block_checksums, words, ids, parts)
+    yield BuildCase("checksum", "any block", sums)
+
+
+def _sampling_cases() -> Iterator[BuildCase]:
+    num_rows, num_entries, num_top = 128, 4096, 20
+    rows, out = _sampling_rows(num_rows), new_sampled_rows(num_rows, 0, 0, META)
+    ranked = new_sampled_rows(num_rows, num_rows, num_top, META)
+    logits = meta(num_rows, VOCABULARY, dtype=DTYPE)
+    shape = f"vocab_size={VOCABULARY}"
+    yield BuildCase("sampling.launch", shape, partial(sampling.sample, logits, rows, out))
+    call = partial(
+        sampling.sample,
+        logits,
+        rows,
+        ranked,
+        adjustments=_adjustments(num_rows, num_entries),
+        logprob_rows=_integers(num_rows),
+    )
+    yield BuildCase("sampling.launch", f"{shape}, penalties, logprobs", call)
+
+
+def _sampling_rows(num_rows: int) -> SamplingRows:
+    floats, integers = meta(num_rows, dtype=torch.float32), _integers(num_rows)
+    return SamplingRows(floats, integers, floats, floats, integers, integers)
+
+
+def _adjustments(num_rows: int, num_entries: int) -> TokenAdjustments:
+    floats, integers, entries = (
+        meta(num_rows, dtype=torch.float32),
+        _integers(num_rows),
+        meta(num_entries, dtype=torch.int32),
+    )
+    return TokenAdjustments(
+        starts=integers,
+        lengths=integers,
+        token_ids=entries,
+        times=entries,
+        biases=meta(num_entries, dtype=torch.float32),
+        held=meta(num_entries, dtype=torch.bool),
+        repetition_penalties=floats,
+        frequency_penalties=floats,
+        presence_penalties=floats,
+        held_until=integers,
+    )
+
+
+def _store_qkv(num_tokens: int, head_dim: int, has_norm: bool) -> None:
+    num_heads = 4 * KV_HEADS
+    kv_store.store_qkv(
+        meta(num_tokens, num_heads + 2 * KV_HEADS, head_dim, dtype=DTYPE),
+        meta(num_heads + KV_HEADS, head_dim, dtype=DTYPE) if has_norm else None,
+        meta(MAX_LEN, 2, head_dim, dtype=DTYPE),
+        _integers(num_tokens),
+        _integers(num_tokens),
+        _layer(head_dim, 64),
+        EPS,
+        meta(num_tokens, num_heads, head_dim, dtype=DTYPE),
+    )
+
+
+def _prefill_inputs(q: torch.Tensor, block_size: int) -> tuple[Any, ...]:
+    head_dim, num_seqs, longest = q.shape[2], 4, 4096
+    tables, starts = _integers(num_seqs, MAX_LEN // block_size), _integers(num_seqs + 1)
+    lens, out = _integers(num_seqs), torch.empty_like(q)
+    cache = _layer(head_dim, block_size)
+    return q, cache, tables, starts, lens, longest, head_dim**-0.5, out
+
+
+def _attention_shape(head_dim: int, block_size: int, group_size: int) -> str:
+    return f"head_dim={head_dim} block_size={block_size} group_size={group_size}"
+
+
+def _integers(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int64)
+
+
+def _pool(head_dim: int, block_size: int) -> torch.Tensor:
+    return meta(4096, 36, 2, KV_HEADS, block_size, head_dim, dtype=DTYPE)
+
+
+def _layer(head_dim: int, block_size: int) -> torch.Tensor:
+    return _pool(head_dim, block_size)[:, 3]

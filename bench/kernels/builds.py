@@ -1,0 +1,269 @@
+"""Builds every kernel that serving can pick, for chips that are not here, and judges the builds.
+
+`python -m tandem.bench.kernels.builds` prints a table and exits with 1 if a rule is broken;
+`--write` puts the table into docs/kernels.md.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, zip_longest
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from tandem.bench.kernels.build_cases import BuildCase, build_cases
+from tandem.bench.kernels.compile import (
+    MAX_SHARED_BYTES,
+    MAX_WARPS_PER_SM,
+    CompiledKernel,
+    compiling,
+)
+from tandem.bench.report.console import output_console
+from tandem.kernels.tuned import config_fields, shape_key
+
+ARCHITECTURES = (80, 90, 100)
+NUM_PROCESSES = 2  # each holds a core
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
+BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of builds -->"
+
+VECTOR_BYTES = 16
+METADATA_BYTES = 8  # block tables, lengths and ids are int64
+TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
+SINGLE_TOKENS = "_adjust_kernel"  # reads the logits of listed tokens, wherever they stand
+# What these read narrower than an int64 would be the data themselves.
+WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
+
+
+class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """What one build of one kernel is; registers and spills are per thread."""
+
+    family: str
+    shape: str
+    config: str
+    kernel: str
+    arch: int
+    target: str
+    num_warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    blocks_per_sm: int
+    num_wgmmas: int  # in the machine code; where there are none, the PTX has none either
+    num_wgmma_waits: int
+    has_tma: bool
+    load_bytes: tuple[int, ...]  # widths of the loads from global memory, each once, ascending
+
+    @property
+    def occupancy(self) -> float:
+        """The share of a multiprocessor's warps that can be resident."""
+        return self.blocks_per_sm * self.num_warps / MAX_WARPS_PER_SM
+
+    def broken_rules(self) -> list[str]:
+        """What is wrong with this build, in words."""
+        limit = MAX_SHARED_BYTES[self.arch]
+        widest = max(self.load_bytes, default=0)
+        narrowest = min(self.load_bytes, default=VECTOR_BYTES)
+        rules = {
+            f"built for {self.target}": not self.target.startswith(f"sm_{self.arch}"),
+            f"spills {self.spill_bytes} bytes a thread": self.spill_bytes > 0,
+            f"{self.shared_bytes} bytes of shared memory, limit {limit}": self.shared_bytes > limit,
+            "no block fits a multiprocessor": self.blocks_per_sm == 0,
+            "no wgmma": self.arch == 90 and self.family in TENSOR_CORE and not self.num_wgmmas,
+            # ptxas can give up on their overlap, which no other figure shows.
+            f"{self.num_wgmmas} wgmmas waited for {self.num_wgmma_waits} times": self.num_wgmmas
+            < 2 * self.num_wgmma_waits,
+            f"widest load {widest} bytes": widest < VECTOR_BYTES
+            and not self.has_tma
+            and self.kernel != SINGLE_TOKENS,
+            f"loads of {narrowest} bytes": self.family in WIDE_LOADS_ONLY
+            and narrowest < METADATA_BYTES,
+        }
+        return [rule for rule, is_broken in rules.items() if is_broken]
+
+
+def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBuild:
+    """The facts of `built`, which a launch of `case` compiled."""
+    target = re.search(r"\.target (\w+)", built.ptx)
+    assert target is not None
+    code = built.sass() if "wgmma.mma_async" in built.ptx else ""
+    return KernelBuild(
+        family=case.family,
+        shape=case.shape,
+        config=config,
+        kernel=built.name,
+        arch=built.arch,
+        target=target[1],
+        num_warps=built.num_warps,
+        registers=built.registers,
+        spill_bytes=built.spill_bytes,
+        shared_bytes=built.shared_bytes,
+        blocks_per_sm=built.blocks_per_sm,
+        num_wgmmas=code.count("HGMMA."),
+        num_wgmma_waits=code.count("WARPGROUP.DEPBAR"),
+        has_tma="cp.async.bulk.tensor" in built.ptx,
+        load_bytes=tuple(sorted(set(_load_widths(built.ptx)))),
+    )
+
+
+def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
+    """What `case` launches on `arch`. Not for a process that interprets kernels."""
+    configs: list[str] = []
+    family = importlib.import_module(f"tandem.kernels.{case.family}")
+    with compiling(arch) as compiled, _recording_configs(family, configs):
+        try:
+            case.launch()
+        except Exception as error:
+            error.add_note(f"while building {case.family} {case.shape} for sm_{arch}")
+            raise
+    for built in compiled:
+        yield read_build(case, ", ".join(configs), built)
+
+
+def build_all(
+    architectures: Sequence[int] = ARCHITECTURES, env: Mapping[str, str] | None = None
+) -> list[KernelBuild]:
+    """Every build for these chips, by processes of their own, whose environment is `env`."""
+    env = {**(os.environ if env is None else env)}
+    env.pop("TRITON_INTERPRET", None)
+
+    def run(share: int) -> list[list[KernelBuild]]:
+        command = [sys.executable, "-m", "tandem.bench.kernels.builds", "--share", str(share)]
+        command += [f"--arch={arch}" for arch in architectures]
+        done = subprocess.run(command, env=env, capture_output=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode()[-4000:])
+        return msgspec.json.decode(done.stdout, type=list[list[KernelBuild]])
+
+    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        shares = pool.map(run, range(NUM_PROCESSES))
+        in_turns = zip_longest(*shares, fillvalue=())
+        return [built for turn in in_turns for builds in turn for built in builds]
+
+
+def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+    jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
+    return [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
+
+
+def render(builds: Iterable[KernelBuild]) -> str:
+    """The builds as tables in Markdown, one per architecture."""
+    by_arch: dict[int, list[KernelBuild]] = {}
+    for built in builds:
+        by_arch.setdefault(built.arch, []).append(built)
+    lines = []
+    for arch, found in by_arch.items():
+        lines += [f"### sm_{arch}", "", f"| {' | '.join(COLUMNS)} |"]
+        lines += ["|---|---|---|" + "---:|" * 5 + "---|"]
+        lines += [f"| {' | '.join(row).replace(NEW_LINE, '<br>')} |" for row in _rows(found)]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def document(builds: Iterable[KernelBuild]) -> str:
+    """docs/kernels.md with the tables of `builds`."""
+    page = DOCUMENT.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{render(builds)}\n{END}{rest.split(END)[1]}"
+
+
+NEW_LINE = "\n"
+COLUMNS = (
+    "kernel",
+    "shapes",
+    "configuration",
+    "registers",
+    "spilled bytes",
+    "shared KiB",
+    "blocks per SM",
+    "occupancy",
+    "instructions",
+)
+
+
+def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
+    """One per line of a table: shapes whose builds are alike in all that it tells share one."""
+    shapes: dict[tuple[str, ...], list[str]] = {}
+    for built in builds:
+        names = {"wgmma": built.num_wgmmas > 0, "TMA": built.has_tma}
+        facts = [name for name, is_there in names.items() if is_there]
+        if built.load_bytes:
+            facts.append(f"{max(built.load_bytes)}-byte loads")
+        alike = (
+            built.kernel.strip("_").removesuffix("_kernel"),
+            built.config,
+            str(built.registers),
+            str(built.spill_bytes),
+            f"{built.shared_bytes / 1024:.1f}",
+            str(built.blocks_per_sm),
+            f"{built.occupancy:.0%}",
+            ", ".join(facts),
+        )
+        shapes.setdefault(alike, []).append(built.shape)
+    for (kernel, *rest), found in shapes.items():
+        yield kernel, NEW_LINE.join(found), *rest
+
+
+def _load_widths(ptx: str) -> Iterator[int]:
+    """Bytes per thread of each instruction that reads global memory, bulk copies left out."""
+    for count, bits in re.findall(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b", ptx):
+        yield int(count or 1) * int(bits) // 8
+    for width in re.findall(
+        r"\bcp\.async\.c[ag]\.shared\.global\S* \[[^]]*\], \[[^]]*\], (\w+)", ptx
+    ):
+        yield int(width, 0)
+
+
+@contextlib.contextmanager
+def _recording_configs(family: ModuleType, configs: list[str]) -> Iterator[None]:
+    """What `family` takes from the table of configurations, as text."""
+    choose = family.tuned_config
+
+    def record(default: Any, kernel: str, **shape: int) -> Any:
+        config = choose(default, kernel, **shape)
+        configs.append(shape_key(**config_fields(config)))
+        return config
+
+    family.tuned_config = record  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        family.tuned_config = choose  # type: ignore[attr-defined]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tandem.bench.kernels.builds")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--arch", type=int, action="append", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.share is not None:
+        sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
+        return 0
+    builds = build_all()
+    console = output_console()
+    for arch in ARCHITECTURES:
+        table = Table(*COLUMNS, title=f"sm_{arch}", show_lines=True)
+        for row in _rows(built for built in builds if built.arch == arch):
+            table.add_row(*row)
+        console.print(table)
+    broken = [(built, rule) for built in builds for rule in built.broken_rules()]
+    for built, rule in broken:
+        text = f"sm_{built.arch} {built.kernel} {built.shape}: {rule}"
+        console.print(text, style="red", soft_wrap=True)
+    if options.write:
+        DOCUMENT.write_text(document(builds), encoding="utf-8")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

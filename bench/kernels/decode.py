@@ -1,0 +1,151 @@
+"""Decode attention over one pool of tens of gigabytes, from whose layers calls read in turns."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, measure_groups, relative_error
+from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.pool import Pool, attend, context_of
+from tandem.bench.kernels.timing import Call, Setting
+from tandem.kernels.attention.decode import paged_decode_attention
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+POOL_POSITIONS, POOL_LAYERS = 64 * 32768, 8  # 69 GB in bfloat16
+TINY_POSITIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A batch of one decode step."""
+
+    label: str
+    context_lens: tuple[int, ...]
+    block_size: int = 64
+    queries_per_seq: int = 1
+    table_tokens: int = 0  # for which the block table has room, as a CUDA graph's has
+    goal: Goal | None = None
+
+
+def run(setting: Setting) -> Iterator[Measurement]:
+    kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
+    positions = setting.size(POOL_POSITIONS, TINY_POSITIONS)
+    pool = Pool(positions, setting.size(POOL_LAYERS, 2), kv_heads, head_dim, setting)
+
+    def group(shape: Shape) -> Callable[[Setting], Sequence[Case]]:
+        def decode(setting: Setting) -> Sequence[Case]:
+            return [decode_case(shape, pool, setting)]
+
+        decode.__name__ = _name(shape)
+        return decode
+
+    yield from measure_groups([group(shape) for shape in shapes(setting)], setting)
+
+
+def shapes(setting: Setting) -> list[Shape]:
+    """The batches with targets at block size 64, then other block sizes and extras."""
+    # In microseconds on an H200: 85 % and 92 % of its bandwidth.
+    goal_4k, goal_8k, goal_32k = Goal(294.0, 271.0), Goal(587.0, 543.0), Goal(2350.0, 2171.0)
+    ragged = log_uniform(64, 16, 32768)
+    full = [
+        Shape("B64 4k", (4096,) * 64, goal=goal_4k),
+        Shape("B128 4k", (4096,) * 128, goal=goal_8k),
+        Shape("B64 8k", (8192,) * 64, goal=goal_8k),
+        Shape("B64 32k", (32768,) * 64, goal=goal_32k),
+        Shape("B64 ragged 16 to 32k", ragged, goal=Goal(0.80, 0.88, "share")),
+        Shape("B64 4k", (4096,) * 64, 16, goal=goal_4k),
+        Shape("B64 4k", (4096,) * 64, 128, goal=goal_4k),
+        Shape("B64 ragged 16 to 32k", ragged, 16, goal=Goal(0.80, 0.88, "share")),
+        Shape("B64 4k, 4 queries", (4096,) * 64, queries_per_seq=4),
+        Shape("B64 4k, tables for 128k", (4096,) * 64, table_tokens=131072),
+        Shape("B1 1k", (1024,)),
+        Shape("B1 32k", (32768,)),
+    ]
+    if not setting.is_dry:
+        return full
+    return [
+        Shape("B2 40", (40, 40), goal=goal_4k),
+        Shape("B3 ragged 1 to 70", (1, 33, 70), 16, goal=Goal(0.80, 0.88, "share")),
+        Shape("B2 40, 4 queries", (40, 41), queries_per_seq=4),
+    ]
+
+
+def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
+    """Lengths whose logarithms are spread evenly, always the same; both ends are among them."""
+    draw = torch.rand(count, generator=torch.Generator().manual_seed(4)).tolist()
+    span = math.log(longest / shortest)
+    lens = [round(shortest * math.exp(span * each)) for each in draw]
+    lens[0], lens[-1] = shortest, longest
+    return tuple(lens)
+
+
+def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
+    """Bytes: every key and value of the contexts once, the queries and the output."""
+    heads, device = setting.size(HEADS, 4), setting.device
+    num_rows = len(shape.context_lens) * shape.queries_per_seq
+    context_bytes = sum(shape.context_lens) * pool.token_bytes
+    num_sets = setting.num_sets(context_bytes)
+    num_tables = math.ceil(num_sets / pool.num_layers)
+    tables = [
+        _widened(pool.tables(shape.context_lens, shape.block_size, shuffled=True, seed=seed), shape)
+        for seed in range(num_tables)
+    ]
+    context_lens = torch.tensor(shape.context_lens, device=device)
+    q = setting.randn(num_rows, heads, pool.head_dim)
+    out, scale = torch.empty_like(q), pool.head_dim**-0.5
+
+    def launch(index: int, config: Any) -> None:
+        cache = pool.layer(index, shape.block_size)
+        table = tables[index // pool.num_layers % num_tables]
+        queries = shape.queries_per_seq
+        paged_decode_attention(
+            q, cache, table, context_lens, scale, out, queries_per_seq=queries, config=config
+        )
+
+    def check(run: Call) -> float:
+        out.fill_(float("nan"))
+        run()
+        errors = [0.0 if bool(out.isfinite().all()) else float("inf")]
+        cache, count = pool.layer(0, shape.block_size), shape.queries_per_seq
+        for seq in _seqs_to_check(shape.context_lens):
+            context_len = shape.context_lens[seq]
+            keys, values = context_of(cache, tables[0][seq], context_len)
+            rows = slice(seq * count, (seq + 1) * count)
+            positions = torch.arange(context_len - count, context_len, device=device)
+            expected = attend(q[rows], positions, keys, values, scale)
+            errors.append(relative_error(out[rows], expected))
+        return max(errors)
+
+    return Case(
+        name=_name(shape),
+        label=f"decode {shape.label}, block {shape.block_size}",
+        unit="us",
+        work=float(context_bytes + 2 * q.nbytes),
+        rate="read",
+        launch=launch,
+        num_sets=num_sets,
+        check=check,
+        error_bound=ERROR_BOUNDS[setting.dtype],
+        goal=shape.goal,
+        note=f"context_lens {shape.context_lens}" if "ragged" in shape.label else "",
+    )
+
+
+def _widened(tables: torch.Tensor, shape: Shape) -> torch.Tensor:
+    more = shape.table_tokens // shape.block_size - tables.shape[1]
+    return torch.nn.functional.pad(tables, (0, max(0, more)))
+
+
+def _name(shape: Shape) -> str:
+    label = shape.label.lower().replace(",", "").replace(" ", "_")
+    return f"decode_{label}_block{shape.block_size}"
+
+
+def _seqs_to_check(context_lens: Sequence[int]) -> set[int]:
+    """The shortest, the longest, the first and the last, and two between."""
+    order = sorted(range(len(context_lens)), key=context_lens.__getitem__)
+    count = len(order)
+    return {0, count - 1, order[0], order[-1], order[count // 2], order[count // 3]}

@@ -1,0 +1,250 @@
+"""What surrounds attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, Check, measure_groups, relative_error
+from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.pool import Pool
+from tandem.bench.kernels.timing import Call, Setting
+from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.reference import activation as activation_twin
+from tandem.kernels.reference import embedding as embedding_twin
+from tandem.kernels.reference import kv_store as kv_store_twin
+from tandem.kernels.reference import norm as norm_twin
+
+NUM_TOKENS, HIDDEN, INTERMEDIATE, VOCABULARY = 8192, 4096, 12288, 151936
+HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 32, 8, 128, 40960
+BLOCK_SIZE, EPS = 64, 1e-6
+GOAL = Goal(0.85, 0.92, "share")
+
+
+def run(setting: Setting) -> Iterator[Measurement]:
+    groups = [store_qkv, store_qkv_without_norm, add_rms_norm, rms_norm, silu_mul, embed]
+    yield from measure_groups(groups, setting)
+
+
+def add_rms_norm(
+    setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN
+) -> Sequence[Case]:
+    num_tokens, hidden = _tokens(setting, num_tokens), setting.size(hidden, 32)
+    num_sets = setting.num_sets(8 * num_tokens * hidden)
+    x, residual, out = (setting.randn(num_sets, num_tokens, hidden) for _ in range(3))
+    weight = setting.randn(hidden)
+
+    def launch(index: int, config: Any) -> None:
+        norm.add_rms_norm(x[index], residual[index], weight, EPS, out[index], config=config)
+
+    def check(run: Call) -> float:
+        # The norm is of the sum as it was rounded: the twin rounds it too.
+        added, expected = residual[0].clone(), torch.empty_like(out[0])
+        norm_twin.add_rms_norm(x[0], added, weight, EPS, expected)
+        out[0].fill_(float("nan"))
+        run()
+        errors = relative_error(residual[0], added), relative_error(out[0], expected)
+        residual[0].normal_()  # which would grow from call to call
+        return max(errors)
+
+    return [
+        _case(
+            setting,
+            "add_rms_norm",
+            f"RMSNorm + residual, {num_tokens} tokens",
+            4 * x[0].nbytes + weight.nbytes,
+            launch,
+            num_sets,
+            check,
+            GOAL,
+        )
+    ]
+
+
+def rms_norm(
+    setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN
+) -> Sequence[Case]:
+    num_tokens, hidden = _tokens(setting, num_tokens), setting.size(hidden, 32)
+    num_sets = setting.num_sets(4 * num_tokens * hidden)
+    x, out = (setting.randn(num_sets, num_tokens, hidden) for _ in range(2))
+    weight = setting.randn(hidden)
+
+    def launch(index: int, config: Any) -> None:
+        norm.rms_norm(x[index], weight, EPS, out[index], config=config)
+
+    def check(run: Call) -> float:
+        expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
+        norm_twin.rms_norm(x[0].float(), weight.float(), EPS, expected)
+        out[0].fill_(float("nan"))
+        run()
+        return relative_error(out[0], expected)
+
+    num_bytes = 2 * x[0].nbytes + weight.nbytes
+    return [
+        _case(
+            setting, "rms_norm", f"RMSNorm, {num_tokens} tokens", num_bytes, launch, num_sets, check
+        )
+    ]
+
+
+def silu_mul(
+    setting: Setting, num_tokens: int = NUM_TOKENS, intermediate: int = INTERMEDIATE
+) -> Sequence[Case]:
+    num_tokens, intermediate = _tokens(setting, num_tokens), setting.size(intermediate, 48)
+    num_sets = setting.num_sets(6 * num_tokens * intermediate)
+    gate_up = setting.randn(num_sets, num_tokens, 2 * intermediate)
+    out = setting.randn(num_sets, num_tokens, intermediate)
+
+    def launch(index: int, config: Any) -> None:
+        activation.silu_mul(gate_up[index], out[index], config=config)
+
+    def check(run: Call) -> float:
+        expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
+        activation_twin.silu_mul(gate_up[0].float(), expected)
+        out[0].fill_(float("nan"))
+        run()
+        return relative_error(out[0], expected)
+
+    num_bytes = gate_up[0].nbytes + out[0].nbytes
+    return [
+        _case(
+            setting,
+            "silu_mul",
+            f"SiLU·mul, {num_tokens} tokens",
+            num_bytes,
+            launch,
+            num_sets,
+            check,
+            GOAL,
+        )
+    ]
+
+
+def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) -> Sequence[Case]:
+    """Distinct rows of the table, so that each is read from memory."""
+    num_tokens, hidden = _tokens(setting, num_tokens), setting.size(hidden, 32)
+    num_sets = setting.num_sets(4 * num_tokens * hidden)
+    table = setting.randn(setting.size(VOCABULARY, 64), hidden)
+    out = setting.randn(num_sets, num_tokens, hidden)
+    ids = [torch.randperm(len(table), device=setting.device)[:num_tokens] for _ in range(num_sets)]
+
+    def launch(index: int, config: Any) -> None:
+        embedding.embed(ids[index], table, out[index], config=config)
+
+    def check(run: Call) -> float:
+        expected = torch.empty_like(out[0])
+        embedding_twin.embed(ids[0], table, expected)
+        out[0].fill_(float("nan"))
+        run()
+        return relative_error(out[0], expected)
+
+    num_bytes = 2 * out[0].nbytes + ids[0].nbytes
+    return [
+        _case(
+            setting, "embed", f"embedding, {num_tokens} tokens", num_bytes, launch, num_sets, check
+        )
+    ]
+
+
+def store_qkv(
+    setting: Setting, num_tokens: int = NUM_TOKENS, head_dim: int = HEAD_DIM
+) -> Sequence[Case]:
+    label = "QK-norm + RoPE + KV store"
+    return [_store_case(setting, "store_qkv", label, num_tokens, head_dim, with_norm=True)]
+
+
+def store_qkv_without_norm(setting: Setting) -> Sequence[Case]:
+    name, label = "store_qkv_without_norm", "RoPE + KV store"
+    return [_store_case(setting, name, label, NUM_TOKENS, HEAD_DIM, with_norm=False)]
+
+
+def _store_case(
+    setting: Setting, name: str, label: str, num_tokens: int, head_dim: int, *, with_norm: bool
+) -> Case:
+    """One prompt's projections into blocks in random order."""
+    num_tokens, head_dim = _tokens(setting, num_tokens), setting.size(head_dim, 16)
+    heads, kv_heads = setting.size(HEADS, 4), setting.size(KV_HEADS, 2)
+    num_sets = setting.num_sets(4 * num_tokens * (heads + 2 * kv_heads) * head_dim)
+    pool = Pool(4 * max(num_tokens, BLOCK_SIZE), num_sets, kv_heads, head_dim, setting)
+    table = pool.tables([num_tokens], BLOCK_SIZE, shuffled=True)[0]
+    positions = torch.arange(num_tokens, device=setting.device)
+    slots = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    qkv = setting.randn(num_sets, num_tokens, heads + 2 * kv_heads, head_dim)
+    q_out = setting.randn(num_sets, num_tokens, heads, head_dim)
+    qk_norm = setting.randn(heads + kv_heads, head_dim) if with_norm else None
+    rope_table = _rope_table(setting, head_dim)
+
+    def launch(index: int, config: Any) -> None:
+        cache = pool.layer(index, BLOCK_SIZE)
+        kv_store.store_qkv(
+            qkv[index],
+            qk_norm,
+            rope_table,
+            positions,
+            slots,
+            cache,
+            EPS,
+            q_out[index],
+            config=config,
+        )
+
+    def check(run: Call) -> float:
+        cache = pool.layer(0, BLOCK_SIZE)
+        expected_q, expected_cache = q_out[0].float(), cache.float()
+        kv_store_twin.store_qkv(
+            qkv[0].float(),
+            None if qk_norm is None else qk_norm.float(),
+            rope_table.float(),
+            positions,
+            slots,
+            expected_cache,
+            EPS,
+            expected_q,
+        )
+        q_out[0].fill_(float("nan"))
+        cache[table] = float("nan")
+        run()
+        written = cache.transpose(1, 3)[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+        wanted = expected_cache.transpose(1, 3)[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+        return max(relative_error(q_out[0], expected_q), relative_error(written, wanted))
+
+    num_bytes = qkv[0].nbytes + q_out[0].nbytes + num_tokens * pool.token_bytes
+    label = f"{label}, {num_tokens} tokens"
+    num_bytes += num_tokens * (rope_table[0].nbytes + 16)  # and a position and a slot, int64
+    return _case(setting, name, label, num_bytes, launch, num_sets, check, GOAL)
+
+
+def _case(
+    setting: Setting,
+    name: str,
+    label: str,
+    num_bytes: int,
+    launch: Callable[[int, Any], None],
+    num_sets: int,
+    check: Check,
+    goal: Goal | None = None,
+) -> Case:
+    return Case(
+        name=name,
+        label=label,
+        unit="us",
+        work=float(num_bytes),
+        rate="copy",
+        launch=launch,
+        num_sets=num_sets,
+        check=check,
+        error_bound=ERROR_BOUNDS[setting.dtype],
+        goal=goal,
+    )
+
+
+def _tokens(setting: Setting, num_tokens: int) -> int:
+    return setting.size(num_tokens, min(num_tokens, 24))
+
+
+def _rope_table(setting: Setting, head_dim: int) -> torch.Tensor:
+    """[max_len, 2, head_dim] of rotations by random angles, laid out as the engine's."""
+    angles = torch.rand(setting.size(MAX_LEN, 64), head_dim // 2, device=setting.device) * 6.0
+    cos, sin = angles.cos(), angles.sin()
+    rows = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+    return torch.stack(rows, dim=1).to(setting.dtype)

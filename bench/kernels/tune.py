@@ -1,0 +1,257 @@
+"""Chooses the configuration of each kernel for the chip at hand, and writes it into the table.
+
+python -m tandem.bench.kernels.tune [--family F ...] [--seconds S] [--output tuned.json]
+
+For whoever builds the project: nothing of this runs while serving.
+"""
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import torch
+
+from tandem.bench.kernels.cases import Case, measure
+from tandem.bench.kernels.process import run_bounded
+from tandem.bench.kernels.shapes import FAMILIES, GROUP_SIZE, Tunable
+from tandem.bench.kernels.timing import Setting, setting_for
+from tandem.kernels.tuned import TABLE, architecture, config_fields, shape_key
+
+LEAST_GAIN = 0.01  # less than this is noise, and what stands in the table stays
+NUM_COMPILERS = 8
+COMPILE_SHARE = 0.4  # of the time, at most
+TINY_CANDIDATES = 2  # of each kernel in a dry run
+
+Table = dict[str, dict[str, dict[str, dict[str, Any]]]]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What was found for one kernel at one shape; times are medians of one call."""
+
+    arch: int
+    kernel: str
+    shape: str
+    label: str
+    old: dict[str, Any]
+    new: dict[str, Any]
+    old_s: float | None  # None: what stood there is wrong, spills or fails
+    new_s: float
+    num_measured: int
+    rejected: dict[str, str]  # configuration |-> why
+
+
+def tune_family(family: str, setting: Setting) -> Iterator[Choice]:
+    """The best configuration for every shape of a family."""
+    for tunable in _tunables(family, setting):
+        case = tunable.make()
+        kernel, shape, current = looked_up(tunable.module, case)
+        configs = {shape_of(one): one for one in configurations(tunable, shape, current, setting)}
+        cases = [replace(case, name=name, config=config) for name, config in configs.items()]
+        found = list(measure(cases, setting, may_spill=False))
+        times = {each.name: statistics.median(each.seconds) for each in found if each.seconds}
+        if not times:
+            raise RuntimeError(f"{tunable.label}: nothing works: {found[0].failure}")
+        old_s, best = times.get(shape_of(current)), min(times, key=times.__getitem__)
+        if old_s is not None and times[best] > old_s * (1 - LEAST_GAIN):
+            best = shape_of(current)
+        yield Choice(
+            arch=architecture(),
+            kernel=kernel,
+            shape=shape_key(**shape),
+            label=tunable.label,
+            old=config_fields(current),
+            new=config_fields(configs[best]),
+            old_s=old_s,
+            new_s=times[best],
+            num_measured=len(times),
+            rejected={each.name: each.failure for each in found if each.failure},
+        )
+        del case, cases
+        if not setting.is_dry:
+            torch.cuda.empty_cache()
+
+
+def compile_family(family: str, setting: Setting, part: int, num_parts: int) -> None:
+    """Runs every `num_parts`th configuration once, so that the compiler's cache has it."""
+    for tunable in _tunables(family, setting):
+        case = tunable.make()
+        _, shape, current = looked_up(tunable.module, case)
+        for config in list(configurations(tunable, shape, current, setting))[part::num_parts]:
+            with contextlib.suppress(Exception):  # it will fail again where that is reported
+                case.launch(0, config)
+
+
+def _tunables(family: str, setting: Setting) -> Iterator[Tunable]:
+    """All shapes of a family; in a dry run one."""
+    yield from islice(FAMILIES[family](setting), 1 if setting.is_dry else None)
+
+
+def looked_up(module: ModuleType, case: Case) -> tuple[str, dict[str, Any], Any]:
+    """The kernel's name in the table, the shape it asks for, and what it gets at present."""
+    asked: list[tuple[str, dict[str, Any], Any]] = []
+    look_up = module.tuned_config
+
+    def recorded(default: Any, kernel: str, **shape: Any) -> Any:
+        config = look_up(default, kernel, **shape)
+        asked.append((kernel, shape, config))
+        return config
+
+    module.tuned_config = recorded  # type: ignore[attr-defined]
+    try:
+        case.launch(0, None)
+    finally:
+        module.tuned_config = look_up  # type: ignore[attr-defined]
+    return asked[0]
+
+
+def configurations(
+    tunable: Tunable, shape: dict[str, Any], current: Any, setting: Setting
+) -> Iterator[Any]:
+    """The current one, and the family's candidates for the shape."""
+    yield current
+    if tunable.variants is not None:
+        yield from tunable.variants(current)
+        return
+    known = {**shape, "arch": architecture(), "group_size": GROUP_SIZE}
+    wanted = inspect.signature(tunable.module.candidates).parameters
+    found = list(tunable.module.candidates(**{name: known[name] for name in wanted}))
+    yield from found[:TINY_CANDIDATES] if setting.is_dry else found
+
+
+def shape_of(config: Any) -> str:
+    """A configuration as a short text."""
+    return shape_key(**config_fields(config))
+
+
+def merged(table: Table, choices: Sequence[Choice]) -> Table:
+    """The table with the choices in their lines, and all else as it was."""
+    lines = {
+        arch: {kernel: dict(rows) for kernel, rows in of.items()} for arch, of in table.items()
+    }
+    for choice in choices:
+        rows = lines.setdefault(f"sm_{choice.arch}", {}).setdefault(choice.kernel, {})
+        # What stayed must not undo what another family of the same kernel has changed.
+        if choice.new != choice.old or choice.shape not in rows:
+            rows[choice.shape] = choice.new
+    return lines
+
+
+def table_text(table: Table) -> str:
+    """The table as JSON, a line for each shape."""
+    archs = []
+    for arch, kernels in table.items():
+        families = []
+        for kernel, rows in kernels.items():
+            lines = [f"   {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items()]
+            families.append(f"  {json.dumps(kernel)}: " + _braces(lines, "  "))
+        archs.append(f" {json.dumps(arch)}: " + _braces(families, " "))
+    return _braces(archs, "") + "\n"
+
+
+def _braces(items: Sequence[str], indent: str) -> str:
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}" if items else "{}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints old and new for each shape and writes the table; 1 when a family gave nothing."""
+    options = _parser().parse_args(arguments)
+    setting = setting_for(options.device)
+    if options.compile:
+        part, num_parts = map(int, options.compile.split("/"))
+        compile_family(options.family[0], setting, part, num_parts)
+        return 0
+    if options.child:
+        return _main_of_family(options.family[0], setting)
+    deadline = time.perf_counter() + options.seconds
+    choices: list[Choice] = []
+    has_failed = False
+    for index, family in enumerate(options.family):
+        families_left = len(options.family) - index
+        seconds = (deadline - time.perf_counter()) / families_left
+        found, failure = _tune_in_own_process(family, options.device, seconds, setting)
+        choices += found
+        for choice in found:
+            print(_line(choice), flush=True)
+        if failure:
+            has_failed = True
+            print(f"{family}: {failure}", flush=True)
+    if not setting.is_dry:
+        table = merged(json.loads(TABLE.read_text()), choices)
+        options.output.write_text(table_text(table))
+        print(options.output)
+    return int(has_failed)
+
+
+def _tune_in_own_process(
+    family: str, device: str, seconds: float, setting: Setting
+) -> tuple[list[Choice], str]:
+    command = [sys.executable, "-m", "tandem.bench.kernels.tune", "--device", device]
+    command += ["--family", family]
+    environment = {"TRITON_INTERPRET": "1" if setting.is_dry else "0"}
+    ends_at = time.perf_counter() + seconds
+
+    def compile_part(part: int) -> None:
+        compiling = [*command, "--compile", f"{part}/{NUM_COMPILERS}"]
+        run_bounded(compiling, seconds * COMPILE_SHARE, environment)
+
+    if not setting.is_dry:
+        with ThreadPoolExecutor(NUM_COMPILERS) as pool:
+            list(pool.map(compile_part, range(NUM_COMPILERS)))
+    left = ends_at - time.perf_counter()
+    ended = run_bounded([*command, "--child"], left, environment)
+    lines = [line for line in ended.output.splitlines(keepends=True) if line.endswith(b"\n")]
+    found = [msgspec.json.decode(line, type=Choice) for line in lines]
+    if ended.code is None:
+        return found, f"took more than {seconds:.0f} s: {len(found)} shapes were chosen"
+    return found, f"exit {ended.code}: {ended.errors.strip()[-600:]}" if ended.code else ""
+
+
+def _main_of_family(family: str, setting: Setting) -> int:
+    out = os.dup(1)
+    os.dup2(2, 1)  # a library that prints must not print among the choices
+    with os.fdopen(out, "wb") as stream:
+        for choice in tune_family(family, setting):
+            stream.write(msgspec.json.encode(choice) + b"\n")
+            stream.flush()
+    return 0
+
+
+def _line(choice: Choice) -> str:
+    old = "fails" if choice.old_s is None else f"{choice.old_s * 1e6:.1f} us"
+    changed = [
+        f"{name}={choice.old[name]} -> {value}"
+        for name, value in choice.new.items()
+        if choice.old[name] != value
+    ]
+    what = " ".join(changed) or "stays"
+    counts = f"{choice.num_measured} measured, {len(choice.rejected)} rejected"
+    return f"{choice.label}: {old} -> {choice.new_s * 1e6:.1f} us, {what} ({counts})"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tandem.bench.kernels.tune")
+    names = list(FAMILIES)
+    parser.add_argument("--device", default="cuda:0", help="cpu: a dry run that writes nothing")
+    parser.add_argument("--family", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for all of them together")
+    parser.add_argument("--output", type=Path, default=TABLE, help="default: the package's table")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`tandem bench`: load against an OpenAI-compatible server."""

@@ -1,0 +1,239 @@
+"""One OpenAI request against a server, measured: the record never lies about a failure."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import msgspec
+
+from tandem.bench.load.http_client import (
+    ConnectionPool,
+    ExchangeError,
+    HttpConnection,
+    StaleConnectionError,
+)
+from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.load.openai_wire import (
+    PATHS,
+    Chunk,
+    Endpoint,
+    ErrorBody,
+    SseParser,
+    carries_output,
+    decode_chunk,
+)
+from tandem.runtime.errors import ServiceError
+
+MAX_ERROR_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request ready to send; `offset_s` is its arrival after the run's start, if it has one."""
+
+    body: bytes
+    num_asked_tokens: int | None = None
+    offset_s: float | None = None
+
+
+class _Reader:
+    """The sink of one response: fills its record as bytes arrive."""
+
+    __slots__ = ("_body", "_is_complete", "_is_stream", "_origin_s", "_record", "_sse")
+
+    def __init__(self, record: RequestRecord, origin_s: float) -> None:
+        self._record = record
+        self._origin_s = origin_s
+        self._sse = SseParser()
+        self._body = bytearray()
+        self._is_stream = False
+        self._is_complete = False
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._record.status = status
+        self._record.prefill_place = headers.get(b"x-tandem-prefill", b"").decode("latin-1")
+        content_type = headers.get(b"content-type", b"")
+        self._is_stream = status == 200 and content_type.startswith(b"text/event-stream")
+
+    def on_body(self, data: bytes, now_s: float) -> None:
+        if not self._is_stream:
+            self._body += data
+            return
+        for event in self._sse.feed(data):
+            self._on_event(event, now_s)
+
+    def finish(self) -> None:
+        """Judge the response once its last byte is here."""
+        if not self._is_stream:
+            self._read_whole()
+        elif not self._is_complete and not self._record.error:
+            self._fail("incomplete_stream", "the stream ended without a finish reason or [DONE]")
+        if not self._record.has_usage:
+            self._record.num_output_tokens = len(self._record.output_times_s)
+
+    def _on_event(self, event: bytes, now_s: float) -> None:
+        if event == b"[DONE]":
+            self._is_complete = True
+            return
+        chunk = self._decode(event)
+        if chunk is None:
+            return
+        if chunk.error is not None:
+            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
+            return
+        if chunk.choices:
+            if carries_output(chunk):
+                self._record.output_times_s.append(now_s - self._origin_s)
+            self._take_finish_reason(chunk)
+        self._take_usage(chunk)
+
+    def _read_whole(self) -> None:
+        chunk = self._decode(bytes(self._body)) if self._record.status == 200 else None
+        if self._record.status != 200:
+            self._fail(*_http_error(self._record.status, bytes(self._body)))
+        elif chunk is not None and chunk.error is not None:
+            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
+        elif chunk is not None:
+            self._take_finish_reason(chunk)
+            self._take_usage(chunk)
+
+    def _decode(self, data: bytes) -> Chunk | None:
+        try:
+            return decode_chunk(data)
+        except msgspec.DecodeError as exc:
+            self._fail("protocol", f"not an OpenAI chunk: {exc}")
+            return None
+
+    def _take_finish_reason(self, chunk: Chunk) -> None:
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self._record.finish_reason = choice.finish_reason
+                self._is_complete = True
+            if choice.tandem is not None:
+                self._record.timeline_ms = choice.tandem.timeline_ms
+
+    def _take_usage(self, chunk: Chunk) -> None:
+        usage = chunk.usage
+        if usage is not None:
+            self._record.has_usage = True
+            self._record.num_input_tokens = usage.prompt_tokens
+            self._record.num_output_tokens = usage.completion_tokens or 0
+            details = usage.prompt_tokens_details
+            self._record.num_cached_tokens = (details.cached_tokens or 0) if details else 0
+
+    def _fail(self, kind: str, message: str) -> None:
+        if not self._record.error:
+            self._record.error, self._record.error_message = kind, message[:MAX_ERROR_CHARS]
+
+
+class OpenAIClient:
+    """Sends prepared requests to one endpoint of one base URL over kept-alive connections."""
+
+    def __init__(
+        self,
+        base_url: str,
+        endpoint: Endpoint = "completions",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.pool = ConnectionPool(base_url)
+        self._timeout_s = timeout_s
+        shared = {"Host": self.pool.host, "User-Agent": "tandem-bench", **(headers or {})}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in shared.items())
+        path = self.pool.path_prefix + PATHS[endpoint]
+        self._head = (
+            f"POST {path} HTTP/1.1\r\n{lines}Content-Type: application/json\r\nContent-Length: "
+        ).encode("latin-1")
+        self._get_head = f" HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    async def send(self, request: PreparedRequest, record: RequestRecord, origin_s: float) -> None:
+        """Send one request and fill its record, failures included; times count from `origin_s`.
+
+        `origin_s` is a perf_counter reading. Cancelling closes the connection.
+        """
+        record.num_asked_tokens = request.num_asked_tokens
+        reader = _Reader(record, origin_s)
+        data = b"%b%d\r\n\r\n%b" % (self._head, len(request.body), request.body)
+        try:
+            end_s = await self._exchange(data, reader, record, origin_s)
+            record.end_s = end_s - origin_s
+            reader.finish()
+        except ExchangeError as exc:
+            record.error, record.error_message = exc.kind, str(exc)
+            record.end_s = perf_counter() - origin_s
+
+    async def list_models(self) -> list[str]:
+        """The ids that GET /v1/models names. Raises ServiceError naming the address."""
+        data = b"GET " + self.pool.path_prefix.encode() + b"/v1/models" + self._get_head
+        body = bytearray()
+        status = 0
+
+        class Sink:
+            def on_head(self, got: int, headers: dict[bytes, bytes]) -> None:
+                nonlocal status
+                status = got
+
+            def on_body(self, piece: bytes, now_s: float) -> None:
+                body.extend(piece)
+
+        try:
+            connection = await self.pool.acquire()
+            async with asyncio.timeout(min(self._timeout_s, 30.0)):
+                await connection.exchange(data, Sink())
+        except (ExchangeError, TimeoutError) as exc:
+            raise ServiceError(f"GET /v1/models of {self.pool.host}: {exc or 'timeout'}") from exc
+        self.pool.release(connection)
+        if status != 200:
+            raise ServiceError(f"GET /v1/models of {self.pool.host}: HTTP {status}")
+        try:
+            models = msgspec.json.decode(bytes(body), type=_ModelList)
+        except msgspec.DecodeError as exc:
+            raise ServiceError(f"GET /v1/models of {self.pool.host}: no list of models") from exc
+        return [model.id for model in models.data]
+
+    def close(self) -> None:
+        self.pool.close()
+
+    async def _exchange(
+        self, data: bytes, reader: _Reader, record: RequestRecord, origin_s: float
+    ) -> float:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    connection = await self.pool.acquire()
+                    record.sent_s = perf_counter() - origin_s
+                    try:
+                        return await self._use(connection, data, reader)
+                    except StaleConnectionError:
+                        self.pool.num_reconnects += 1
+        except TimeoutError as exc:
+            raise ExchangeError("timeout", f"no answer within {self._timeout_s:g} s") from exc
+
+    async def _use(self, connection: HttpConnection, data: bytes, reader: _Reader) -> float:
+        end_s = await connection.exchange(data, reader)
+        self.pool.release(connection)
+        return end_s
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+def _code(error: ErrorBody) -> str:
+    return str(error.code or error.type or "unnamed")
+
+
+def _http_error(status: int, body: bytes) -> tuple[str, str]:
+    try:
+        error = decode_chunk(body).error
+    except msgspec.DecodeError:
+        error = None
+    if error is None:
+        return f"http_{status}", body[:MAX_ERROR_CHARS].decode("utf-8", "replace")
+    return f"http_{status} {_code(error)}", error.message

@@ -1,0 +1,169 @@
+"""Live settings for the length of a comparison: applied, confirmed by every worker, put back."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from tandem.launch.config.live import plain, require_live
+from tandem.launch.config.model import EffectiveConfig, load_config
+from tandem.launch.config.sources import Setting, from_cluster
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import Discovery, config_key, config_prefix, instances_prefix
+from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import the_running_cluster
+from tandem.runtime.messages import Instance, WorkerStatus
+from tandem.runtime.request_plane import RequestClient
+
+logger = logging.getLogger(__name__)
+
+APPLY_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 2.0
+STATUS_INTERVAL_S = 0.05
+
+LiveValue = Any  # a plain JSON value
+
+
+def parse_settings(text: str) -> dict[str, LiveValue]:
+    """`disagg.policy=threshold,disagg.max_local_prefill_length=64` as checked values by key.
+
+    Raises ConfigError for a key that is not live, or a value that would be refused.
+    """
+    config = load_config()
+    values: dict[str, LiveValue] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{part!r}: expected KEY=VALUE, as in disagg.policy=threshold")
+        require_live(key)
+        values[key] = plain(
+            config.with_settings([Setting(key, value, "--compare", is_text=True)]), key
+        )
+    return values
+
+
+def cluster_config(etcd_endpoints: str | None, namespace: str | None) -> RuntimeConfig:
+    """The cluster to change: as named, else by the environment, else the one that runs here."""
+    named = {"runtime.etcd_endpoints": etcd_endpoints, "runtime.namespace": namespace}
+    settings = [Setting(key, value, "command line") for key, value in named.items() if value]
+    effective: EffectiveConfig = load_config(environment=os.environ).with_settings(settings)
+    if effective.origin("runtime.etcd_endpoints") == "default":
+        cluster = the_running_cluster()
+        effective = effective if cluster is None else effective.with_defaults(from_cluster(cluster))
+    return effective.config.runtime
+
+
+class LiveConfig:
+    """Access to the live settings of a cluster; leaving it restores every key of `keys`."""
+
+    def __init__(
+        self, config: RuntimeConfig, keys: Collection[str], discovery: Discovery | None = None
+    ) -> None:
+        self._config = config
+        self._keys = tuple(keys)
+        self._discovery = discovery or EtcdDiscovery(config)
+        self._client = RequestClient(config, new_id())
+        self._before: dict[str, bytes] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._discovery.start()
+        try:
+            stored = await self._discovery.get_prefix(config_prefix(self._config.namespace))
+            self._before = {
+                key: stored[path] for key in self._keys if (path := self._path(key)) in stored
+            }
+            if not await self._workers():
+                raise ConfigError(
+                    f"no decode worker in namespace {self._config.namespace!r} at "
+                    f"{self._config.etcd_endpoints}: its settings cannot be compared"
+                )
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._restore()
+        finally:
+            await self._close()
+
+    async def apply(self, settings: Mapping[str, LiveValue]) -> None:
+        """Set the values; keys of the other side go back to what they were.
+
+        Returns when every decode worker reports the values. Raises DeadlineError naming the worker
+        that does not.
+        """
+        for key in self._keys:
+            if key in settings:
+                value = msgspec.json.encode(settings[key])
+                await self._discovery.put_config(self._path(key), value)
+            else:
+                await self._put_back(key)
+        await self._wait_for(settings)
+
+    async def _wait_for(self, settings: Mapping[str, LiveValue]) -> None:
+        lagging = ""
+        try:
+            async with asyncio.timeout(APPLY_TIMEOUT_S):
+                # a status is asked for, never announced
+                while lagging := await self._lagging(settings):
+                    await asyncio.sleep(STATUS_INTERVAL_S)
+        except TimeoutError as exc:
+            raise DeadlineError(f"after {APPLY_TIMEOUT_S:g} s {lagging}") from exc
+
+    async def _lagging(self, settings: Mapping[str, LiveValue]) -> str:
+        """What a worker does not report yet; empty when all report everything."""
+        for instance in await self._workers():
+            details = (await self._status(instance)).details
+            for key, value in settings.items():
+                if key not in details:
+                    raise ConfigError(f"decode worker {instance.instance_id} reports no {key}")
+                if details[key] != value:
+                    got = details[key]
+                    return f"decode worker {instance.instance_id} has {key} = {got}, not {value}"
+        return ""
+
+    async def _workers(self) -> list[Instance]:
+        prefix = instances_prefix(self._config.namespace, "decode")
+        items = await self._discovery.get_prefix(prefix)
+        found = [msgspec.json.decode(data, type=Instance) for data in items.values()]
+        return list({instance.instance_id: instance for instance in found}.values())
+
+    async def _status(self, instance: Instance) -> WorkerStatus:
+        context = RequestContext(timeout_s=STATUS_TIMEOUT_S)
+        answer = await self._client.call(instance.address, "status", b"", context)
+        return msgspec.msgpack.decode(answer, type=WorkerStatus)
+
+    async def _restore(self) -> None:
+        for key in self._keys:
+            try:
+                await self._put_back(key)
+            except TandemError as error:
+                logger.warning("%s could not be put back: %s", key, error)
+
+    async def _put_back(self, key: str) -> None:
+        before = self._before.get(key)
+        if before is None:
+            await self._discovery.delete(self._path(key))
+        else:
+            await self._discovery.put_config(self._path(key), before)
+
+    async def _close(self) -> None:
+        await self._client.close()
+        await self._discovery.close()
+
+    def _path(self, key: str) -> str:
+        return config_key(self._config.namespace, key)

@@ -1,0 +1,132 @@
+"""One measured run from options to figures: the server, the seeds, the warm-up, the interrupt."""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.bench.load import progress
+from tandem.bench.load.client import OpenAIClient, PreparedRequest
+from tandem.bench.load.load import LoadPlan, LoadResult, LoadRun
+from tandem.bench.load.metrics import Summary, parse_slos, summarize
+from tandem.bench.load.openai_wire import BodyBuilder
+from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.trace import TraceWorkload
+from tandem.bench.load.workload import Seeds, Workload
+from tandem.runtime.errors import ServiceError
+
+MAX_WARMUP_CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run and its figures."""
+
+    result: LoadResult
+    summary: Summary
+
+
+class Interrupt:
+    """Ctrl-C once stops the run in progress and the runs to come; twice ends the process."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._run: LoadRun | None = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._on_signal)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    @contextlib.contextmanager
+    def stops(self, run: LoadRun) -> Iterator[None]:
+        """While the body runs, the interrupt stops `run`."""
+        self._run = run
+        if self.is_set:
+            run.stop()
+        try:
+            yield
+        finally:
+            self._run = None
+
+    def _on_signal(self) -> None:
+        if self.is_set:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        self.is_set = True
+        if self._run is not None:
+            self._run.stop()
+
+
+class Session:
+    """The load that the options describe, ready to be run against one or more servers."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        self.options = options
+        self.workload: Workload = options.workload()
+        self.plan = options.plan()
+        self.slos = parse_slos(options.goodput)
+        self.seed = secrets.randbits(32) if options.seed is None else options.seed
+        self.interrupt = Interrupt()
+        self._headers = options.headers()
+
+    @property
+    def total(self) -> int | None:
+        """How many requests a run sends, where that is known."""
+        num_entries = (
+            len(self.workload.entries) if isinstance(self.workload, TraceWorkload) else None
+        )
+        counts = [n for n in (self.plan.num_requests, num_entries) if n is not None]
+        return min(counts, default=None)
+
+    def client(self, url: str) -> OpenAIClient:
+        return OpenAIClient(
+            url, self.options.endpoint, headers=self._headers, timeout_s=self.options.timeout
+        )
+
+    async def body(self, client: OpenAIClient) -> BodyBuilder:
+        """Bodies for the model asked for, or the server's first. Raises ServiceError."""
+        model = self.options.model
+        if model is None:
+            models = await client.list_models()
+            if not models:
+                raise ServiceError(f"{client.pool.host} serves no model yet; name one: --model")
+            model = models[0]
+        return self.options.body(model)
+
+    async def warm_up(self, client: OpenAIClient, body: BodyBuilder, *, label: str = "") -> None:
+        """Requests of the same shape that enter no figure; their prompts are not used again."""
+        if self.options.warmup:
+            requests = self._requests(Seeds(self.seed, f"{self.seed}/warm-up/{label}"), body)
+            plan = LoadPlan(
+                concurrency=min(self.options.warmup, MAX_WARMUP_CONCURRENCY),
+                num_requests=self.options.warmup,
+            )
+            run = LoadRun(client, requests, plan)
+            with self.interrupt.stops(run):
+                await run.run()
+
+    async def measure(
+        self, client: OpenAIClient, body: BodyBuilder, *, label: str, round_index: int = 0
+    ) -> Measurement:
+        """One run. Runs of one round share lengths and arrivals; no two labels share a prompt."""
+        seeds = Seeds(self.seed + round_index, f"{self.seed}/{round_index}/{label}")
+        run = LoadRun(client, self._requests(seeds, body), self.plan, seeds.shape)
+        with self.interrupt.stops(run):
+            async with progress.shown(run, self.plan, label, self.total):
+                result = await run.run()
+        return Measurement(result, summarize(result.records, self.slos))
+
+    def _requests(self, seeds: Seeds, body: BodyBuilder) -> Iterator[PreparedRequest]:
+        for spec in self.workload.prompts(seeds):
+            yield PreparedRequest(
+                body.encode(spec.prompt, spec.num_output_tokens, spec.cache_salt),
+                spec.num_output_tokens if body.ignore_eos else None,
+                spec.offset_s,
+            )

@@ -1,0 +1,234 @@
+"""The same load under two settings, interleaved, and what the second costs against the first."""
+
+import contextlib
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tandem.bench.load.breakdown import breakdown_tables
+from tandem.bench.load.client import OpenAIClient
+from tandem.bench.load.metrics import Distribution, Summary, breakdown_ms
+from tandem.bench.load.openai_wire import BodyBuilder
+from tandem.bench.load.report import result_json, warnings
+from tandem.bench.load.session import Measurement, Session
+
+if TYPE_CHECKING:  # it imports every room's config, which only live settings need
+    from tandem.bench.load.live_config import LiveConfig
+
+PERCENTILES = ("p50", "p99")
+LATENCIES = ("ttft", "ttst", "itl", "tpot", "e2el")
+THROUGHPUTS = ("request_throughput", "output_token_throughput", "goodput")
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One side of a comparison."""
+
+    name: str  # A | B
+    label: str
+    url: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric of both sides, round by round."""
+
+    metric: str
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Median of B over median of A; None when A's is zero."""
+        below = statistics.median(self.a)
+        return statistics.median(self.b) / below if below else None
+
+    @property
+    def ratios(self) -> tuple[float | None, ...]:
+        """B over A within each round."""
+        return tuple(b / a if a else None for a, b in zip(self.a, self.b, strict=True))
+
+
+def metrics_of(summary: Summary) -> dict[str, float]:
+    """The figures of one run that are compared: latencies in ms, throughputs per second."""
+    found = {
+        f"{name} {mark}": getattr(summary.latencies_ms[name], mark)
+        for name in LATENCIES
+        if name in summary.latencies_ms
+        for mark in PERCENTILES
+    }
+    for name in THROUGHPUTS:
+        value = getattr(summary, name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def compare_rounds(a: Sequence[Summary], b: Sequence[Summary]) -> list[Row]:
+    """A row for every metric that all rounds of both sides have."""
+    sides = [[metrics_of(summary) for summary in side] for side in (a, b)]
+    if not sides[0] or not sides[1]:
+        return []
+    num_rounds = min(len(side) for side in sides)
+    every = [found for side in sides for found in side[:num_rounds]]
+    names = [name for name in every[0] if all(name in found for found in every)]
+    return [
+        Row(name, *(tuple(found[name] for found in side[:num_rounds]) for side in sides))
+        for name in names
+    ]
+
+
+async def run_comparison(
+    session: Session, console: Console
+) -> tuple[dict[str, Any], dict[str, list[Measurement]]]:
+    """Run A B A B ..., show the ratios, put the settings back. Returns JSON and runs by label."""
+    legs = _legs(session)
+    rounds: dict[str, list[Measurement]] = {leg.name: [] for leg in legs}
+    async with contextlib.AsyncExitStack() as stack:
+        live = await stack.enter_async_context(_live_config(session, legs))
+        targets = {leg.name: await _target(session, leg, stack) for leg in legs}
+        for round_index in range(session.options.rounds):
+            for leg in legs:
+                if session.interrupt.is_set:
+                    break
+                await _run_leg(session, leg, live, targets[leg.name], round_index, rounds)
+    summaries = {name: [run.summary for run in runs] for name, runs in rounds.items()}
+    rows = compare_rounds(summaries["A"], summaries["B"])
+    _print_rows(console, legs, rows)
+    breakdowns = {name: _breakdown(runs) for name, runs in rounds.items()}
+    for table in breakdown_tables(breakdowns):
+        console.print(table)
+    _print_counts(console, legs, rounds)
+    results = {
+        "comparison": _rows_json(legs, rows) | {"breakdown_ms": msgspec.to_builtins(breakdowns)},
+        "interrupted": session.interrupt.is_set,
+        "rounds": {
+            name: [result_json(run, with_records=session.options.records) for run in runs]
+            for name, runs in rounds.items()
+        },
+    }
+    runs = {f"{leg.name}: {leg.label}": rounds[leg.name] for leg in legs}
+    return results, runs
+
+
+async def _run_leg(
+    session: Session,
+    leg: Leg,
+    live: "LiveConfig | None",
+    target: tuple[OpenAIClient, BodyBuilder],
+    round_index: int,
+    rounds: dict[str, list[Measurement]],
+) -> None:
+    if live is not None:
+        await live.apply(leg.settings)
+    client, body = target
+    if round_index == 0:
+        await session.warm_up(client, body, label=leg.name)
+    if session.interrupt.is_set:
+        return
+    label = f"{leg.name} {round_index + 1}/{session.options.rounds}"
+    measurement = await session.measure(client, body, label=label, round_index=round_index)
+    if not measurement.result.interrupted:
+        rounds[leg.name].append(measurement)
+
+
+def _breakdown(runs: Sequence[Measurement]) -> dict[str, dict[str, Distribution]]:
+    """Of all rounds of one side together."""
+    records = [record for run in runs for record in run.result.records]
+    return breakdown_ms(record for record in records if record.succeeded)
+
+
+def _legs(session: Session) -> tuple[Leg, Leg]:
+    options = session.options
+    texts = options.compare or ("", "")
+    urls = (options.url, options.compare_url or options.url)
+    a, b = (
+        Leg(name, text or url, url, _parse(text))
+        for name, text, url in zip("AB", texts, urls, strict=True)
+    )
+    return a, b
+
+
+def _parse(text: str) -> Mapping[str, Any]:
+    if not text:
+        return {}
+    from tandem.bench.load.live_config import parse_settings
+
+    return parse_settings(text)
+
+
+@contextlib.asynccontextmanager
+async def _live_config(session: Session, legs: Sequence[Leg]) -> AsyncIterator["LiveConfig | None"]:
+    keys = {key for leg in legs for key in leg.settings}
+    if not keys:
+        yield None
+        return
+    from tandem.bench.load.live_config import LiveConfig, cluster_config
+
+    options = session.options
+    cluster = cluster_config(options.etcd_endpoints, options.namespace)
+    async with LiveConfig(cluster, keys) as live:
+        yield live
+
+
+async def _target(
+    session: Session, leg: Leg, stack: contextlib.AsyncExitStack
+) -> tuple[OpenAIClient, BodyBuilder]:
+    client = session.client(leg.url)
+    stack.callback(client.close)
+    return client, await session.body(client)
+
+
+def _print_rows(console: Console, legs: Sequence[Leg], rows: Sequence[Row]) -> None:
+    for leg in legs:
+        console.print(Text(f"{leg.name}: {leg.label}"), soft_wrap=True)
+    if not rows:
+        console.print(Text("no round of both sides was finished"), soft_wrap=True)
+        return
+    table = Table("median of rounds", "A", "B", "B/A", "B/A per round", title="comparison")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for row in rows:
+        a, b = statistics.median(row.a), statistics.median(row.b)
+        per_round = "  ".join(_ratio(ratio) for ratio in row.ratios)
+        table.add_row(row.metric, f"{a:.4g}", f"{b:.4g}", _ratio(row.ratio), per_round)
+    console.print(table)
+    console.print(
+        Text("latencies in ms (below 1 is better), throughputs per second"), soft_wrap=True
+    )
+
+
+def _print_counts(
+    console: Console, legs: Sequence[Leg], rounds: Mapping[str, Sequence[Measurement]]
+) -> None:
+    for leg in legs:
+        for index, run in enumerate(rounds[leg.name]):
+            summary = run.summary
+            places = ", ".join(f"{n} {place}" for place, n in summary.prefill_places.items())
+            errors = ", ".join(f"{n} x {kind}" for kind, n in summary.errors.items())
+            parts = [f"{summary.num_succeeded} of {summary.num_requests} succeeded"]
+            parts += [f"prefill {places}"] if places else []
+            parts += [f"errors: {errors}"] if errors else []
+            parts += warnings(summary, run.result)
+            console.print(Text(f"{leg.name} round {index + 1}: {'; '.join(parts)}"), soft_wrap=True)
+
+
+def _rows_json(legs: Sequence[Leg], rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "legs": {leg.name: {"label": leg.label, "url": leg.url} for leg in legs},
+        "metrics": {
+            row.metric: {"a": row.a, "b": row.b, "ratio": row.ratio, "ratios": row.ratios}
+            for row in rows
+        },
+    }
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3f}"

@@ -1,0 +1,123 @@
+"""Mooncake-format traces as a workload: same arrivals, lengths and prefix sharing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, text_of, token_ids
+from tandem.runtime.errors import ConfigError
+
+TRACE_BLOCK_TOKENS = 512  # what one hash id of a Mooncake trace stands for
+
+
+class TraceEntry(msgspec.Struct, frozen=True):
+    """One line of a trace; `hash_ids` name the prompt's 512-token blocks, chained by prefix."""
+
+    timestamp: float  # ms
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read_trace(path: Path, limit: int | None = None) -> tuple[TraceEntry, ...]:
+    """The first `limit` entries, in order of time. Raises ConfigError naming the file and line."""
+    decoder = msgspec.json.Decoder(TraceEntry)
+    entries: list[TraceEntry] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if limit is not None and len(entries) >= limit:
+                    break
+                if line.strip():
+                    entries.append(_decode(decoder, line, f"{path}:{number}"))
+    except OSError as exc:
+        raise ConfigError(f"trace {path}: {exc}") from exc
+    if not entries:
+        raise ConfigError(f"trace {path} has no requests")
+    return tuple(sorted(entries, key=lambda entry: entry.timestamp))
+
+
+def _decode(decoder: "msgspec.json.Decoder[TraceEntry]", line: bytes, where: str) -> TraceEntry:
+    try:
+        entry = decoder.decode(line)
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"{where}: not a trace entry: {exc}") from exc
+    if entry.input_length < 1 or entry.output_length < 1:
+        raise ConfigError(f"{where}: lengths must be at least 1 token")
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWorkload:
+    """A trace replayed `time_scale` times as fast, each hash id as `block_tokens` tokens.
+
+    `block_tokens` below 512 shrinks every prompt in proportion and keeps the sharing exact;
+    the caps cut what is left to its first tokens.
+    """
+
+    path: str
+    entries: tuple[TraceEntry, ...]
+    time_scale: float
+    block_tokens: int
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    vocab_size: int
+    input_format: InputFormat
+
+    def __post_init__(self) -> None:
+        if not self.time_scale > 0:
+            raise ConfigError(f"the time scale must be above 0, not {self.time_scale:g}")
+        if not 1 <= self.block_tokens <= TRACE_BLOCK_TOKENS:
+            raise ConfigError(f"tokens per hash id must be 1 to {TRACE_BLOCK_TOKENS}")
+
+    def prompts(self, seeds: Seeds) -> Iterator[PromptSpec]:
+        @lru_cache(maxsize=4096)
+        def block(hash_id: int) -> list[int]:
+            return token_ids(f"{seeds.content}/block/{hash_id}", self.block_tokens, self.vocab_size)
+
+        start_ms = self.entries[0].timestamp
+        for index, entry in enumerate(self.entries):
+            num_input = self.input_tokens(entry)
+            ids: list[int] = []
+            for hash_id in entry.hash_ids:
+                if len(ids) >= num_input:
+                    break
+                ids += block(hash_id)
+            missing = num_input - len(ids)
+            if missing > 0:
+                ids += token_ids(f"{seeds.content}/tail/{index}", missing, self.vocab_size)
+            del ids[num_input:]
+            yield PromptSpec(
+                ids if self.input_format == "tokens" else text_of(ids),
+                min(entry.output_length, self.max_output_tokens or entry.output_length),
+                (entry.timestamp - start_ms) / 1e3 / self.time_scale,
+            )
+
+    def input_tokens(self, entry: TraceEntry) -> int:
+        """The prompt length that is sent for an entry."""
+        scaled = max(1, round(entry.input_length * self.block_tokens / TRACE_BLOCK_TOKENS))
+        return min(scaled, self.max_input_tokens or scaled)
+
+    def describe(self) -> dict[str, Any]:
+        cap = self.max_input_tokens
+        return {
+            "kind": "trace",
+            "path": self.path,
+            "num_requests": len(self.entries),
+            "time_scale": self.time_scale,
+            "block_tokens": self.block_tokens,
+            "max_input_tokens": cap,
+            "max_output_tokens": self.max_output_tokens,
+            "num_cut_prompts": sum(
+                entry.input_length * self.block_tokens / TRACE_BLOCK_TOKENS > cap
+                for entry in self.entries
+            )
+            if cap
+            else 0,
+            "vocab_size": self.vocab_size,
+            "input_format": self.input_format,
+        }

@@ -1,0 +1,1 @@
+"""Figures, targets and tables that all benchmarks share."""

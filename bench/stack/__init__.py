@@ -1,0 +1,1 @@
+"""The cost of the stack around a model."""

@@ -1,0 +1,93 @@
+"""A topology of this machine under measurement: started, found, its CPU time read, ended."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from tandem.bench.load.live_config import cluster_config
+from tandem.launch.supervise.processes import ChildProcess
+from tandem.runtime.discovery import instances_prefix
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, running_clusters
+from tandem.runtime.messages import Instance, Role
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.05
+ROLES: tuple[Role, ...] = ("frontend", "decode", "prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStack:
+    """A running topology: its address and the processes of each role."""
+
+    url: str
+    processes: Mapping[Role, Sequence[psutil.Process]]
+
+    def cpu_s(self) -> dict[Role, float]:
+        """CPU seconds, user and system, that each role's processes have used so far."""
+        return {
+            role: sum(sum(process.cpu_times()[:2]) for process in processes)
+            for role, processes in self.processes.items()
+        }
+
+
+@contextlib.asynccontextmanager
+async def served(
+    model: Path, topology: str, flags: Sequence[str], run_dir: Path
+) -> AsyncIterator[ServedStack]:
+    """`tandem serve` of a topology on a free port while the body runs.
+
+    `run_dir` is an existing folder for logs. Raises ServiceError with the end of the launcher's log
+    when it does not become ready.
+    """
+    child = await ChildProcess.start(
+        "serve",
+        [
+            *(sys.executable, "-m", "tandem.launch", "serve", str(model)),
+            *("--topology", topology, "--port", "0", "--run-dir", str(run_dir), *flags),
+        ],
+        run_dir / "serve.log",
+    )
+    try:
+        cluster = await _ready(child)
+        yield ServedStack(cluster.http_url, await _processes(cluster))
+    finally:
+        await child.stop(STOP_TIMEOUT_S)
+
+
+async def _ready(child: ChildProcess) -> LocalCluster:
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while child.exit_code is None:
+                for cluster in running_clusters():
+                    if cluster.pid == child.pid:
+                        return cluster
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        reason = f"was not ready after {START_TIMEOUT_S:g} s"
+    else:
+        reason = f"exited with {child.exit_code}"
+    raise ServiceError(f"tandem serve {reason}; its log ends:\n{child.log_tail()}")
+
+
+async def _processes(cluster: LocalCluster) -> dict[Role, list[psutil.Process]]:
+    discovery = EtcdDiscovery(cluster_config(cluster.etcd_endpoints, cluster.namespace))
+    await discovery.start()
+    try:
+        found: dict[Role, list[psutil.Process]] = {}
+        for role in ROLES:
+            items = await discovery.get_prefix(instances_prefix(cluster.namespace, role))
+            pids = {msgspec.json.decode(data, type=Instance).pid for data in items.values()}
+            if pids:
+                found[role] = [psutil.Process(pid) for pid in sorted(pids)]
+        return found
+    finally:
+        await discovery.close()

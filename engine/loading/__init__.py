@@ -1,0 +1,1 @@
+"""Weights from files, or random ones, into a model's tensors."""

@@ -1,0 +1,1 @@
+"""Architectures as data: configuration, weights and the decoder that computes them."""

@@ -1,0 +1,1 @@
+"""Sequences, their blocks, and which of them a step computes. No tensors."""

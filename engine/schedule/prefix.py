@@ -1,0 +1,121 @@
+"""Which blocks of a sequence are shared, and under which names; and prefixes from elsewhere."""
+
+from dataclasses import dataclass
+
+from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.sequence import Sequence
+from tandem.runtime.block_hash import block_hashes
+
+
+def shareable_hashes(seq: Sequence, pool: BlockPool) -> list[bytes]:
+    """Names of the leading blocks that `seq` could take from the prefix cache.
+
+    Shared blocks are never written, so the block of the last token isn't among them.
+    """
+    if not pool.enable_prefix_cache:
+        return []
+    num_tokens = seq.num_known_tokens
+    _hash_full_blocks(seq, num_tokens, pool.block_size)
+    return seq.block_hashes[: (num_tokens - 1) // pool.block_size]
+
+
+def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
+    """Let others find the blocks whose K/V is in the pool."""
+    num_full = seq.num_computed_tokens // pool.block_size
+    if pool.enable_prefix_cache:
+        _hash_full_blocks(seq, seq.num_computed_tokens, pool.block_size)
+        for i in range(seq.num_published_blocks, num_full):
+            pool.publish(seq.block_table[i], seq.block_hashes[i])
+    seq.num_published_blocks = num_full
+
+
+def _hash_full_blocks(seq: Sequence, num_tokens: int, block_size: int) -> None:
+    """Continue the chain over the blocks that the first `num_tokens` tokens fill."""
+    hashed = len(seq.block_hashes)
+    if (hashed + 1) * block_size <= num_tokens:
+        seq.block_hashes += block_hashes(
+            seq.token_ids[hashed * block_size : num_tokens],
+            block_size,
+            salt=seq.cache_salt,
+            parent=seq.block_hashes[-1] if hashed else None,
+        )
+
+
+def take_blocks(
+    pool: BlockPool, hashes: list[bytes], num_blocks: int, num_spare_blocks: int
+) -> tuple[list[int], int] | None:
+    """`num_blocks` blocks, and how many leading ones of them are those cached under `hashes`.
+
+    None: fewer than `num_spare_blocks` would be left over, and nothing has changed.
+    """
+    cached = pool.match_prefix(hashes)
+    num_fresh = num_blocks - len(cached)
+    fresh = None
+    if num_fresh + num_spare_blocks <= pool.num_available:
+        fresh = pool.allocate(num_fresh, after=cached[-1] if cached else None)
+    if fresh is None:
+        pool.free(cached)
+        return None
+    return cached + fresh, len(cached)
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixPull:
+    """The head of a prompt whose K/V comes from elsewhere, before its sequence is added."""
+
+    block_table: list[int]
+    block_hashes: list[bytes]  # of these blocks
+    num_cached_blocks: int  # leading ones that were here already; held, so that they stay
+
+
+class PrefixPulls:
+    """The pulls that have begun and not ended, by request id."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._pulls: dict[str, PrefixPull] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pulls
+
+    def block_tables(self) -> list[list[int]]:
+        return [pull.block_table for pull in self._pulls.values()]
+
+    def reserve(
+        self, seq: Sequence, num_blocks: int, num_spare_blocks: int
+    ) -> list[tuple[int, int]] | None:
+        """Hold the first `num_blocks` of `seq`'s blocks that can be shared until `end`.
+
+        (ordinal, block id) of those to be filled; nothing is held when there are none. None:
+        there is no prefix cache, or fewer than `num_spare_blocks` would be left over.
+        """
+        pool = self._pool
+        if not pool.enable_prefix_cache:
+            return None
+        hashes = shareable_hashes(seq, pool)[:num_blocks]
+        if pool.count_prefix(hashes) == len(hashes):
+            return []
+        taken = take_blocks(pool, hashes, len(hashes), num_spare_blocks)
+        if taken is None:
+            return None
+        table, num_cached = taken
+        self._pulls[seq.request_id] = PrefixPull(table, hashes, num_cached)
+        return list(enumerate(table))[num_cached:]
+
+    def end(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
+        """Let go of a pull's blocks, published if `proven`; False when there is no such pull.
+
+        `quarantined`: writes into those that were to be filled may still land.
+        """
+        pull = self._pulls.pop(request_id, None)
+        if pull is None:
+            return False
+        num_cached, num_freed = pull.num_cached_blocks, len(pull.block_table)
+        if proven:
+            for i in range(num_cached, num_freed):
+                self._pool.publish(pull.block_table[i], pull.block_hashes[i])
+        elif quarantined:
+            self._pool.quarantine(pull.block_table[num_cached:])
+            num_freed = num_cached
+        self._pool.free(pull.block_table[:num_freed])
+        return True

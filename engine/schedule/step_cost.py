@@ -1,0 +1,204 @@
+"""How long a step takes, learned from those before it, and how much of a prompt fits into one.
+
+A step's time is taken to be linear: what its decodes cost (a constant, each sequence, its context)
+and what its prompt tokens cost on top (a constant, each token, its context). Pure.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from tandem.engine.schedule.sequence import Chunk
+
+LONGEST_STEP_MS = {"VRAM": 50.0, "DRAM": 250.0}
+SAFETY = 0.9  # of the longest step is planned for; the rest is for what the model doesn't know
+FLOOR_TOKENS = 16  # prompts go on, however long the decodes take
+FIRST_TOKENS = 64  # beside decodes, before anything was measured
+DECAY = 0.95  # what an observation counts for after one more
+SURPRISE = 0.15  # of what was expected: so much more or less, and the past counts for little
+DECAY_AT_A_SURPRISE = 0.6
+OUTLIER = 4.0  # times what was expected, and the limit on top: more than that isn't believed
+DECODES_OBSERVED_EVERY = 8  # steps without prompts are many and alike
+# Features are counted in these, so that all are of the same magnitude.
+DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
+
+
+def longest_step_s(config: EngineConfig, memory: str) -> float:
+    """Seconds that a step with decodes may take, on a device whose KV pool is in `memory`."""
+    return (config.max_step_ms or LONGEST_STEP_MS[memory]) / 1e3
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What a step computes. Context: of a decode its length, of a prompt token its position."""
+
+    num_decodes: int = 0
+    decode_context: int = 0
+    num_prompt_tokens: int = 0
+    prompt_context: float = 0.0
+
+    def add_prompt(self, start: int, num_tokens: int) -> None:
+        self.num_prompt_tokens += num_tokens
+        self.prompt_context += num_tokens * (start + num_tokens / 2)
+
+    def decode_features(self) -> list[float]:
+        return [1.0, self.num_decodes / DECODES, self.decode_context / DECODE_CONTEXT]
+
+    def prompt_features(self) -> list[float]:
+        return [1.0, self.num_prompt_tokens / TOKENS, self.prompt_context / TOKEN_CONTEXT]
+
+
+def work_of(chunks: "list[Chunk]") -> StepWork:
+    """Any chunk of one token costs what a decode does."""
+    work = StepWork()
+    for _, start, end, _ in chunks:
+        if end - start == 1:
+            work.num_decodes += 1
+            work.decode_context += end
+        else:
+            work.add_prompt(start, end - start)
+    return work
+
+
+class LinearCost:
+    """Least squares with weights that are not negative; old observations fade."""
+
+    def __init__(self, num_features: int, slack_s: float) -> None:
+        self._slack_s = slack_s
+        self._gram = [[0.0] * num_features for _ in range(num_features)]
+        self._moment = [0.0] * num_features
+        self._weights = [0.0] * num_features
+
+    def observe(self, features: list[float], seconds: float) -> None:
+        """Learn one step. One that compiled a kernel must not count for as long as that took."""
+        expected = self.predict(features)
+        seconds = min(seconds, OUTLIER * expected + self._slack_s)
+        is_surprise = abs(seconds - expected) > SURPRISE * expected
+        decay = DECAY_AT_A_SURPRISE if is_surprise else DECAY
+        for i, left in enumerate(features):
+            row = self._gram[i]
+            for j, right in enumerate(features):
+                row[j] = decay * row[j] + left * right
+            self._moment[i] = decay * self._moment[i] + left * seconds
+        self._weights = _solve_non_negative(self._gram, self._moment)
+
+    def predict(self, features: list[float]) -> float:
+        return math.fsum(w * x for w, x in zip(self._weights, features, strict=True))
+
+    @property
+    def weights(self) -> list[float]:
+        return self._weights
+
+
+class StepCost:
+    """Answers how many tokens of a prompt fit into a step with decodes of at most `max_step_s`."""
+
+    def __init__(self, max_step_s: float) -> None:
+        self.max_step_s = max_step_s
+        self._decodes = LinearCost(3, max_step_s)
+        self._prompts = LinearCost(3, max_step_s)
+        self._num_proven_tokens = FIRST_TOKENS // 2  # were within the limit; twice that is tried
+        self._num_steps = 0
+
+    def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
+        """A step of `chunks` took the device so long."""
+        self._num_steps += 1
+        _, start, end, _ = chunks[-1]
+        if end - start == 1 and self._num_steps % DECODES_OBSERVED_EVERY:
+            return
+        work = work_of(chunks)
+        if work.num_prompt_tokens == 0:
+            self._decodes.observe(work.decode_features(), seconds)
+            return
+        if seconds <= self.max_step_s:
+            self._num_proven_tokens = max(self._num_proven_tokens, work.num_prompt_tokens)
+        elif work.num_decodes:
+            fitting = work.num_prompt_tokens * SAFETY * self.max_step_s / seconds
+            self._num_proven_tokens = max(FLOOR_TOKENS // 2, int(fitting / 2))
+        self._prompts.observe(work.prompt_features(), max(0.0, seconds - self._decoding_s(work)))
+
+    def room(self, work: StepWork, start: int) -> int:
+        """How many tokens from position `start` on a step with `work` can take, 0 or more.
+
+        The first prompt of a step gets FLOOR_TOKENS even where there is no room.
+        """
+        constant, per_token, per_context = self._prompts.weights
+        left_s = SAFETY * self.max_step_s - self._decoding_s(work) - constant
+        per_token, per_context = per_token / TOKENS, per_context / TOKEN_CONTEXT
+        left_s -= work.num_prompt_tokens * per_token + work.prompt_context * per_context
+        num_tokens = _largest(per_context / 2, per_token + start * per_context, left_s)
+        num_tokens = min(num_tokens, 2 * self._num_proven_tokens - work.num_prompt_tokens)
+        floor = 0 if work.num_prompt_tokens else FLOOR_TOKENS
+        return max(num_tokens, floor)
+
+    def _decoding_s(self, work: StepWork) -> float:
+        return self._decodes.predict(work.decode_features()) if work.num_decodes else 0.0
+
+
+class PromptBudget:
+    """How much of prompts one step can still take: by tokens and, beside decodes, by time."""
+
+    def __init__(self, num_tokens: int, cost: StepCost, decodes: "list[Chunk]") -> None:
+        self._num_tokens = num_tokens
+        self._cost = cost if decodes else None
+        self._work = work_of(decodes)
+
+    def room(self, start: int) -> int:
+        """How many tokens from position `start` of a prompt on."""
+        if self._cost is None or self._num_tokens <= 0:
+            return self._num_tokens
+        return min(self._num_tokens, self._cost.room(self._work, start))
+
+    def take(self, chunk: "Chunk") -> None:
+        """Count `chunk`; after one that doesn't end its prompt nothing else is taken."""
+        num_tokens = chunk.end - chunk.start
+        self._num_tokens = self._num_tokens - num_tokens if chunk.samples else 0
+        self._work.add_prompt(chunk.start, num_tokens)
+
+
+def _largest(square: float, linear: float, left: float) -> int:
+    """The largest n >= 0 with square * n**2 + linear * n <= left; none of the two is negative."""
+    if left <= 0:
+        return 0
+    if square <= 0 and linear <= 0:
+        return 2**31
+    # The form of the root that neither cancels nor divides by a `square` of zero.
+    root = 2 * left / (linear + math.sqrt(linear * linear + 4 * square * left))
+    return int(min(root, 2**31))
+
+
+def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[float]:
+    """Weights of least squares from its normal equations; features that would get less than 0
+    are left out, the worst first.
+    """
+    kept = list(range(len(moment)))
+    while kept:
+        solution = _solve([[gram[i][j] for j in kept] for i in kept], [moment[i] for i in kept])
+        worst = min(range(len(kept)), key=solution.__getitem__)
+        if solution[worst] >= 0:
+            break
+        del kept[worst]
+    weights = [0.0] * len(moment)
+    for i, weight in zip(kept, solution if kept else [], strict=True):
+        weights[i] = weight
+    return weights
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Elimination of a positive semidefinite system, with a ridge where it says nothing."""
+    size = len(right)
+    ridge = 1e-6 * max(matrix[i][i] for i in range(size)) + 1e-12
+    rows = [[*row[:i], row[i] + ridge, *row[i + 1 :], right[i]] for i, row in enumerate(matrix)]
+    for i, pivot in enumerate(rows):
+        for row in rows[i + 1 :]:
+            factor = row[i] / pivot[i]
+            for j in range(i, size + 1):
+                row[j] -= factor * pivot[j]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = math.fsum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i]
+    return solution

@@ -1,0 +1,164 @@
+"""Decode steps as graphs: recorded at start for padded batch sizes, replayed with one call each.
+
+A graph repeats the same kernels on the same addresses. Whatever differs from step to step stands
+in tensors that every step finds where it was: the inputs here, tables and parameters by seat.
+"""
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tandem.engine.step.batch import NO_POSITION, PackedStep
+from tandem.engine.step.rows import Seats
+from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
+from tandem.engine.step.upload import on_host
+from tandem.kernels.sampling.rows import SampledRows
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+
+Replay = Callable[[], None]
+T = TypeVar("T")
+
+
+@dataclass(slots=True, frozen=True)
+class Recorded(Generic[T]):
+    """A call that can be repeated without Python, and what it gives: the same tensors each time."""
+
+    replay: Replay
+    result: T
+
+
+class Recorder(Protocol):
+    """What records calls on one device."""
+
+    def record(self, run: Callable[[], T]) -> Recorded[T]:
+        """`run` may be called more than once; its result is valid from the first replay on."""
+
+    def held_bytes(self) -> int:
+        """Device memory in use, by whatever."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs, all of them in one memory pool. They must be replayed one at a time."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], T]) -> Recorded[T]:
+        # Once for real: Triton builds, and cuBLAS and the kernels' counters allocate.
+        run()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of a worker may allocate meanwhile; that is no business of this stream's.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            result = run()
+        return Recorded(graph.replay, result)
+
+    def held_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._stream.device)
+        return total - free
+
+
+class DecodeModel(Protocol):
+    """What the graphs are of."""
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, vocab_size] of a step whose `inputs` are as build_decode_batch takes."""
+
+    def sample(self, logits: torch.Tensor, inputs: torch.Tensor, plan: SamplingPlan) -> SampledRows:
+        """The next token of every row, kept for its seat."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Graph:
+    """One batch size."""
+
+    inputs: torch.Tensor  # [3, size]
+    logits: Recorded[torch.Tensor]  # [size, vocab_size]
+    greedy: Recorded[SampledRows]
+    drawn: Recorded[SampledRows]
+
+
+class DecodeGraphs:
+    """Decode steps of up to max(sizes) sequences. Steps run in the order of the calls.
+
+    The results of a step are overwritten by the next: what is to outlive it must be copied, on
+    the stream that the steps run on.
+    """
+
+    def __init__(
+        self, model: DecodeModel, seats: Seats, sizes: list[int], recorder: Recorder
+    ) -> None:
+        self._model = model
+        self._seats = seats
+        self._sizes = sorted(sizes)
+        self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=seats.device)
+        started, held = time.perf_counter(), recorder.held_bytes()
+        self._graphs: dict[int, _Graph] = {}
+        # The largest first: the smaller ones fit into its memory.
+        for size in _with_progress(self._sizes[::-1]):
+            self._graphs[size] = self._record(size, recorder)
+        logger.info(
+            "decode steps of %d batch sizes up to %d recorded in %.1f s, %.0f MiB",
+            len(self._sizes),
+            self._sizes[-1],
+            time.perf_counter() - started,
+            (recorder.held_bytes() - held) / MIB,
+        )
+
+    def run(self, step: PackedStep, plan: SamplingPlan) -> SampledRows:
+        """Compute a step that `is_decode`: what was drawn for its rows."""
+        num_rows = step.num_decodes
+        graph = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
+        padded = step.padded(graph.inputs.shape[1], self._seats.padding_seat)
+        host = on_host(padded, self._seats.device)
+        graph.inputs.view(-1).copy_(host, non_blocking=True)
+        graph.logits.replay()
+        if not plan.is_plain:
+            inputs, logits = graph.inputs[:, :num_rows], graph.logits.result[:num_rows]
+            return self._model.sample(logits, inputs, plan)
+        sampling = graph.greedy if plan.is_greedy else graph.drawn
+        sampling.replay()
+        return replace(sampling.result, token_ids=sampling.result.token_ids[:num_rows])
+
+    def _record(self, size: int, recorder: Recorder) -> _Graph:
+        inputs = self._inputs[: 3 * size].view(3, size)
+        padding = torch.tensor([self._seats.padding_seat, NO_POSITION, 0], dtype=torch.int64)
+        inputs.copy_(padding.unsqueeze(1))
+        model = self._model
+        logits = recorder.record(lambda: model.logits(inputs))
+        return _Graph(
+            inputs,
+            logits,
+            recorder.record(lambda: model.sample(logits.result, inputs, GREEDY)),
+            recorder.record(lambda: model.sample(logits.result, inputs, DRAWN)),
+        )
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes that decode steps are padded to: at most 7 rows of padding, or 15 above 64."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_num_seqs, 16)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+def _with_progress(sizes: list[int]) -> Iterator[int]:
+    """The sizes, with a bar on standard error where that is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield from sizes
+        return
+    columns = (TextColumn("recording decode steps"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield from progress.track(sizes)

@@ -1,0 +1,57 @@
+"""Which layers of which prompts are in the pool while their step is still computed."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem.engine.schedule.sequence import Chunk, LayerProgress, SequenceStatus, layer_boundaries
+
+if TYPE_CHECKING:
+    import torch
+
+LayersListener = Callable[[list[LayerProgress]], None]
+
+
+class LayerStream:
+    """Turns a runner's news of layers, for the whole step, into news of single prompts.
+
+    False when no chunk of the step asks for them. A prompt's last group of layers is left out:
+    its news is the sequence's output. News that is `held` waits for `release`: until then the
+    outputs of the step before are to come, and with them news of the same prompts' heads.
+    """
+
+    def __init__(
+        self, chunks: list[Chunk], num_layers: int, listener: LayersListener, *, held: bool = False
+    ) -> None:
+        self._listener = listener
+        self._held: list[tuple[int, torch.cuda.Event | None]] | None = [] if held else None
+        self._prompts = [
+            (chunk, layer_boundaries(num_layers, chunk.seq.num_layer_groups)[:-1])
+            for chunk in chunks
+            if chunk.seq.num_layer_groups > 1 and chunk.seq.prefill_only and chunk.samples
+        ]
+        # Of layers, ascending; of all prompts.
+        self.boundaries = tuple(sorted({each for _, ends in self._prompts for each in ends}))
+
+    def __bool__(self) -> bool:
+        return bool(self.boundaries)
+
+    def __call__(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
+        if self._held is None:
+            self._tell(num_layers, event)
+        else:
+            self._held.append((num_layers, event))
+
+    def release(self) -> None:
+        """Tell what was held; from here on everything is told at once."""
+        held, self._held = self._held or [], None
+        for num_layers, event in held:
+            self._tell(num_layers, event)
+
+    def _tell(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
+        progress = [
+            LayerProgress(chunk.seq.request_id, chunk.end, num_layers, event)
+            for chunk, boundaries in self._prompts
+            if num_layers in boundaries and chunk.seq.status is SequenceStatus.RUNNING
+        ]
+        if progress:
+            self._listener(progress)

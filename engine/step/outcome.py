@@ -1,0 +1,85 @@
+"""What a step that was collected means for its sequences: tokens, ends, failures."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
+from tandem.runtime.errors import InternalError, TandemError
+
+if TYPE_CHECKING:
+    from tandem.engine.step.sampler import SampledToken
+
+logger = logging.getLogger(__name__)
+
+
+def still_running(chunks: list[Chunk]) -> list[Sequence]:
+    """Whose chunks these are, without those that ended after they were launched."""
+    return [chunk.seq for chunk in chunks if chunk.seq.status is SequenceStatus.RUNNING]
+
+
+def count_step(
+    scheduler: Scheduler, chunks: list[Chunk], tokens: "list[SampledToken]"
+) -> list[SequenceOutput]:
+    """Count the tokens of a step that went well, and end the sequences that they end.
+
+    Nobody is shown what was computed for a sequence that ended after the launch.
+    """
+    outputs: list[SequenceOutput] = []
+    next_token, running = iter(tokens).__next__, SequenceStatus.RUNNING
+    for seq, _, end, samples in chunks:
+        token = next_token() if samples else None
+        if seq.status is not running:
+            continue
+        if token is None:
+            if seq.prefill_only:
+                outputs.append(_output(seq, []))
+            continue
+        token_id, is_last = token.token_id, end + 1 >= seq.max_num_tokens
+        if is_last or token_id in seq.stop_ids or token.logprobs is not None:
+            outputs.append(count_token(scheduler, seq, end, token))
+            continue
+        # What count_token does in any other case, without its calls: this is hundreds per step.
+        seq.token_ids[end] = token_id
+        outputs.append(
+            SequenceOutput(seq.request_id, [token_id], None, None, None, seq.num_cached_tokens, end)
+        )
+    return outputs
+
+
+def count_token(
+    scheduler: Scheduler, seq: Sequence, position: int, token: "SampledToken"
+) -> SequenceOutput:
+    """Put a token at its position, where PENDING may stand; end the sequence after its last."""
+    token_id = token.token_id
+    finish_reason = seq.finish_reason_at(position, token_id)
+    if finish_reason == "stop":
+        output = _output(seq, [])
+        output.stop_token_id = token_id
+    else:
+        seq.token_ids[position : position + 1] = [token_id]
+        output = _output(seq, [token_id])
+        if token.logprobs is not None:
+            output.logprobs = [token.logprobs]
+    if finish_reason is not None:
+        output.finish_reason = finish_reason
+        scheduler.finish(seq)
+    return output
+
+
+def fail(scheduler: Scheduler, seqs: list[Sequence], error: Exception) -> list[SequenceOutput]:
+    """End waiting and running sequences with `error`, an InternalError if it isn't ours."""
+    logger.error("a step failed, and with it %d sequences", len(seqs), exc_info=error)
+    typed = error
+    if not isinstance(typed, TandemError):
+        typed = InternalError(f"the engine failed: {type(error).__name__}")
+    for seq in seqs:
+        scheduler.finish(seq)
+    return [SequenceOutput(seq.request_id, [], finish_reason="error", error=typed) for seq in seqs]
+
+
+def _output(seq: Sequence, token_ids: list[int]) -> SequenceOutput:
+    return SequenceOutput(
+        seq.request_id, token_ids, None, None, None, seq.num_cached_tokens, seq.num_computed_tokens
+    )

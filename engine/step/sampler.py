@@ -1,0 +1,151 @@
+"""From rows of logits to tokens: what each sequence asks for, as tensors, and the kernel's answer.
+
+One row's pipeline: penalties, logit bias, min_tokens; then argmax at temperature 0, otherwise
+temperature, min-p, top-k, top-p and the draw, which depends on (seed, position) and nothing else.
+Log-probabilities are of the raw logits, before all of these, as OpenAI and vLLM report them. Ties
+at the edge of a filter are all kept, and the inverse CDF runs in the order of token ids, so that
+rounding noise in the logits moves the edges of a draw and never the order of the candidates.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import torch
+
+from tandem.engine.schedule.sequence import Chunk
+from tandem.engine.step.rows import ADJUSTS, DRAWS, WANTS_LOGPROBS, Seats
+from tandem.engine.step.token_adjustments import AdjustedRows, adjusted_tokens
+from tandem.engine.step.upload import download, upload
+from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
+from tandem.runtime.errors import InternalError
+from tandem.runtime.messages import TokenLogprobs
+
+
+class SampledToken(NamedTuple):
+    """One drawn token; `logprobs` where the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingPlan:
+    """What the rows of one step ask for, as far as it isn't kept by seat."""
+
+    is_greedy: bool
+    adjusted: AdjustedRows | None
+    num_tops: dict[int, int]  # row |-> likeliest tokens wanted, for rows that want logprobs
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the seats say all there is to say."""
+        return self.adjusted is None and not self.num_tops
+
+
+GREEDY = SamplingPlan(True, None, {})
+DRAWN = SamplingPlan(False, None, {})
+
+
+class Sampler:
+    """Samples batches of one model; `eos_token_ids` are what min_tokens holds back.
+
+    `sample` is tandem.kernels.sampling.launch's, or its twin's.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        sample: Callable[..., None],
+        seats: Seats,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._sample = sample
+        self._seats = seats
+
+    def plan(self, rows: list[Chunk]) -> SamplingPlan:
+        """How to sample the last tokens of `rows`, whose seats have been taken."""
+        needs = self._seats.needs(row.seq for row in rows)
+        if not needs & (ADJUSTS | WANTS_LOGPROBS):
+            return DRAWN if needs & DRAWS else GREEDY
+        adjusted = self._adjusted(rows) if needs & ADJUSTS else None
+        asked = {i: row.seq.sampling.logprobs for i, row in enumerate(rows)}
+        num_tops = {i: min(num, self._vocab_size) for i, num in asked.items() if num is not None}
+        is_greedy = adjusted is None and not needs & DRAWS
+        return SamplingPlan(is_greedy, adjusted, num_tops)
+
+    def _adjusted(self, rows: list[Chunk]) -> AdjustedRows | None:
+        adjusted = AdjustedRows()
+        for row in rows:
+            tokens = adjusted_tokens(row.seq, self._vocab_size, self._eos_token_ids)
+            adjusted.add(row, tokens)
+        return adjusted if adjusted.token_ids else None
+
+    def sample(
+        self,
+        logits: torch.Tensor,  # [num_rows, vocab_size]
+        seats: torch.Tensor,  # [num_rows]
+        positions: torch.Tensor,  # [num_rows] where the tokens will stand
+        plan: SamplingPlan,
+    ) -> SampledRows:
+        """One token per row, kept for its seat too; `logits` are scratch from then on.
+
+        Nothing here waits for the device.
+        """
+        device, num_tops = logits.device, plan.num_tops
+        out = new_sampled_rows(
+            len(logits), len(num_tops), max(num_tops.values(), default=0), device
+        )
+        adjustments = logprob_rows = None
+        if plan.adjusted is not None:
+            adjustments = plan.adjusted.tensors(self._seats)
+        if num_tops:
+            [logprob_rows] = upload([array("q", num_tops)], device)
+        self._sample(
+            logits,
+            None if plan.is_greedy else self._seats.sampling_rows(seats, positions),
+            out,
+            adjustments=adjustments,
+            logprob_rows=logprob_rows,
+        )
+        self._seats.drawn.index_copy_(0, seats, out.token_ids)
+        return out
+
+
+class HostTokens:
+    """A step's tokens on their way to the host; there once the step has happened."""
+
+    def __init__(self, rows: list[Chunk], sampled: SampledRows, plan: SamplingPlan) -> None:
+        self._request_ids = [row.seq.request_id for row in rows]
+        self._num_tops = plan.num_tops
+        self._token_ids = download(sampled.token_ids)
+        self._logprobs: tuple[torch.Tensor, ...] = ()
+        if plan.num_tops:
+            columns = (sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+            self._logprobs = tuple(download(column) for column in columns)
+
+    def read(self) -> list[SampledToken]:
+        """One per row. Raises InternalError when a row had no finite best logit."""
+        token_ids: list[int] = self._token_ids.tolist()
+        if NO_TOKEN in token_ids:
+            pairs = zip(self._request_ids, token_ids, strict=True)
+            bad = [request_id for request_id, token_id in pairs if token_id == NO_TOKEN]
+            raise InternalError(f"logits are not finite, of {', '.join(bad)}")
+        if not self._num_tops:
+            return list(map(SampledToken, token_ids, repeat(None)))
+        found = self._read_logprobs()
+        return [SampledToken(token_id, found.get(i)) for i, token_id in enumerate(token_ids)]
+
+    def _read_logprobs(self) -> dict[int, TokenLogprobs]:
+        columns = [column.tolist() for column in self._logprobs]
+        found: dict[int, TokenLogprobs] = {}
+        for (row, num_top), logprob, ids, values in zip(
+            self._num_tops.items(), *columns, strict=True
+        ):
+            top = list(zip(ids[:num_top], values[:num_top], strict=True))
+            found[row] = TokenLogprobs(logprob=logprob, top=top)
+        return found

@@ -1,0 +1,198 @@
+"""Decode attention: the last few query tokens of each sequence over its paged context.
+
+A sequence's context is cut into splits; (sequence, split, KV head) is an item of work, and the
+programs of a grid that depends on shapes alone walk the items that the lengths on the device call
+for. Where a sequence has several splits, the program that finishes the last of them adds all up.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
+from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
+
+LOG2_E = math.log2(math.e)
+MIN_DOT_ROWS = 16  # tl.dot takes no tile with fewer rows
+MAX_QUERIES_PER_SEQ = 8
+MAX_ARRIVALS = 1 << 16  # (sequence, KV head) pairs of a launch
+MAX_SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}  # per multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttentionConfig:
+    """How a decode kernel is built and launched."""
+
+    tile_tokens: int = 64  # context positions per step of the online softmax
+    num_warps: int = 4
+    num_stages: int = 3  # tiles in shared memory: one in work, the rest under way
+    blocks_per_sm: int = 2
+    # n tiles make splits of about sqrt(n * split_weight) tiles: at 1, as many splits as tiles in
+    # each. Few enough that partial sums are small beside the tiles, and short enough alone.
+    split_weight: int = 1
+    use_tma: bool = True  # where the chip has it and a tile lies within a block
+
+
+def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
+    """What runs where the table of tuned configurations has no entry."""
+    if element_bytes > 2:
+        return PagedAttentionConfig(tile_tokens=16)  # more would spill: no tensor core adds it up
+    padded_dim = triton.next_power_of_2(head_dim)
+    return PagedAttentionConfig(
+        num_warps=_num_warps(64, padded_dim),
+        num_stages=4 if padded_dim <= 64 else 3,
+        blocks_per_sm=max(1, min(3, 256 // padded_dim)),
+    )
+
+
+def paged_decode_attention(
+    q: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
+    context_lens: torch.Tensor,  # [num_seqs] positions attended, the queries' own included
+    scale: float,
+    out: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    *,
+    queries_per_seq: int = 1,
+    soft_cap: float = 0.0,
+    window: int = 0,
+    config: PagedAttentionConfig | None = None,
+) -> None:
+    """The last `queries_per_seq` tokens of each sequence attend causally over its context.
+
+    Query j of a sequence stands at position context_len - queries_per_seq + j. A sequence without
+    context (padding) gets zeros. With `window`, a query sees that many positions, its own the
+    last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap). Entries of `block_tables`
+    past a context are never read, nor is anything in slots past it used. A sequence's result is
+    bitwise the same in every batch. Launches on one device must not overlap, and the first must
+    not be captured into a graph: they share counters that are zero between launches.
+    """
+    num_seqs = context_lens.shape[0]
+    if num_seqs == 0:
+        return
+    num_heads, head_dim = q.shape[1:]
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    record = block_size * head_dim
+    assert q.dtype == kv_cache.dtype == out.dtype
+    assert q.shape == out.shape and q.shape[0] == num_seqs * queries_per_seq
+    assert 1 <= queries_per_seq <= MAX_QUERIES_PER_SEQ and soft_cap >= 0 and window >= 0
+    assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim
+    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
+    assert kv_cache.stride(0) % head_dim == 0 and q.stride(2) == out.stride(2) == 1
+    assert block_tables.stride(1) == 1 and context_lens.stride(0) == 1
+    assert num_seqs * num_kv_heads <= MAX_ARRIVALS
+    element_bytes = kv_cache.element_size()
+    if config is None:
+        config = tuned_config(
+            default_config(head_dim, element_bytes),
+            "paged_attention",
+            head_dim=head_dim,
+            block_size=block_size,
+            element_bytes=element_bytes,
+        )
+    group_size = num_heads // num_kv_heads
+    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, config.tile_tokens)
+    max_splits = math.isqrt(max(max_tiles - 1, 0) // config.split_weight) + 1
+    num_partials = num_seqs * num_kv_heads * max_splits if max_splits > 1 else 0
+    partials = torch.empty(
+        (num_partials, queries_per_seq * group_size, head_dim + STATS.value),
+        dtype=torch.float32,
+        device=q.device,
+    )
+    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(queries_per_seq * group_size))
+    use_tma = _can_use_tma(kv_cache, config)
+    num_programs = num_multiprocessors(q.device) * config.blocks_per_sm
+    paged_decode_kernel[(min(num_programs, num_seqs * num_kv_heads * max_splits),)](
+        q,
+        _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache,
+        block_tables,
+        context_lens,
+        out,
+        partials,
+        _arrivals(q.device),
+        scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
+        num_seqs,
+        max_splits,
+        *q.stride()[:2],
+        kv_cache.stride(0) // head_dim,
+        block_tables.stride(0),
+        *out.stride()[:2],
+        num_kv_heads=num_kv_heads,
+        group_size=group_size,
+        queries_per_seq=queries_per_seq,
+        block_size=block_size,
+        head_dim=head_dim,
+        soft_cap=soft_cap,
+        window=window,
+        split_weight=config.split_weight,
+        USE_TMA=use_tma,
+        BLOCK_N=config.tile_tokens,
+        BLOCK_R=padded_rows,
+        BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+        num_warps=config.num_warps if padded_rows < 64 else 8,  # four would spill
+        num_stages=config.num_stages,
+    )
+
+
+def candidates(
+    head_dim: int, group_size: int, element_bytes: int, block_size: int, arch: int
+) -> Iterator[PagedAttentionConfig]:
+    """The configurations worth measuring for a shape on a chip."""
+    padded_dim = triton.next_power_of_2(head_dim)
+    num_bytes = 2 * padded_dim * element_bytes  # of a token, key and value
+    for tile_tokens, num_stages, blocks_per_sm, split_weight, use_tma in itertools.product(
+        (64, 128), (2, 3, 4), (1, 2, 3), (1, 4), (False, True)
+    ):
+        tile_bytes = tile_tokens * num_bytes
+        num_warps = _num_warps(tile_tokens, padded_dim)
+        # cp.async into mma.sync's operands keeps one tile fewer than the stages.
+        shared_bytes = (num_stages - (arch < 90)) * tile_bytes + 9 * 1024
+        fits = (
+            blocks_per_sm * shared_bytes <= MAX_SHARED_BYTES[80 if arch < 90 else 90]
+            and blocks_per_sm * num_warps <= (12 if tile_bytes <= 16 * 1024 else 8)  # registers
+            and tile_tokens * padded_dim <= 128 * 128
+        )
+        # Little's law: 4.3 TB/s at 0.8 us are 26 KB under way per multiprocessor, on average.
+        enough = blocks_per_sm * (num_stages - 1) * tile_bytes >= 48 * 1024
+        if fits and enough and (not use_tma or (arch >= 90 and block_size % tile_tokens == 0)):
+            yield PagedAttentionConfig(
+                tile_tokens, num_warps, num_stages, blocks_per_sm, split_weight, use_tma
+            )
+
+
+def _num_warps(tile_tokens: int, padded_dim: int) -> int:
+    # Four spill what a larger tile keeps in registers.
+    return 8 if tile_tokens * padded_dim >= 128 * 128 else 4
+
+
+def _can_use_tma(kv_cache: torch.Tensor, config: PagedAttentionConfig) -> bool:
+    block_size, head_dim = kv_cache.shape[3:]
+    return (
+        config.use_tma
+        and (architecture() >= 90 or architecture() == INTERPRETED)
+        and block_size % config.tile_tokens == 0
+        and head_dim * kv_cache.element_size() % 16 == 0
+        and kv_cache.storage_offset() * kv_cache.element_size() % 16 == 0
+    )
+
+
+def _rows_descriptor(kv_cache: torch.Tensor, tile_tokens: int) -> Any:
+    num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_rows = (num_blocks - 1) * (kv_cache.stride(0) // head_dim) + 2 * num_kv_heads * block_size
+    assert num_rows < 2**31, "the copy engine counts rows in 32 bits"
+    tile = [tile_tokens, max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))]
+    return TensorDescriptor(kv_cache, [num_rows, head_dim], [head_dim, 1], tile)
+
+
+@cache
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """[MAX_ARRIVALS] splits finished per (sequence, KV head); zero between launches."""
+    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+    return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)

@@ -1,0 +1,113 @@
+"""Prefill attention on a Hopper GPU: the launcher of the kernel written for sm_90.
+
+What `prefill_attention` launches for the shapes that are `offered`, where the table of tuned
+configurations says `warp_specialized`: where it was measured to be faster.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tandem.kernels.attention.prefill_hopper_kernel import (
+    ROWS,
+    SWIZZLE,
+    TILE_ROWS,
+    TILE_TOKENS,
+    prefill_hopper_kernel,
+)
+from tandem.kernels.tuned import num_multiprocessors, tuned_config
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillHopperConfig:
+    """Slots of the K ring and of the V ring, whether consumers take turns at the tensor cores."""
+
+    num_stages: int = 2
+    take_turns: bool = True
+    idle_multiprocessors: int = 0
+
+
+DEFAULT = PrefillHopperConfig()
+
+
+def candidates(head_dim: int) -> Iterator[PrefillHopperConfig]:
+    """The configurations worth measuring."""
+    for stages, turns, idle in product((2, 3) if head_dim == 64 else (2,), (True, False), (0, 1)):
+        yield PrefillHopperConfig(num_stages=stages, take_turns=turns, idle_multiprocessors=idle)
+
+
+def offered(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+    """Whether `prefill_attention_hopper` takes such a pool."""
+    whole_blocks = TILE_TOKENS.value % block_size == 0 or block_size % TILE_TOKENS.value == 0
+    sixteen_bit = dtype in (torch.float16, torch.bfloat16)
+    return head_dim in (64, 128) and block_size >= 16 and whole_blocks and sixteen_bit
+
+
+def prefill_attention_hopper(
+    q: torch.Tensor,  # [num_tokens, num_heads, head_dim], sequences one after another
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
+    cu_seqlens_q: torch.Tensor,  # [num_seqs + 1] seq |-> its first token in q
+    context_lens: torch.Tensor,  # [num_seqs] positions attended by a sequence's last query
+    max_query_len: int,
+    scale: float,
+    out: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    *,
+    config: PrefillHopperConfig | None = None,
+) -> None:
+    """A run of query tokens per sequence attends causally over the cache, itself included.
+
+    As `prefill_attention`, for `offered` shapes and scale > 0. q's rows and the pool must lie at
+    multiples of 16 bytes.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, _, num_kv_heads, block_size, _ = kv_cache.shape
+    num_seqs = context_lens.shape[0]
+    if num_seqs == 0 or max_query_len == 0:
+        return
+    assert offered(head_dim, block_size, q.dtype) and scale > 0
+    assert q.dtype == kv_cache.dtype == out.dtype
+    assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim
+    assert q.stride(2) == out.stride(2) == kv_cache.stride(4) == 1
+    assert kv_cache.stride(3) == head_dim and kv_cache.stride(2) == block_size * head_dim
+    assert kv_cache.stride(0) % head_dim == kv_cache.stride(1) % head_dim == 0
+    assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
+    if config is None:
+        config = tuned_config(
+            DEFAULT, "prefill_attention_hopper", head_dim=head_dim, block_size=block_size
+        )
+    # The pool as a column of head_dim-wide records, q as a matrix of all heads side by side.
+    block_records, kv_records = kv_cache.stride(0) // head_dim, kv_cache.stride(1) // head_dim
+    num_records = (num_blocks - 1) * block_records + kv_records + num_kv_heads * block_size
+    q_width = (num_heads - 1) * q.stride(1) + head_dim
+    num_tiles = num_tokens // TILE_ROWS.value + num_seqs
+    num_items = num_tiles * num_heads
+    num_programs = num_multiprocessors(q.device) - config.idle_multiprocessors
+    prefill_hopper_kernel[(min(num_programs, num_items),)](
+        _boxes(q, [num_tokens, q_width], q.stride(0), ROWS.value),
+        _boxes(kv_cache, [num_records, head_dim], head_dim, min(block_size, TILE_TOKENS.value)),
+        (block_tables, cu_seqlens_q, context_lens, block_tables.stride(0)),
+        num_seqs,
+        num_tiles - 1,
+        num_items,
+        num_records,
+        (q.stride(1), block_records, kv_records),
+        (out, *out.stride()[:2], scale * math.log2(math.e)),
+        num_heads=num_heads,
+        group_size=num_heads // num_kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        STAGES=config.num_stages,
+        TURNS=config.take_turns,
+        num_warps=4,
+    )
+
+
+def _boxes(tensor: torch.Tensor, shape: list[int], row_stride: int, rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(tensor, shape, [row_stride, 1], [rows, SWIZZLE.value], layout)

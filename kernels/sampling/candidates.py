@@ -1,0 +1,107 @@
+"""Few of a row's tokens in place of all: those at or above a bound, found by their groups.
+
+A group is GROUP tokens with consecutive ids, of which the survey (launch.py) notes the best. At
+least n tokens reach the n-th best of these, so a bound that holds the n best is known without the
+row, and only groups that reach it are read again.
+"""
+
+import triton
+import triton.language as tl
+
+GROUP = tl.constexpr(64)
+GATHER_TILE = tl.constexpr(2048)  # tokens that are looked at together
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def float_key(value):  # type: ignore[no-untyped-def]
+    """An integer that is larger for a larger float32 (not NaN)."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & _MAGNITUDE)).to(tl.int64)
+
+
+@triton.jit
+def key_float(key):  # type: ignore[no-untyped-def]
+    """The float32 of a key."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & _MAGNITUDE)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def nth_best(values, valid, rank):  # type: ignore[no-untyped-def]
+    """A number that at least `rank` of the valid `values` reach, and few more than that.
+
+    Those that are not valid must be -inf.
+    """
+    low = float_key(tl.min(tl.where(valid, values, float("inf"))))
+    high = float_key(tl.max(values)) + 1
+    reached = tl.sum(valid.to(tl.int32))
+    while (high - low > 1) & (reached > rank + rank // 4):
+        middle = (low + high) >> 1
+        count = tl.sum((valid & (values >= key_float(middle))).to(tl.int32))
+        enough = count >= rank
+        low = tl.where(enough, middle, low)
+        reached = tl.where(enough, count, reached)
+        high = tl.where(enough, high, middle)
+    return key_float(low)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gather_candidates(  # type: ignore[no-untyped-def]
+    row_logits,  # [vocab_size]
+    group_best,  # [NUM_GROUPS], a tile
+    bound,
+    vocab_size,
+    num_groups,
+    extra_values,  # [num_extras] tokens that are not in the row's logits
+    extra_ids,  # int32 [num_extras]
+    num_extras,
+    group_list,  # [num_groups], overwritten
+    list_values,  # [CAPACITY], overwritten
+    list_ids,  # [CAPACITY], overwritten
+    NUM_GROUPS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """How many tokens reach `bound`; their values and ids lie in the list, if it is long enough.
+
+    More than CAPACITY means more than fit, by any number.
+    """
+    groups = tl.arange(0, NUM_GROUPS)
+    chosen = (groups < num_groups) & (group_best >= bound)
+    tl.store(group_list + tl.cumsum(chosen.to(tl.int32)) - 1, groups, mask=chosen)
+    num_chosen = tl.sum(chosen.to(tl.int32))
+    tl.debug_barrier()  # the list is read by other threads than wrote it
+
+    lanes = tl.arange(0, GATHER_TILE)
+    first = tl.zeros([], tl.int32)
+    num_listed = tl.zeros([], tl.int32)
+    while (first < num_chosen * GROUP) & (num_listed <= CAPACITY):
+        index = first + lanes
+        mine = index < num_chosen * GROUP
+        ids = tl.load(group_list + index // GROUP, mask=mine, other=0) * GROUP + index % GROUP
+        mine &= ids < vocab_size
+        values = tl.load(row_logits + ids, mask=mine, other=float("-inf")).to(tl.float32)
+        num_listed = _append(
+            values, ids, mine & (values >= bound), list_values, list_ids, num_listed, CAPACITY
+        )
+        first += GATHER_TILE
+    first = tl.zeros([], tl.int32)
+    while (first < num_extras) & (num_listed <= CAPACITY):
+        mine = first + lanes < num_extras
+        values = tl.load(extra_values + first + lanes, mask=mine, other=float("-inf"))
+        ids = tl.load(extra_ids + first + lanes, mask=mine, other=0)
+        num_listed = _append(
+            values, ids, mine & (values >= bound), list_values, list_ids, num_listed, CAPACITY
+        )
+        first += GATHER_TILE
+    tl.debug_barrier()
+    return num_listed
+
+
+@triton.jit
+def _append(values, ids, kept, list_values, list_ids, num_listed, CAPACITY):  # type: ignore[no-untyped-def]
+    slots = num_listed + tl.cumsum(kept.to(tl.int32)) - 1
+    fits = kept & (slots < CAPACITY)
+    tl.store(list_values + slots, values, mask=fits)
+    tl.store(list_ids + slots, ids, mask=fits)
+    return num_listed + tl.sum(kept.to(tl.int32))

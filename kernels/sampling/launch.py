@@ -1,0 +1,350 @@
+"""Sampling on the GPU: from logits to tokens without the host in between.
+
+Launches: the adjustment of single tokens, where there are any; a survey, the one pass over the
+logits, which notes the best of every group of tokens and the mass of every chunk where a row
+needs it; and the draw, one program per row, which reads single groups and chunks again. Rows whose
+filters keep more tokens than a list of candidates holds are searched whole by their program.
+Rows that ask for log-probabilities are surveyed once more, unadjusted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.kernels.sampling.candidates import GROUP
+from tandem.kernels.sampling.draw import LOG2E, draw_kernel
+from tandem.kernels.sampling.logprobs import logprobs_kernel
+from tandem.kernels.sampling.rows import (
+    LEAST_TEMPERATURE,
+    SampledRows,
+    SamplingRows,
+    TokenAdjustments,
+)
+from tandem.kernels.tuned import tuned_config
+
+MAX_VOCAB_SIZE = 2**22  # masses have the bits that a sum of so many leaves in an int64
+MAX_ROWS = 65535  # a grid's second dimension
+ADJUST_TILE = 512
+
+_LEAST_TEMPERATURE = tl.constexpr(LEAST_TEMPERATURE)
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingConfig:
+    """`chunk` tokens per program of the survey, `capacity` candidates per row of the draw.
+
+    The draw goes through lists and rows in tiles of `tile`. All are powers of 2.
+    """
+
+    chunk: int = 4096
+    survey_warps: int = 4
+    capacity: int = 4096
+    tile: int = 1024
+    draw_warps: int = 8
+
+
+DEFAULT_CONFIG = SamplingConfig()
+
+
+def candidates(vocab_size: int, element_bytes: int) -> Iterator[SamplingConfig]:
+    """Configurations that are worth measuring."""
+    # Of other numbers of warps the draw spills, or has too few to go through a row.
+    for chunk, survey_warps in ((2048, 4), (4096, 4), (4096, 8), (8192, 4), (8192, 8), (16384, 8)):
+        if chunk * element_bytes <= 32768 and chunk < 2 * vocab_size:
+            for tile in (512, 1024, 2048):
+                yield SamplingConfig(chunk, survey_warps, tile=tile)
+
+
+def sample(
+    logits: torch.Tensor,  # [num_rows, vocab_size]
+    rows: SamplingRows | None,
+    out: SampledRows,
+    *,
+    adjustments: TokenAdjustments | None = None,
+    logprob_rows: torch.Tensor | None = None,  # int [num_logprob_rows]
+    config: SamplingConfig | None = None,
+) -> None:
+    """One token per row of `logits`, which are changed while this runs and unchanged after it.
+
+    No `rows`: all are greedy, and none has adjustments.
+    `logprob_rows` are the rows that `out` has log-probabilities for: of the row's token and of
+    its `num_top` likeliest, by the raw logits. A row gets NO_TOKEN when its best adjusted logit
+    is not finite or when one is NaN; its log-probabilities then mean nothing.
+    """
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return
+    assert num_rows <= MAX_ROWS and vocab_size <= MAX_VOCAB_SIZE and logits.stride(1) == 1
+    assert out.token_ids.shape == (num_rows,) and out.token_ids.is_contiguous()
+    if config is None:
+        shape = {"vocab_size": vocab_size, "element_bytes": logits.element_size()}
+        config = tuned_config(DEFAULT_CONFIG, "sampling", **shape)
+    scratch = _new_scratch(logits, config)
+    # What a kernel's flag turns off gets any tensor of the right type.
+    nothing = scratch.list_values
+    extras: tuple[torch.Tensor, ...] = (nothing, nothing, scratch.list_ids, nothing, nothing)
+    if adjustments is not None:
+        assert rows is not None
+        extras = _adjust_inplace(logits, rows.positions, adjustments)
+    _survey(logits, rows, None, scratch, config)
+    draw_kernel[(num_rows,)](
+        logits,
+        logits.stride(0),
+        scratch.group_best,
+        scratch.chunk_best,
+        scratch.chunk_mass,
+        *_row_tensors(rows, nothing),
+        *extras,
+        scratch.group_list,
+        scratch.list_values,
+        scratch.list_ids,
+        out.token_ids,
+        vocab_size,
+        scratch.group_best.shape[1],
+        scratch.chunk_best.shape[1],
+        IS_GREEDY=rows is None,
+        HAS_ENTRIES=adjustments is not None,
+        MASS_UNIT=2.0 ** (62 - (vocab_size - 1).bit_length()),
+        CHUNK=config.chunk,
+        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
+        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
+        CAPACITY=config.capacity,
+        TILE=config.tile,
+        num_warps=config.draw_warps,
+    )
+    if logprob_rows is not None and len(logprob_rows):
+        _write_logprobs(logits, out, logprob_rows, scratch, config)
+
+
+@dataclass(slots=True, frozen=True)
+class _Scratch:
+    group_best: torch.Tensor  # [num_rows, num_groups]
+    group_list: torch.Tensor  # [num_rows, num_groups]
+    chunk_best: torch.Tensor  # [num_rows, num_chunks]
+    chunk_mass: torch.Tensor  # [num_rows, num_chunks]
+    list_values: torch.Tensor  # [num_rows, capacity]
+    list_ids: torch.Tensor  # [num_rows, capacity]
+
+
+def _row_tensors(rows: SamplingRows | None, nothing: torch.Tensor) -> list[torch.Tensor]:
+    return [nothing if rows is None else getattr(rows, f.name) for f in fields(SamplingRows)]
+
+
+def _new_scratch(logits: torch.Tensor, config: SamplingConfig) -> _Scratch:
+    num_rows, vocab_size = logits.shape
+    groups = (num_rows, triton.cdiv(vocab_size, GROUP.value))
+    chunks = (num_rows, triton.cdiv(vocab_size, config.chunk))
+    listed = (num_rows, config.capacity)
+    device = logits.device
+    return _Scratch(
+        group_best=torch.empty(groups, dtype=torch.float32, device=device),
+        group_list=torch.empty(groups, dtype=torch.int32, device=device),
+        chunk_best=torch.empty(chunks, dtype=torch.float32, device=device),
+        chunk_mass=torch.empty(chunks, dtype=torch.float32, device=device),
+        list_values=torch.empty(listed, dtype=torch.float32, device=device),
+        list_ids=torch.empty(listed, dtype=torch.int32, device=device),
+    )
+
+
+def _adjust_inplace(
+    logits: torch.Tensor, positions: torch.Tensor, adjustments: TokenAdjustments
+) -> tuple[torch.Tensor, ...]:
+    """Take the adjusted tokens out of the logits: their entries, adjusted and raw values."""
+    assert adjustments.token_ids.dtype == torch.int32
+    raw_values = torch.empty_like(adjustments.biases)
+    adjusted_values = torch.empty_like(adjustments.biases)
+    _adjust_kernel[(len(logits),)](
+        logits,
+        logits.stride(0),
+        positions,
+        adjustments.starts,
+        adjustments.lengths,
+        adjustments.token_ids,
+        adjustments.times,
+        adjustments.biases,
+        adjustments.held,
+        adjustments.repetition_penalties,
+        adjustments.frequency_penalties,
+        adjustments.presence_penalties,
+        adjustments.held_until,
+        adjusted_values,
+        raw_values,
+        TILE=ADJUST_TILE,
+        num_warps=4,
+    )
+    entries = (adjustments.starts, adjustments.lengths, adjustments.token_ids)
+    return (*entries, adjusted_values, raw_values)
+
+
+def _survey(
+    logits: torch.Tensor,
+    rows: SamplingRows | None,
+    logprob_rows: torch.Tensor | None,
+    scratch: _Scratch,
+    config: SamplingConfig,
+) -> None:
+    """The best of every group and the mass of chunks: for `rows`, or of `logprob_rows` raw."""
+    nothing = scratch.list_values
+    num_surveyed = len(logits if logprob_rows is None else logprob_rows)
+    num_chunks = scratch.chunk_best.shape[1]
+    _survey_kernel[(num_chunks, num_surveyed)](
+        logits,
+        logits.stride(0),
+        nothing if logprob_rows is None else logprob_rows,
+        nothing if rows is None else rows.temperatures,
+        nothing if rows is None else rows.top_ks,
+        nothing if rows is None else rows.min_ps,
+        scratch.group_best,
+        scratch.chunk_best,
+        scratch.chunk_mass,
+        logits.shape[1],
+        scratch.group_best.shape[1],
+        num_chunks,
+        IS_GREEDY=rows is None and logprob_rows is None,
+        IS_RAW=logprob_rows is not None,
+        CHUNK=config.chunk,
+        num_warps=config.survey_warps,
+    )
+
+
+def _write_logprobs(
+    logits: torch.Tensor,
+    out: SampledRows,
+    logprob_rows: torch.Tensor,
+    scratch: _Scratch,
+    config: SamplingConfig,
+) -> None:
+    num_logprob_rows, num_top = out.top_ids.shape
+    assert len(logprob_rows) == num_logprob_rows <= len(logits) and num_top <= logits.shape[1]
+    assert out.top_ids.is_contiguous() and out.top_logprobs.is_contiguous()
+    _survey(logits, None, logprob_rows, scratch, config)
+    logprobs_kernel[(num_logprob_rows,)](
+        logits,
+        logits.stride(0),
+        logprob_rows,
+        out.token_ids,
+        scratch.group_best,
+        scratch.chunk_best,
+        scratch.chunk_mass,
+        scratch.group_list,
+        scratch.list_values,
+        scratch.list_ids,
+        out.logprobs,
+        out.top_ids,
+        out.top_logprobs,
+        logits.shape[1],
+        scratch.group_best.shape[1],
+        scratch.chunk_best.shape[1],
+        num_top,
+        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
+        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
+        CAPACITY=config.capacity,
+        TILE=config.tile,
+        num_warps=config.draw_warps,
+    )
+
+
+@triton.jit
+def _finite_or_inf(values):  # type: ignore[no-untyped-def]
+    """A NaN becomes +inf, so that the best tells of either."""
+    return tl.where(values == values, values, float("inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _adjust_kernel(  # type: ignore[no-untyped-def]
+    logits,  # [num_rows, vocab_size]
+    logits_stride_row,
+    positions,  # [num_rows]
+    entry_starts,  # [num_rows]
+    entry_lengths,  # [num_rows]
+    entry_ids,  # [num_entries]
+    entry_times,  # [num_entries]
+    entry_biases,  # [num_entries]
+    entry_held,  # [num_entries]
+    repetition_penalties,  # [num_rows]
+    frequency_penalties,  # [num_rows]
+    presence_penalties,  # [num_rows]
+    held_until,  # [num_rows]
+    adjusted_values,  # [num_entries]
+    raw_values,  # [num_entries]
+    TILE: tl.constexpr,
+):
+    # grid: (num_rows,)
+    my_row = tl.program_id(0).to(tl.int64)
+    my_logits = logits + my_row * logits_stride_row
+    my_start = tl.load(entry_starts + my_row).to(tl.int64)
+    my_length = tl.load(entry_lengths + my_row).to(tl.int32)
+    my_repetition = tl.load(repetition_penalties + my_row)
+    my_frequency = tl.load(frequency_penalties + my_row)
+    my_presence = tl.load(presence_penalties + my_row)
+    holds = tl.load(positions + my_row) < tl.load(held_until + my_row)
+    lanes = tl.arange(0, TILE)
+    for first in range(0, my_length, TILE):
+        mine = first + lanes < my_length
+        entries = my_start + first + lanes
+        ids = tl.load(entry_ids + entries, mask=mine, other=0)
+        raw = tl.load(my_logits + ids, mask=mine, other=0.0).to(tl.float32)
+        times = tl.load(entry_times + entries, mask=mine, other=-1)
+        penalized = tl.where(raw > 0, tl.div_rn(raw, my_repetition), raw * my_repetition)
+        values = tl.where(times >= 0, penalized, raw)
+        cost = times.to(tl.float32) * my_frequency + my_presence
+        values = tl.where(times > 0, values - cost, values)
+        values += tl.load(entry_biases + entries, mask=mine, other=0.0)
+        held = tl.load(entry_held + entries, mask=mine, other=0).to(tl.int1) & holds
+        values = _finite_or_inf(tl.where(held, float("-inf"), values))
+        tl.store(adjusted_values + entries, values, mask=mine)
+        tl.store(raw_values + entries, raw, mask=mine)
+        removed = tl.full([TILE], float("-inf"), tl.float32).to(logits.dtype.element_ty)
+        tl.store(my_logits + ids, removed, mask=mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _survey_kernel(  # type: ignore[no-untyped-def]
+    logits,  # [num_rows, vocab_size]
+    logits_stride_row,
+    logprob_rows,  # [num_surveyed], if IS_RAW
+    temperatures,  # [num_rows]
+    top_ks,  # [num_rows]
+    min_ps,  # [num_rows]
+    group_best,  # [num_surveyed, num_groups]
+    chunk_best,  # [num_surveyed, num_chunks]
+    chunk_mass,  # [num_surveyed, num_chunks]
+    vocab_size,
+    num_groups,
+    num_chunks,
+    IS_GREEDY: tl.constexpr,
+    IS_RAW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    # grid: (num_chunks, num_surveyed)
+    my_chunk = tl.program_id(0)
+    my_place = tl.program_id(1).to(tl.int64)
+    my_row = my_place
+    scale = tl.full([], LOG2E, tl.float32)
+    needs_mass = not IS_GREEDY
+    if IS_RAW:
+        my_row = tl.load(logprob_rows + my_place).to(tl.int64)
+    elif not IS_GREEDY:
+        temperature = tl.load(temperatures + my_row)
+        top_k = tl.load(top_ks + my_row)
+        scale = 1 / tl.maximum(temperature, _LEAST_TEMPERATURE) * LOG2E
+        is_share_of_all = ((top_k <= 0) | (top_k >= vocab_size)) & (tl.load(min_ps + my_row) <= 0)
+        needs_mass = (temperature > 0) & is_share_of_all
+    ids = my_chunk * CHUNK + tl.arange(0, CHUNK)
+    my_logits = logits + my_row * logits_stride_row
+    values = tl.load(my_logits + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    values = _finite_or_inf(values)
+    my_group_best = tl.max(tl.reshape(values, [CHUNK // GROUP, GROUP]), 1)
+    groups = my_chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+    mine = groups < num_groups
+    tl.store(group_best + my_place * num_groups + groups, my_group_best, mask=mine)
+    if needs_mass:
+        my_best = tl.max(my_group_best)
+        # A chunk without a token that could be drawn has no mass; one of +inf is not looked at.
+        anchor = tl.where(tl.abs(my_best) < float("inf"), my_best, 0.0)
+        mass = tl.sum(tl.exp2((values - anchor) * scale))
+        tl.store(chunk_best + my_place * num_chunks + my_chunk, my_best)
+        tl.store(chunk_mass + my_place * num_chunks + my_chunk, mass)

@@ -1,0 +1,21 @@
+"""`tandem engine`: an engine of an author's in this process."""
+
+from collections.abc import Sequence
+
+from tandem.runtime.errors import ConfigError
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.run import run
+from tandem.sdk.worker.targets import load_class
+
+USAGE = "usage: tandem engine module:Engine [the engine's arguments; --help shows them]"
+
+
+def run_engine(words: Sequence[str]) -> None:
+    """Blocks until a signal ends the engine. Raises ConfigError where there is no such engine."""
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        raise SystemExit(0 if words else 2)
+    found = load_class(words[0])
+    if not issubclass(found, LLMEngine):
+        raise ConfigError(f"{words[0]} is no engine: it must be a subclass of LLMEngine")
+    run(found, list(words[1:]))

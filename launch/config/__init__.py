@@ -1,0 +1,1 @@
+"""The composed configuration, its sources, and its live part."""

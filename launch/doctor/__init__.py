@@ -1,0 +1,1 @@
+"""`tandem doctor`: checks of this machine."""

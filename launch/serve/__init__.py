@@ -1,0 +1,1 @@
+"""`tandem serve`: topologies and the roles that they start."""

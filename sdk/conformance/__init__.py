@@ -1,0 +1,1 @@
+"""The conformance kit: checks of an engine against its contract."""

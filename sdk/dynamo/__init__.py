@@ -1,0 +1,1 @@
+"""NVIDIA Dynamo's names, and how code that imports them is ported."""

@@ -1,0 +1,118 @@
+"""One request through an engine: cancellation, the shape of its chunks, its span."""
+
+import asyncio
+import copy
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+from tandem.runtime.errors import InternalError, InvalidRequestError
+from tandem.sdk.engine.health_check import is_probe
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.prefill_stage import PrefillStage
+from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.telemetry import request_span
+
+logger = logging.getLogger(__name__)
+
+
+class EngineHandler:
+    """Answers requests with an engine's chunks; `answer` is the endpoint's handler.
+
+    `changed` is called whenever a request begins or ends.
+    """
+
+    def __init__(self, engine: LLMEngine, changed: Callable[[], None]) -> None:
+        self._engine = engine
+        self._changed = changed
+        self._aborts: set[asyncio.Task[None]] = set()
+        self.prefill: PrefillStage | None = None  # set for decode engines
+        self.num_running = 0
+        self.num_answered = 0  # up to a finish reason
+
+    async def answer(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """The engine's answer up to its finish reason; raises InternalError if that is missing."""
+        _check(request)
+        self.num_running += 1
+        self._changed()
+        num_tokens = len(request["token_ids"])
+        try:
+            with request_span(context, "engine.generate", {"num_prompt_tokens": num_tokens}):
+                if self.prefill is not None and not is_probe(request):
+                    request = await self.prefill.prepare(request, context)
+                async for chunk in self._generate(request, context):
+                    yield chunk
+        finally:
+            self.num_running -= 1
+            self._changed()
+
+    async def _generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncIterator[GenerateChunk]:
+        undo = self._abort_when_over(context)
+        try:
+            async with aclosing(self._engine.generate(request, context)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+                    if chunk.get("finish_reason") is not None:
+                        self.num_answered += 1
+                        return
+        finally:
+            undo()
+        if context.is_stopped():
+            yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
+            return
+        raise InternalError(f"request {context.id()}: the engine's answer has no finish_reason")
+
+    async def probe(self, payload: Mapping[str, Any]) -> None:
+        """Sends a health check through the engine; raises what is wrong with it."""
+        request = cast(GenerateRequest, copy.deepcopy(dict(payload)))
+        async with aclosing(self.answer(request, Context())) as chunks:
+            async for chunk in chunks:
+                if chunk.get("finish_reason") == "error":
+                    raise InternalError("the engine answered with an error")
+
+    def _abort_when_over(self, context: Context) -> Callable[[], None]:
+        """Calls the engine's `abort` once, when the caller stops or goes; returns its undoing."""
+        is_told = False
+
+        def tell() -> None:
+            nonlocal is_told
+            if not is_told:
+                is_told = True
+                task = asyncio.get_running_loop().create_task(self._abort(context))
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
+
+        request = context.request_context
+        leave_stop, leave_cancel = request.on_stop(tell), request.on_cancel(tell)
+
+        def undo() -> None:
+            leave_stop()
+            leave_cancel()
+
+        return undo
+
+    async def _abort(self, context: Context) -> None:
+        logger.debug("request %s is aborted", context.id())
+        try:
+            await self._engine.abort(context)
+        except Exception:
+            logger.exception("request %s: the engine's abort failed", context.id())
+
+    async def aborted(self) -> None:
+        """Waits for the engine to have been told of every request that is over."""
+        while self._aborts:
+            await asyncio.wait(self._aborts)
+
+
+def _check(request: Any) -> None:
+    if not isinstance(request, dict):
+        raise InvalidRequestError("the request is not a dict", param="request")
+    token_ids = request.get("token_ids")
+    if not isinstance(token_ids, list) or not all(type(each) is int for each in token_ids):
+        raise InvalidRequestError("token_ids: not a list of token ids", param="token_ids")

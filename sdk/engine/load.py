@@ -1,0 +1,90 @@
+"""What an engine's worker tells routers about its load."""
+
+import asyncio
+import contextlib
+import logging
+
+from tandem.runtime.events import Events, load_subject
+from tandem.runtime.messages import Instance, LoadReport, Role, encode
+from tandem.sdk.engine.handler import EngineHandler
+from tandem.sdk.engine.metrics import SnapshotPublisher
+from tandem.sdk.engine.types import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+_MOST_OFTEN_S = 0.05
+_LEAST_OFTEN_S = 1.0
+
+
+class LoadReporter:
+    """Publishes a LoadReport when something changed, and at least once a second.
+
+    `changed` may be called from any thread, before `start` and after `close`.
+    """
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.snapshots: SnapshotPublisher | None = None
+
+    def changed(self) -> None:
+        """Something is different from the last report."""
+        if self._loop is not None and not self._wake.is_set() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def start(self, events: Events, sender: "Sender") -> None:
+        """Reports until `close`."""
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._report(events, sender))
+
+    async def close(self) -> None:
+        """Ends; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _report(self, events: Events, sender: "Sender") -> None:
+        subject = load_subject(sender.instance.namespace, sender.instance.instance_id)
+        while True:
+            self._wake.clear()
+            events.publish(subject, encode(sender.report(self.snapshots)))
+            await asyncio.sleep(_MOST_OFTEN_S)
+            # Not wait_for, which can lose the cancelling when `_wake` is set at that moment.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAST_OFTEN_S):
+                    await self._wake.wait()
+
+
+class Sender:
+    """Whose load it is, and how it is put together."""
+
+    def __init__(
+        self, instance: Instance, role: Role, handler: EngineHandler, engine: EngineConfig
+    ) -> None:
+        self.instance = instance
+        self._role = role
+        self._handler = handler
+        self._engine = engine
+
+    def report(self, snapshots: SnapshotPublisher | None) -> LoadReport:
+        """The load now. Requests beyond `max_num_seqs` are counted as waiting."""
+        latest = [] if snapshots is None else list(snapshots.latest.values())
+        num_blocks = sum(each.kv_total_blocks for each in latest)
+        num_used = sum(each.kv_used_blocks for each in latest)
+        if not latest:
+            num_blocks = self._engine.total_kv_blocks or 0
+        running = self._handler.num_running
+        num_waiting = max(0, running - (self._engine.max_num_seqs or running))
+        return LoadReport(
+            instance_id=self.instance.instance_id,
+            epoch=self.instance.epoch,
+            role=self._role,
+            num_running=running - num_waiting,
+            num_waiting=num_waiting,
+            num_waiting_tokens=0,
+            num_blocks=num_blocks,
+            num_free_blocks=max(0, num_blocks - num_used),
+            num_cached_blocks=0,
+        )

@@ -1,0 +1,192 @@
+"""What an engine's worker measures, and the way in for the engine's own Prometheus metrics."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from tandem.runtime.metrics import gauge
+from tandem.sdk.engine.types import ComponentSnapshot
+
+logger = logging.getLogger(__name__)
+
+ENGINE_LABELS = ("namespace", "component", "endpoint", "worker_id", "model")
+
+
+class EngineGauges:
+    """The metrics that every engine's worker has."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = [labels[name] for name in ENGINE_LABELS]
+        self.model_load_time = gauge(
+            "component_model_load_time_seconds", "Duration of the engine's start.", ENGINE_LABELS
+        )
+        self.drain_time = gauge(
+            "component_drain_time_seconds",
+            "Duration of the engine's drain at the end.",
+            ENGINE_LABELS,
+        )
+        self.cleanup_time = gauge(
+            "component_cleanup_time_seconds", "Duration of the engine's cleanup.", ENGINE_LABELS
+        )
+        self.total_blocks = gauge(
+            "component_total_blocks", "KV blocks of a rank.", (*ENGINE_LABELS, "dp_rank")
+        )
+        self.cache_usage = gauge(
+            "component_gpu_cache_usage_percent",
+            "Part of a rank's KV blocks that is in use, 0 to 1.",
+            (*ENGINE_LABELS, "dp_rank"),
+        )
+        self.hit_rate = gauge(
+            "component_kv_cache_hit_rate",
+            "Part of the prompts found in a rank's prefix cache, 0 to 1.",
+            (*ENGINE_LABELS, "dp_rank"),
+        )
+
+    def loaded(self, duration_s: float) -> None:
+        self.model_load_time.labels(*self._labels).set(duration_s)
+
+    def drained(self, duration_s: float) -> None:
+        self.drain_time.labels(*self._labels).set(duration_s)
+
+    def cleaned_up(self, duration_s: float) -> None:
+        self.cleanup_time.labels(*self._labels).set(duration_s)
+
+    def seen(self, snapshot: ComponentSnapshot, dp_rank: int) -> None:
+        labels = (*self._labels, str(dp_rank))
+        self.total_blocks.labels(*labels).set(snapshot.kv_total_blocks)
+        self.cache_usage.labels(*labels).set(snapshot.gpu_cache_usage)
+        if snapshot.kv_cache_hit_rate is not None:
+            self.hit_rate.labels(*labels).set(snapshot.kv_cache_hit_rate)
+
+
+class SnapshotPublisher:
+    """Where an engine puts the state of its KV cache; any thread may."""
+
+    def __init__(
+        self, gauges: EngineGauges, dp_ranks: Sequence[int], changed: Callable[[], None]
+    ) -> None:
+        self._gauges = gauges
+        self._changed = changed
+        self._dp_ranks = frozenset(dp_ranks)
+        self.latest: dict[int, ComponentSnapshot] = {}  # by rank
+
+    def publish(self, rank: int, snapshot: ComponentSnapshot) -> None:
+        """Shows the snapshot in the metrics and tells the router.
+
+        Raises ValueError for a rank that `component_metrics_dp_ranks` did not name.
+        """
+        if rank not in self._dp_ranks:
+            known = sorted(self._dp_ranks)
+            raise ValueError(f"rank {rank} is none of component_metrics_dp_ranks() {known}")
+        self.latest[rank] = snapshot
+        self._gauges.seen(snapshot, rank)
+        self._changed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Part of a registry, by the beginnings of its metrics' names; None is all of it."""
+
+    registry: Collector
+    prefixes: tuple[str, ...] | None
+    excluded: tuple[str, ...]
+
+    def takes(self, name: str) -> bool:
+        return (self.prefixes is None or name.startswith(self.prefixes)) and not (
+            self.excluded and name.startswith(self.excluded)
+        )
+
+
+class EngineMetrics:
+    """What `register_prometheus` is given. `auto_labels` are put on everything it brings."""
+
+    def __init__(self, auto_labels: Mapping[str, str]) -> None:
+        self.auto_labels = dict(auto_labels)
+        self._sources: list[_Source] = []
+        self._texts: list[Callable[[], str]] = []
+
+    def register_registry(
+        self,
+        registry: Collector,
+        *,
+        prefix_filters: Sequence[str] | None = None,
+        exclude_prefixes: Sequence[str] | None = None,
+    ) -> None:
+        """Adds the metrics of a registry whose names begin with one of `prefix_filters`."""
+        prefixes = None if prefix_filters is None else tuple(prefix_filters)
+        self._sources.append(_Source(registry, prefixes, tuple(exclude_prefixes or ())))
+
+    def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
+        """Adds what `callback` returns, in Prometheus' text format, at every scrape."""
+        self._texts.append(callback)
+
+    def render(self) -> bytes:
+        """All metrics of this process in Prometheus' text format."""
+        merged = CollectorRegistry(auto_describe=False)
+        merged.register(_Merged(self))
+        parts = [generate_latest(merged)]
+        for text in self._texts:
+            try:
+                parts.append(text().encode())
+            except Exception:
+                logger.exception("a metrics callback of the engine failed")
+        return b"".join(parts)
+
+    def families(self) -> Iterator[Metric]:
+        """The process's own metrics first; of the rest, those of sources with our labels."""
+        shared = [source for source in self._sources if source.registry is REGISTRY]
+        for family in REGISTRY.collect():
+            if not any(source.takes(family.name) for source in shared):
+                yield family
+        for source in self._sources:
+            for family in source.registry.collect():
+                if source.takes(family.name):
+                    yield self._labelled(family)
+
+    def _labelled(self, family: Metric) -> Metric:
+        """With our labels, which never replace one that is there."""
+        labelled = Metric(family.name, family.documentation, family.type, family.unit)
+        labelled.samples = [
+            sample._replace(labels={**self.auto_labels, **sample.labels})
+            for sample in family.samples
+        ]
+        return labelled
+
+
+class _Merged(Collector):
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.families()
+
+
+def register_engine_registry(
+    metrics: EngineMetrics,
+    registry: Collector,
+    *,
+    prefix_filters: Sequence[str] | None = None,
+    exclude_prefixes: Sequence[str] | None = None,
+) -> None:
+    """Adds a registry of the engine's own to the worker's /metrics."""
+    metrics.register_registry(
+        registry, prefix_filters=prefix_filters, exclude_prefixes=exclude_prefixes
+    )
+
+
+def register_global_registry(
+    metrics: EngineMetrics,
+    *,
+    engine_prefix: str,
+    multiproc_only_prefixes: Sequence[str] | None = None,
+    exclude_prefixes: Sequence[str] | None = None,
+) -> None:
+    """Puts the worker's labels on what the engine has in Prometheus' default registry.
+
+    `engine_prefix` is what the names begin with, such as `vllm:`.
+    """
+    prefixes = [engine_prefix, *(multiproc_only_prefixes or ())]
+    metrics.register_registry(REGISTRY, prefix_filters=prefixes, exclude_prefixes=exclude_prefixes)

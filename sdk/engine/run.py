@@ -1,0 +1,43 @@
+"""`run(Engine)`: the whole of an engine's `main`."""
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from tandem.runtime.errors import TandemError
+from tandem.runtime.logs import setup_logging
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.worker import EngineWorker
+from tandem.sdk.engine.worker_config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+EngineFactory = Callable[[list[str] | None], Awaitable[tuple[LLMEngine, WorkerConfig]]]
+
+
+def run(
+    engine_cls: type[LLMEngine],
+    argv: list[str] | None = None,
+    engine_factory: EngineFactory | None = None,
+) -> None:
+    """Serves the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
+
+    Blocks. Exits with status 1 when the engine does not start or the cluster cannot be reached,
+    and with status 70 at a second signal. `engine_factory` takes the place of `from_args`.
+    """
+    try:
+        uvloop.run(_run(engine_factory or engine_cls.from_args, argv))
+    except TandemError as error:
+        logger.error("%s", error.message, exc_info=error.__cause__)
+        sys.exit(1)
+
+
+async def _run(factory: EngineFactory, argv: list[str] | None) -> None:
+    engine, config = await factory(argv)
+    worker = EngineWorker(engine, config)
+    runtime = worker.runtime
+    if not logging.getLogger().handlers:
+        setup_logging(runtime.config.log_level, config.served_component, runtime.instance_id)
+    await worker.run()

@@ -1,0 +1,105 @@
+"""OpenAI bodies to requests of text engines, and their chunks to OpenAI's."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.text_requests import text_chunk
+
+Answer = Callable[[GenerateRequest, Context], AsyncGenerator[GenerateChunk, None]]
+
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "seed",
+)  # fmt: skip
+
+
+class TextAnswers:
+    """Wraps an engine's `answer` for text: OpenAI bodies in, OpenAI chunks out."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    async def answer(self, body: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
+        """One chunk for each of the engine's; the last has the finish reason and the usage."""
+        is_chat = "messages" in body
+        request = text_request(body, context.id())
+        async with aclosing(self._answer(request, context)) as chunks:
+            async for chunk in chunks:
+                whole = text_chunk(dict(chunk), is_chat=is_chat)
+                if chunk.get("log_probs"):
+                    whole["choices"][0]["logprobs"] = openai_logprobs(chunk, is_chat=is_chat)
+                yield whole
+
+
+def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
+    """What the engine is given. Raises InvalidRequestError naming the field it cannot have."""
+    if body.get("n") not in (None, 1):
+        raise InvalidRequestError("n: this engine gives one choice", param="n")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    stop = body.get("stop")
+    request: GenerateRequest = {
+        "token_ids": [],
+        "model": str(body.get("model") or ""),
+        "request_id": request_id,
+        "sampling_options": {name: body[name] for name in _SAMPLING if body.get(name) is not None},
+        "stop_conditions": {
+            "max_tokens": limit,
+            "min_tokens": body.get("min_tokens") or 0,
+            "ignore_eos": bool(body.get("ignore_eos")),
+            "stop": [stop] if isinstance(stop, str) else list(stop or []),
+        },
+        "output_options": {"logprobs": _num_logprobs(body)},
+    }
+    if "messages" in body:
+        request["messages"] = body["messages"]
+    elif isinstance(body.get("prompt"), str):
+        request["prompt"] = body["prompt"]
+    else:
+        raise InvalidRequestError("prompt: this engine takes one string", param="prompt")
+    return request
+
+
+def _num_logprobs(body: Mapping[str, Any]) -> int | None:
+    """Chat says `logprobs: true` and how many in `top_logprobs`; completions say the number."""
+    wanted = body.get("logprobs")
+    if wanted is None or wanted is False:
+        return None
+    return int(body.get("top_logprobs") or 0) if wanted is True else int(wanted)
+
+
+def openai_logprobs(chunk: GenerateChunk, *, is_chat: bool) -> dict[str, Any] | None:
+    """A chunk's logprobs in OpenAI's form; None where the engine left out any token's text."""
+    log_probs = chunk.get("log_probs") or []
+    tops = chunk.get("top_logprobs") or [[] for _ in log_probs]
+    names = _token_texts(chunk, len(log_probs))
+    if names is None or len(tops) != len(log_probs):
+        return None
+    if not is_chat:
+        best = [{each["token"]: each["logprob"] for each in top} for top in tops]
+        return {"tokens": names, "token_logprobs": log_probs, "top_logprobs": best}
+    content = []
+    for name, log_prob, top in zip(names, log_probs, tops, strict=True):
+        alternatives = [_entry(each["token"], each["logprob"]) for each in top]
+        content.append({**_entry(name, log_prob), "top_logprobs": alternatives})
+    return {"content": content}
+
+
+def _entry(token: str, log_prob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": log_prob, "bytes": list(token.encode())}
+
+
+def _token_texts(chunk: GenerateChunk, num_tokens: int) -> list[str] | None:
+    """The texts of the chosen tokens: found among the best by id, or the chunk's one token."""
+    tops, token_ids = chunk.get("top_logprobs") or [], chunk.get("token_ids") or []
+    if len(tops) == len(token_ids) == num_tokens:
+        found = [
+            next((each.get("token") for each in top if each["token_id"] == token_id), None)
+            for token_id, top in zip(token_ids, tops, strict=True)
+        ]
+        if all(isinstance(name, str) for name in found):
+            return [str(name) for name in found]
+    return [chunk.get("text", "")] if num_tokens == 1 else None

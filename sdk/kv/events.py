@@ -1,0 +1,130 @@
+"""What an engine tells of its prefix cache: blocks that entered and left it."""
+
+import threading
+from collections.abc import Sequence
+
+from tandem.runtime.block_hash import block_hashes as hashes_of
+from tandem.runtime.errors import InvalidRequestError
+from tandem.sdk.kv.stream import kv_stream
+from tandem.sdk.worker.distributed_runtime import Component, Endpoint
+
+EngineHash = int | bytes | str  # what an engine calls a block
+
+
+class KvEventPublisher:
+    """Names an engine's blocks as routers know them, and publishes what changes.
+
+    Blocks are given by the engine's own hashes, which may be anything that is unique among the
+    blocks it holds; routers get hashes of the tokens. A block that cannot be named for certain
+    (its parent was never published, it is not full) is not published: a router may think that a
+    worker holds less than it does, never more.
+
+    Make one per data-parallel rank, on the event loop; `publish_*` may then be called from any
+    thread, at any rate, and never wait.
+    """
+
+    def __init__(
+        self,
+        component: Component | Endpoint,
+        worker_id: int | str | None = None,
+        kv_block_size: int | None = None,
+        dp_rank: int = 0,
+    ) -> None:
+        """`worker_id` can only be this process's own and may be left out.
+
+        A single number after the component is the block size. Raises InvalidRequestError naming
+        the argument.
+        """
+        if kv_block_size is None and isinstance(worker_id, int):
+            worker_id, kv_block_size = None, worker_id
+        if kv_block_size is None or kv_block_size < 1:
+            raise InvalidRequestError(
+                f"kv_block_size: {kv_block_size!r} is not a number of tokens from 1 on",
+                param="kv_block_size",
+            )
+        runtime = component.runtime
+        if worker_id not in (None, runtime.instance_id, int(runtime.instance_id, 16)):
+            raise InvalidRequestError(
+                f"worker_id: {worker_id!r} is not this process, which is {runtime.instance_id!r}",
+                param="worker_id",
+            )
+        self.kv_block_size = kv_block_size
+        self.dp_rank = dp_rank
+        self.num_unnamed_blocks = 0  # that were not published
+        self._lock = threading.Lock()
+        self._names: dict[EngineHash, bytes] = {}  # the engine's hash |-> ours
+        self._stream = kv_stream(runtime)
+        self._stream.add_namespace(_namespace(component))
+
+    def publish_stored(
+        self,
+        token_ids: Sequence[int],
+        num_block_tokens: Sequence[int] | None = None,
+        block_hashes: Sequence[EngineHash] = (),
+        parent_hash: EngineHash | None = None,
+        lora_id: int | str = 0,
+    ) -> None:
+        """A chain of blocks can be used from now on.
+
+        `token_ids` are theirs, one after the other; `num_block_tokens` says how many each has
+        (default: `kv_block_size`), `block_hashes` what the engine calls them. `parent_hash` is the
+        block before the first one, None at the prompt's start. Raises InvalidRequestError when the
+        numbers do not fit.
+        """
+        size = self.kv_block_size
+        counts = [size] * len(block_hashes) if num_block_tokens is None else num_block_tokens
+        if len(counts) != len(block_hashes) or sum(counts) != len(token_ids):
+            raise InvalidRequestError(
+                f"token_ids: {len(token_ids)} tokens for {len(block_hashes)} blocks of "
+                f"{list(counts)} tokens",
+                param="token_ids",
+            )
+        num_full = next((at for at, count in enumerate(counts) if count != size), len(counts))
+        with self._lock:
+            parent = None if parent_hash is None else self._names.get(parent_hash)
+            if parent_hash is not None and parent is None:
+                num_full = 0
+            self.num_unnamed_blocks += len(block_hashes) - num_full
+            if not num_full:
+                return
+            names = hashes_of(
+                token_ids[: num_full * size], size, adapter=adapter_of(lora_id), parent=parent
+            )
+            stored, removed = [], []
+            for engine_hash, name in zip(block_hashes, names, strict=False):
+                before = self._names.get(engine_hash)
+                if before == name:
+                    continue
+                if before is not None:  # the engine has given the hash to another block
+                    removed.append(before)
+                self._names[engine_hash] = name
+                stored.append(name)
+            self._stream.change(stored, removed)
+
+    def publish_removed(self, block_hashes: Sequence[EngineHash]) -> None:
+        """Blocks have left the cache; those never published are ignored."""
+        with self._lock:
+            names = [self._names.pop(each, None) for each in block_hashes]
+            self._stream.change((), [name for name in names if name is not None])
+
+    def publish_cleared(self) -> None:
+        """The rank's cache is empty."""
+        with self._lock:
+            removed = list(self._names.values())
+            self._names.clear()
+            self._stream.change((), removed)
+
+    publish_all_blocks_cleared = publish_cleared
+
+    def shutdown(self) -> None:
+        """Nothing more comes from this rank: as if its cache were empty."""
+        self.publish_cleared()
+
+
+def adapter_of(lora_id: int | str) -> str:
+    """The adapter's part of a block's name; 0 or "" is the model itself."""
+    return str(lora_id) if lora_id else ""
+
+
+def _namespace(component: Component | Endpoint) -> str:
+    return component.address.namespace if isinstance(component, Endpoint) else component.namespace

@@ -1,0 +1,116 @@
+"""Which worker of a component holds how much of a prompt."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from tandem.router.kv_follower import KvFollower
+from tandem.router.kv_index import KvIndex
+from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import TypedView, instances_prefix
+from tandem.runtime.errors import InvalidRequestError, UnavailableError
+from tandem.runtime.events import kv_subject
+from tandem.runtime.messages import Instance
+from tandem.sdk.kv.events import adapter_of
+from tandem.sdk.kv.stream import SNAPSHOT_ENDPOINT
+from tandem.sdk.worker.distributed_runtime import Component
+
+MAX_ENTRIES = 4_000_000
+_DUMP_TIMEOUT_S = 10.0
+_FIRST_DUMPS_S = 1.0  # how long a first answer waits for workers that are slow to tell
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapScores:
+    """Worker (instance id) |-> how many leading blocks of the prompt it holds, if any."""
+
+    scores: dict[str, int] = field(default_factory=dict)
+
+
+class KvIndexer:
+    """Follows the KV events of all workers of a component, from the moment it is made.
+
+    An answer never counts a block that a worker has not said it holds. When events of a worker
+    were lost, it counts as holding nothing until it has sent a dump. Make it on the event loop;
+    `close` ends it.
+    """
+
+    def __init__(
+        self, component: Component, block_size: int, *, max_entries: int = MAX_ENTRIES
+    ) -> None:
+        """At most `max_entries` (block, worker) pairs are remembered, about 130 bytes each."""
+        for name, value in (("block_size", block_size), ("max_entries", max_entries)):
+            if value < 1:
+                raise InvalidRequestError(f"{name}: {value} is below 1", param=name)
+        self._block_size = block_size
+        self._runtime = component.runtime
+        self._component = component
+        self._addresses: dict[str, str] = {}
+        self._endpoints: dict[str, set[str]] = {}  # instance |-> its endpoints
+        self._follower = KvFollower(KvIndex(max_entries), self._dump)
+        prefix = instances_prefix(component.namespace, component.name)
+        self._view = TypedView(self._runtime.discovery.watch(prefix), Instance, num_parts=2)
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(self._follower.close)
+        self._stack.push_async_callback(self._view.close)
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._block_size
+
+    async def find_matches_for_request(
+        self, tokens: Sequence[int], lora_id: int | str = 0
+    ) -> OverlapScores:
+        """The blocks of a prompt that workers hold, counted from its start.
+
+        Raises InvalidRequestError for tokens that are no token ids, ServiceError when the cluster
+        could not be reached.
+        """
+        try:
+            hashes = block_hashes(tokens, self._block_size, adapter=adapter_of(lora_id))
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequestError(f"tokens: {error}", param="tokens") from error
+        return await self.find_matches(hashes)
+
+    async def find_matches(self, hashes: Sequence[bytes]) -> OverlapScores:
+        """The same for blocks that are hashed already (`tandem.runtime.block_hash`)."""
+        await asyncio.shield(self._starting)
+        return OverlapScores(self._follower.index.match(hashes))
+
+    async def close(self) -> None:
+        """Stop following."""
+        self._starting.cancel()
+        await asyncio.gather(self._starting, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        subject, events = kv_subject(self._component.namespace), self._runtime.events
+        self._stack.push_async_callback(await events.subscribe(subject, self._follower.on_event))
+        await self._view.ready()
+        self._view.subscribe(self._on_instance)
+        await self._follower.settled(_FIRST_DUMPS_S)
+
+    def _on_instance(self, name: str, instance: Instance | None) -> None:
+        endpoint, _, instance_id = name.rpartition("/")
+        endpoints = self._endpoints.setdefault(instance_id, set())
+        if instance is None:
+            endpoints.discard(endpoint)
+        else:
+            endpoints.add(endpoint)
+            self._addresses[instance_id] = instance.address
+        if endpoints:
+            self._follower.add(instance_id)
+        else:
+            del self._endpoints[instance_id]
+            self._addresses.pop(instance_id, None)
+            self._follower.remove(instance_id)
+
+    async def _dump(self, instance_id: str) -> bytes:
+        address = self._addresses.get(instance_id)
+        if address is None:
+            raise UnavailableError(f"{instance_id} is gone")
+        async with RequestContext(timeout_s=_DUMP_TIMEOUT_S) as context:
+            return await self._runtime.client.call(address, SNAPSHOT_ENDPOINT, b"", context)

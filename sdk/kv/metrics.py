@@ -1,0 +1,199 @@
+"""A worker's load as its author measures it, for routers of an author's own and for frontends."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tandem.runtime.errors import InvalidRequestError, UnavailableError
+from tandem.runtime.events import load_subject
+from tandem.runtime.messages import LoadReport, Message, encode
+from tandem.sdk.worker.distributed_runtime import Component, Endpoint
+
+logger = logging.getLogger(__name__)
+
+METRICS_ENDPOINT = "load_metrics"
+_MOST_OFTEN_S = 0.01
+_LEAST_OFTEN_S = 1.0
+
+
+class KvMetrics(Message, frozen=True, tag=False, omit_defaults=False):
+    """One worker's load; `worker_id` is what `Client.direct` takes."""
+
+    worker_id: str
+    request_active_slots: int = 0
+    request_total_slots: int = 0
+    kv_active_blocks: int = 0
+    kv_total_blocks: int = 0
+    num_requests_waiting: int = 0
+    gpu_cache_usage_perc: float = 0.0  # 0 .. 1
+    gpu_prefix_cache_hit_rate: float = 0.0  # 0 .. 1
+
+
+def metrics_subject(component: Component, instance_id: str = "*") -> str:
+    """Where an instance of a component reports its KvMetrics; of all instances by default."""
+    return f"tandem.{component.namespace}.metrics.{component.name}.{instance_id}"
+
+
+class MetricsSource:
+    """Reports a worker's latest KvMetrics on change and once a second, and answers who asks.
+
+    Frontends are told, too, as of any worker of Tandem. Before the first `publish` there is
+    nothing to tell, and the worker is in nobody's metrics. The base of the publishers.
+    """
+
+    def __init__(self) -> None:
+        self._make: Callable[[str], KvMetrics] | None = None  # of our worker id
+        self._component: Component | None = None
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+
+    def create_endpoint(
+        self, component: Component | Endpoint, lease: object = None
+    ) -> Awaitable[None]:
+        """Reports from now on as a worker of `component`, and serves `load_metrics` there.
+
+        Has to be called on the event loop, once; awaiting the result waits until the endpoint is
+        known. `lease` is not needed and ignored.
+        """
+        if self._opening is not None:
+            raise InvalidRequestError("create_endpoint: called already", param="component")
+        if isinstance(component, Endpoint):
+            address = component.address
+            component = Component(component.runtime, address.namespace, address.component)
+        self._component = component
+        self._loop = asyncio.get_running_loop()
+        self._reporting = self._loop.create_task(self._report(component))
+        self._opening = self._loop.create_task(self._open(component))
+        self._opening.add_done_callback(_log_failure)
+        return self._opening
+
+    async def close(self) -> None:
+        """No report and no answer any more."""
+        for task in (self._opening, self._reporting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._component is not None:
+            endpoint = self._component.endpoint(METRICS_ENDPOINT)
+            await endpoint.withdraw()
+            served = self._component.runtime.served.pop(endpoint.address, None)
+            if served is not None:
+                await served.drain(0.0)
+
+    def _changed(self, make: Callable[[str], KvMetrics]) -> None:
+        """Reports what `make` gives for our worker id; from any thread."""
+        self._make = make
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+        else:
+            self._wake.set()
+
+    async def _open(self, component: Component) -> None:
+        endpoint = component.endpoint(METRICS_ENDPOINT)
+
+        async def load_metrics(_request: object) -> object:
+            if self._make is None:
+                raise UnavailableError(f"{component.runtime.instance_id} has not published any")
+            return msgspec.to_builtins(self._make(component.runtime.instance_id))
+
+        endpoint.serve(load_metrics)
+        await endpoint.register()
+
+    async def _report(self, component: Component) -> None:
+        runtime = component.runtime
+        while not runtime.is_ending:
+            self._wake.clear()
+            if self._make is not None:
+                metrics = self._make(runtime.instance_id)
+                subject = metrics_subject(component, metrics.worker_id)
+                runtime.events.publish(subject, encode(metrics))
+                subject = load_subject(component.namespace, metrics.worker_id)
+                runtime.events.publish(subject, encode(_load_report(metrics, runtime.epoch)))
+            await asyncio.sleep(_MOST_OFTEN_S)
+            # Not wait_for, which can lose the cancelling when `_wake` is set at that moment.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAST_OFTEN_S):
+                    await self._wake.wait()
+
+
+class KvMetricsPublisher(MetricsSource):
+    """Publishes how busy a worker is, as its author measures it."""
+
+    def publish(
+        self,
+        request_active_slots: int,
+        request_total_slots: int,
+        kv_active_blocks: int,
+        kv_total_blocks: int,
+        num_requests_waiting: int,
+        gpu_cache_usage_perc: float,
+        gpu_prefix_cache_hit_rate: float,
+    ) -> None:
+        """The worker's state now, from any thread; does not wait, and may be called at any rate.
+
+        Raises InvalidRequestError naming a number that is below 0 or none.
+        """
+        numbers = (
+            request_active_slots,
+            request_total_slots,
+            kv_active_blocks,
+            kv_total_blocks,
+            num_requests_waiting,
+            gpu_cache_usage_perc,
+            gpu_prefix_cache_hit_rate,
+        )
+        for name, value in zip(KvMetrics.__struct_fields__[1:], numbers, strict=True):
+            kind = (int, float) if name.startswith("gpu_") else (int,)
+            if not isinstance(value, kind) or not value >= 0:
+                raise InvalidRequestError(
+                    f"{name}: {value!r} is not a number from 0 on", param=name
+                )
+        self._changed(lambda worker_id: KvMetrics(worker_id, *numbers))
+
+
+class WorkerMetricsPublisher(MetricsSource):
+    """Publishes how many KV blocks a worker uses, by data-parallel rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used_blocks: dict[int, int] = {}
+
+    def publish(
+        self,
+        dp_rank: int | None = None,
+        active_decode_blocks: int | None = None,
+        kv_used_blocks: int | None = None,
+    ) -> None:
+        """A rank's blocks now: those of running requests or, where given, all in use."""
+        used = active_decode_blocks if kv_used_blocks is None else kv_used_blocks
+        if used is None or used < 0:
+            name = "kv_used_blocks" if kv_used_blocks is not None else "active_decode_blocks"
+            raise InvalidRequestError(f"{name}: {used!r} is not a number from 0 on", param=name)
+        self._used_blocks[dp_rank or 0] = used
+        total = sum(self._used_blocks.values())
+        self._changed(lambda worker_id: KvMetrics(worker_id, kv_active_blocks=total))
+
+
+def _load_report(metrics: KvMetrics, epoch: str) -> LoadReport:
+    num_blocks = metrics.kv_total_blocks or metrics.kv_active_blocks
+    return LoadReport(
+        instance_id=metrics.worker_id,
+        epoch=epoch,
+        role="decode",
+        num_running=metrics.request_active_slots,
+        num_waiting=metrics.num_requests_waiting,
+        num_waiting_tokens=0,
+        num_blocks=num_blocks,
+        num_free_blocks=max(0, num_blocks - metrics.kv_active_blocks),
+        num_cached_blocks=0,
+    )
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("%s cannot be served: %s", METRICS_ENDPOINT, task.exception())

@@ -1,0 +1,119 @@
+"""The one stream of KV events that a process sends, out of the changes of all its publishers."""
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tandem.runtime.context import RequestContext
+from tandem.runtime.events import kv_subject
+from tandem.runtime.messages import KvEvent, encode
+from tandem.runtime.request_plane import Responder
+
+if TYPE_CHECKING:
+    from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+
+HEARTBEAT_S = 2.0  # how long a lost last event can stay unnoticed
+SNAPSHOT_ENDPOINT = "kv_snapshot"
+
+_streams: "weakref.WeakKeyDictionary[DistributedRuntime, KvStream]" = weakref.WeakKeyDictionary()
+
+
+class KvStream:
+    """Gapless KvEvents, and a dump of everything for whoever missed one.
+
+    Several ranks may hold the same block: it is stored with the first and removed with the last of
+    them. `change` may be called from any thread, all else on the loop.
+    """
+
+    def __init__(self, runtime: "DistributedRuntime") -> None:
+        self._runtime = runtime
+        self._subjects: set[str] = set()
+        self._event_id = 0
+        self._holders: dict[bytes, int] = {}  # block hash |-> how many ranks hold it
+        self._changes: deque[tuple[Sequence[bytes], Sequence[bytes]]] = deque()
+        self._is_flush_due = False
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat = self._loop.create_task(self._beat())
+        runtime.server.register(SNAPSHOT_ENDPOINT, self._answer)
+
+    def add_namespace(self, namespace: str) -> None:
+        """Also tell those who listen to this namespace."""
+        self._subjects.add(kv_subject(namespace, self._runtime.instance_id))
+
+    def change(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """A rank has begun to hold `stored` and ceased to hold `removed`."""
+        self._changes.append((stored, removed))
+        if not self._is_flush_due and not self._loop.is_closed():
+            self._is_flush_due = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def snapshot(self) -> KvEvent:
+        """Everything held, as of the last event."""
+        return self._event(list(self._holders), (), cleared=True)
+
+    def _flush(self) -> None:
+        """One event for all that happened since the last one."""
+        self._is_flush_due = False  # first: what is appended from here on flushes again
+        before: dict[bytes, bool] = {}
+        holders = self._holders
+        while self._changes:
+            stored, removed = self._changes.popleft()
+            for block_hash in removed:
+                before.setdefault(block_hash, block_hash in holders)
+                num_left = holders[block_hash] - 1
+                if num_left:
+                    holders[block_hash] = num_left
+                else:
+                    del holders[block_hash]
+            for block_hash in stored:
+                before.setdefault(block_hash, block_hash in holders)
+                holders[block_hash] = holders.get(block_hash, 0) + 1
+        new = [each for each, was_held in before.items() if not was_held and each in holders]
+        gone = [each for each, was_held in before.items() if was_held and each not in holders]
+        if new or gone:
+            self._send(new, gone)
+
+    def _send(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self._event_id += 1
+        payload = encode(self._event(stored, removed))
+        for subject in self._subjects:
+            self._runtime.events.publish(subject, payload)
+
+    def _event(
+        self, stored: Sequence[bytes], removed: Sequence[bytes], cleared: bool = False
+    ) -> KvEvent:
+        runtime = self._runtime
+        return KvEvent(
+            runtime.instance_id,
+            runtime.epoch,
+            self._event_id,
+            list(stored),
+            list(removed),
+            cleared,
+        )
+
+    async def _beat(self) -> None:
+        """An event that changes nothing, where none was sent: it shows that one was lost."""
+        last_id = 0
+        while not self._runtime.is_ending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._runtime.ending()
+            if self._event_id == last_id and self._event_id:
+                self._send((), ())
+            last_id = self._event_id
+        _streams.pop(self._runtime, None)
+
+    async def _answer(self, _payload: bytes, _context: RequestContext, reply: Responder) -> None:
+        reply.send(encode(self.snapshot()))
+
+
+def kv_stream(runtime: "DistributedRuntime") -> KvStream:
+    """The process's stream; made at the first call, which has to be on the loop."""
+    stream = _streams.get(runtime)
+    if stream is None:
+        stream = _streams[runtime] = KvStream(runtime)
+    return stream

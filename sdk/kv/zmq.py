@@ -1,0 +1,148 @@
+"""The KV events that vLLM and SGLang publish over ZeroMQ, into a publisher of ours.
+
+A message has three frames: topic, number (8 bytes, big-endian, without gaps), and a batch in
+msgpack, [timestamp, [event, ...], rank]. An event is an array that begins with its kind:
+    ["BlockStored", hashes, parent hash, token ids, block size, lora id, medium, lora name, keys]
+    ["BlockRemoved", hashes, medium]
+    ["AllBlocksCleared"]
+Fields at the end may be missing, and newer ones are ignored.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.sdk.kv.events import KvEventPublisher
+
+if TYPE_CHECKING:
+    import zmq.asyncio
+
+logger = logging.getLogger(__name__)
+
+_MAX_QUEUED_MESSAGES = 100_000
+_DEVICE = (None, "GPU")  # blocks elsewhere are not what a prompt is matched with
+
+
+class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Blocks of one chain that were filled."""
+
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None  # what else is hashed beside the tokens, by block
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Blocks that left the cache."""
+
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The cache is empty."""
+
+
+class EventBatch(msgspec.Struct, frozen=True, array_like=True):
+    """One message's events, in order."""
+
+    timestamp: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
+_decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
+
+
+class ZmqListener:
+    """Follows one engine's socket. What was lost on the way is unknown, so a gap clears all."""
+
+    def __init__(self, endpoint: str, topic: str, publisher: KvEventPublisher) -> None:
+        self.num_gaps = 0
+        self._publisher = publisher
+        self._expected: int | None = None
+        self._endpoint = endpoint
+        self._context, self._socket = _subscribe(endpoint, topic)
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    async def _listen(self) -> None:
+        while True:
+            self.take(await self._socket.recv_multipart())
+
+    def take(self, frames: list[bytes]) -> None:
+        """A message came in."""
+        try:
+            _topic, number, payload = frames
+            sequence = int.from_bytes(number, "big")
+            batch = _decode_batch(payload)
+        except (ValueError, msgspec.MsgspecError) as error:
+            self._lost(f"a message is not a batch of KV events: {error}")
+            self._expected = None
+            return
+        if self._expected not in (None, sequence):
+            self._lost(f"message {sequence} came in place of {self._expected}")
+        self._expected = sequence + 1
+        for event in batch.events:
+            self._apply(event)
+
+    def _lost(self, what: str) -> None:
+        self.num_gaps += 1
+        logger.warning("KV events of %s: %s; starting over", self._endpoint, what)
+        self._publisher.publish_cleared()
+
+    def _apply(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
+        publisher = self._publisher
+        if isinstance(event, AllBlocksCleared):
+            publisher.publish_cleared()
+        elif event.medium not in _DEVICE:
+            return
+        elif isinstance(event, BlockRemoved):
+            publisher.publish_removed(event.block_hashes)
+        elif event.block_size == publisher.kv_block_size and not any(event.extra_keys or ()):
+            try:
+                publisher.publish_stored(
+                    event.token_ids,
+                    None,
+                    event.block_hashes,
+                    event.parent_block_hash,
+                    event.lora_name or event.lora_id or 0,
+                )
+            except InvalidRequestError as error:
+                logger.warning("KV events of %s: %s", self._endpoint, error)
+        else:  # of another size, or not named by their tokens alone
+            publisher.num_unnamed_blocks += len(event.block_hashes)
+
+
+def _subscribe(endpoint: str, topic: str) -> "tuple[zmq.asyncio.Context, zmq.asyncio.Socket]":
+    try:
+        import zmq
+        import zmq.asyncio
+    except ImportError as error:
+        raise ConfigError(
+            "ZmqSource needs pyzmq: pip install 'tandem-serve[zmq]'", param="endpoint"
+        ) from error
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED_MESSAGES)
+    socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        context.term()
+        raise ConfigError(f"endpoint: {endpoint!r}: {error}", param="endpoint") from error
+    return context, socket

@@ -1,0 +1,252 @@
+"""Moving KV blocks between engines that bring a KV cache of their own.
+
+`NixlConnector` registers the cache of one rank and moves blocks by their ids; `nixl_agent` is what
+it stands on, for code that already speaks to NIXL.
+"""
+
+import asyncio
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import InvalidRequestError, ProtocolError
+from tandem.sdk.nixl.agent import POLL_S, nixl_agent
+from tandem.sdk.nixl.handles import PreparedList, State, TransferHandle, nixl_agent_config
+from tandem.sdk.nixl.pieces import KvCache, caches_of, picked, tensor_memory, tensor_row
+from tandem.transfer.transport import Indices
+
+__all__ = ["BlockTransfer", "NixlConnector", "nixl_agent", "nixl_agent_config"]
+
+
+class BlockTransfer:
+    """A write or read of blocks: await it, or poll `done()`. It goes on when it is dropped."""
+
+    def __init__(self, agent: nixl_agent, handle: TransferHandle) -> None:
+        self._agent = agent
+        self._handle = handle
+
+    @property
+    def state(self) -> State:
+        """ "PROC" or "DONE"; TransferError when it failed."""
+        return self._agent.check_xfer_state(self._handle)
+
+    def done(self) -> bool:
+        """True once it is complete at both ends; TransferError when it failed."""
+        return self.state == "DONE"
+
+    def cancel(self) -> None:
+        """Give it up: its bytes may or may not arrive, and it notifies nobody or the peer."""
+        self._agent.release_xfer_handle(self._handle)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        while not self.done():
+            await asyncio.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remote:
+    agent_name: str
+    blocks: PreparedList
+    num_blocks: int
+
+
+class NixlConnector:
+    """The transfers of one rank of an engine. Calls may come from any thread.
+
+    Blocks have the ids 0 to num_blocks - 1 and are moved whole, in all registered tensors at once.
+    """
+
+    def __init__(self, engine_id: str, rank: int = 0, *, progress_thread: bool = True) -> None:
+        self.engine_id = engine_id
+        self.rank = rank
+        self.block_len = 0  # bytes of a block, over all tensors
+        self.num_blocks = 0
+        config = nixl_agent_config(enable_prog_thread=progress_thread)
+        self._agent = nixl_agent(f"{engine_id}.{rank}.{new_id()}", config)
+        self._caches: list[KvCache] = []  # they must not be freed
+        self._lengths: NDArray[np.uint64] = np.empty(0, np.uint64)  # [num_tensors], of a block
+        self._descs = b""
+        self._local: PreparedList | None = None
+        self._remotes: dict[str, _Remote] = {}
+
+    @property
+    def agent_name(self) -> str:
+        """Under which peers get this connector's notifications: `engine_id.rank.` and a number."""
+        return self._agent.name
+
+    def register_kv_caches(self, kv_caches: "KvCache | Sequence[KvCache]") -> None:
+        """Open [num_blocks, ...] to peers: one tensor, or several (of layers, of K and of V).
+
+        Tensors of torch or arrays of numpy, each contiguous, and all on one device. Once per
+        connector, which keeps them alive; their memory must stay theirs until close().
+        """
+        if self._local is not None:
+            raise InvalidRequestError("kv_caches: already registered", param="kv_caches")
+        caches = caches_of(kv_caches)
+        num_blocks = _num_blocks(caches)
+        rows = [tensor_row(index, cache) for index, cache in enumerate(caches)]
+        memory = tensor_memory(caches)
+        pieces = [
+            (address + block_id * (size // num_blocks), size // num_blocks, device)
+            for address, size, device in rows
+            for block_id in range(num_blocks)
+        ]
+        self._agent.register_memory(rows, memory)
+        self._descs = self._agent.get_xfer_descs(pieces, memory)
+        self._local = self._agent.prep_xfer_dlist("", self._descs)
+        self._lengths = np.array([size // num_blocks for _, size, _ in rows], np.uint64)
+        self._caches = caches
+        self.num_blocks = num_blocks
+        self.block_len = int(self._lengths.sum())
+
+    def get_agent_metadata(self) -> tuple[bytes, bytes]:
+        """(metadata, block descriptors) for a peer's add_remote_agent()."""
+        self._registered()
+        return self._agent.get_agent_metadata(), self._descs
+
+    def add_remote_agent(
+        self, engine_id: str, agent_metadata: bytes, remote_blocks_descs: bytes
+    ) -> str:
+        """The peer's agent name. An engine that was known already is replaced: it has restarted.
+
+        ProtocolError when the peer's blocks are not made up as the ones here are.
+        """
+        self._registered()
+        self.remove_remote_agent(engine_id)
+        agent_name = self._agent.add_remote_agent(agent_metadata)
+        try:
+            blocks = self._agent.prep_xfer_dlist(agent_name, remote_blocks_descs)
+            num_blocks = self._num_remote_blocks(engine_id, blocks.lengths)
+        except BaseException:
+            self._agent.remove_remote_agent(agent_name)
+            raise
+        self._remotes[engine_id] = _Remote(agent_name, blocks, num_blocks)
+        return agent_name
+
+    def remove_remote_agent(self, engine_id: str) -> None:
+        """Disconnect; what is under way with that engine fails. Unknown ones are left alone."""
+        remote = self._remotes.pop(engine_id, None)
+        if remote is not None:
+            self._agent.remove_remote_agent(remote.agent_name)
+
+    def write_blocks(
+        self,
+        local_block_ids: Indices,
+        remote_block_ids: Indices,
+        notify_msg: bytes | str = b"",
+        *,
+        engine_id: str | None = None,
+    ) -> BlockTransfer:
+        """Begin to write block `local_block_ids[i]` over the peer's block `remote_block_ids[i]`.
+
+        The peer gets `notify_msg` after the data. `engine_id` may be left out where only one peer
+        is known. With memory of the host, the call may take as long as the copy does.
+        """
+        return self._begin("WRITE", local_block_ids, remote_block_ids, notify_msg, engine_id)
+
+    def read_blocks(
+        self,
+        local_block_ids: Indices,
+        remote_block_ids: Indices,
+        notify_msg: bytes | str = b"",
+        *,
+        engine_id: str | None = None,
+    ) -> BlockTransfer:
+        """As write_blocks(), the other way; the notification says that the blocks were read."""
+        return self._begin("READ", local_block_ids, remote_block_ids, notify_msg, engine_id)
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        """Agent's name |-> messages that came from it since the last call."""
+        return self._agent.get_new_notifs()
+
+    def send_notif(self, notify_msg: bytes | str, *, engine_id: str | None = None) -> None:
+        """A message that belongs to no transfer."""
+        self._agent.send_notif(self._remote(engine_id).agent_name, notify_msg)
+
+    def close(self) -> None:
+        """Give up what is under way, disconnect, and close the memory to peers."""
+        self._agent.close()
+        self._remotes.clear()
+        self._caches = []
+
+    def __enter__(self) -> "NixlConnector":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(
+        self,
+        operation: str,
+        local_block_ids: Indices,
+        remote_block_ids: Indices,
+        notify_msg: bytes | str,
+        engine_id: str | None,
+    ) -> BlockTransfer:
+        remote = self._remote(engine_id)
+        local = self._indices("local_block_ids", local_block_ids, self.num_blocks)
+        far = self._indices("remote_block_ids", remote_block_ids, remote.num_blocks)
+        if len(local) != len(far):
+            raise InvalidRequestError(
+                f"remote_block_ids: {len(remote_block_ids)} blocks for {len(local_block_ids)}"
+                " of this side",
+                param="remote_block_ids",
+            )
+        handle = self._agent.make_prepped_xfer(
+            operation, self._registered(), local, remote.blocks, far, notify_msg
+        )
+        self._agent.transfer(handle)
+        return BlockTransfer(self._agent, handle)
+
+    def _indices(self, name: str, block_ids: Indices, num_blocks: int) -> NDArray[np.int32]:
+        """The pieces of the blocks, tensor by tensor: `tensor * num_blocks + block_id`."""
+        tensors = np.arange(len(self._lengths), dtype=np.int32)[:, None] * num_blocks
+        indices: NDArray[np.int32] = (tensors + picked(name, block_ids, num_blocks)).ravel()
+        return indices
+
+    def _remote(self, engine_id: str | None) -> _Remote:
+        if engine_id is None and len(self._remotes) == 1:
+            return next(iter(self._remotes.values()))
+        if engine_id is None:
+            raise InvalidRequestError(
+                f"engine_id: must be given, as {len(self._remotes)} peers are known",
+                param="engine_id",
+            )
+        if engine_id not in self._remotes:
+            raise InvalidRequestError(f"engine_id: {engine_id!r} was not added", param="engine_id")
+        return self._remotes[engine_id]
+
+    def _registered(self) -> PreparedList:
+        if self._local is None:
+            raise InvalidRequestError("register_kv_caches() comes first", param="kv_caches")
+        return self._local
+
+    def _num_remote_blocks(self, engine_id: str, lengths: NDArray[np.uint64]) -> int:
+        """`lengths`: [num_tensors * num_blocks], of the pieces that the peer announced."""
+        num_blocks, rest = divmod(len(lengths), len(self._lengths))
+        if rest or (lengths.reshape(-1, num_blocks) != self._lengths[:, None]).any():
+            raise ProtocolError(
+                f"{engine_id}: its {len(lengths)} pieces, the first of {lengths[0]} bytes, are not"
+                f" blocks of {len(self._lengths)} tensors of {self._lengths.tolist()} bytes each"
+            )
+        return num_blocks
+
+
+def _num_blocks(caches: Sequence[KvCache]) -> int:
+    if not caches:
+        raise InvalidRequestError("kv_caches: there is none", param="kv_caches")
+    counts = {len(cache) if cache.ndim else 0 for cache in caches}
+    if len(counts) > 1 or 0 in counts:
+        raise InvalidRequestError(
+            f"kv_caches: tensors of {sorted(counts)} blocks; the first dimension of each is the"
+            " number of blocks, the same for all",
+            param="kv_caches",
+        )
+    return counts.pop()

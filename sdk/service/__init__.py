@@ -1,0 +1,1 @@
+"""Graphs of services: `@service`, `depends`, their processes."""

@@ -1,0 +1,54 @@
+"""One instance of a service in this process, from `__init__` to its last request.
+
+    python -m tandem.sdk.service.process graphs.chat:Frontend --service Backend
+
+`tandem run` starts one for every instance of a graph.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.logs import setup_logging
+from tandem.sdk.service.config import unknown_key
+from tandem.sdk.service.dependencies import graph_of
+from tandem.sdk.service.instance import serve_service
+from tandem.sdk.service.spec import spec_of
+from tandem.sdk.worker.cluster import find_cluster
+from tandem.sdk.worker.decorators import worker
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+from tandem.sdk.worker.targets import load_class
+
+
+@worker
+async def _run(runtime: DistributedRuntime, cls: type, graph: Sequence[type]) -> None:
+    await serve_service(runtime, cls, graph=graph)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Blocks until a signal ends the instance. An error of Tandem's is one line and status 1."""
+    parser = argparse.ArgumentParser(prog="tandem.sdk.service.process", description=__doc__)
+    parser.add_argument("graph", help="module:Class, the entry of the graph")
+    parser.add_argument("--service", help="which service of it; by default the entry itself")
+    arguments = parser.parse_args(argv)
+    try:
+        entry = load_class(arguments.graph)
+        graph = {spec.name: spec.cls for spec in graph_of(entry)}
+        name = arguments.service or spec_of(entry).name
+        if name not in graph:
+            raise unknown_key("--service", name, graph)
+        setup_logging(find_cluster().log_level, name)
+        uvloop.run(_run(graph[name], list(graph.values())))
+    except TandemError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+    except asyncio.CancelledError:  # a signal before the first endpoint was served
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What the decorators say about a service, and how quantities of resources are written."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.errors import ConfigError
+from tandem.sdk.service.config import ServiceConfig, unknown_key
+
+RESOURCE_KEYS = ("cpu", "memory", "gpu")
+MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{prefix}i": 1 << (10 * power) for power, prefix in enumerate("KMGT", start=1)
+}
+SPEC_ATTRIBUTE = "__tandem_service__"
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one instance needs; None was not said, and is not checked."""
+
+    num_cpus: float | None = None
+    memory_bytes: int | None = None
+    num_gpus: int = 0
+
+    def updated(self, given: Mapping[str, Any], where: str) -> "Resources":
+        """With `{"cpu": "10", "memory": "20Gi", "gpu": "1"}`, or some of these, in its place.
+
+        Raises ConfigError naming `where` and the key.
+        """
+        for key in given:
+            if key not in RESOURCE_KEYS:
+                raise unknown_key(where, key, RESOURCE_KEYS)
+        changed = self
+        if "cpu" in given:
+            changed = replace(changed, num_cpus=parse_cpus(given["cpu"], f"{where}.cpu"))
+        if "memory" in given:
+            num_bytes = parse_bytes(given["memory"], f"{where}.memory")
+            changed = replace(changed, memory_bytes=num_bytes)
+        if "gpu" in given:
+            changed = replace(changed, num_gpus=parse_gpus(given["gpu"], f"{where}.gpu"))
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """What the decorators said about a class."""
+
+    cls: type
+    name: str  # of its component: the class's name
+    namespace: str | None  # None: the cluster's
+    is_enabled: bool
+    component_type: str | None
+    resources: Resources
+    num_workers: int
+    settings_model: type[BaseModel] | None  # what its settings are checked against
+    endpoints: Mapping[str, str]  # endpoint |-> method
+    dependencies: Mapping[str, type]  # attribute |-> the service it calls
+    hooks: Mapping[str, tuple[str, ...]]  # kind |-> methods
+
+    def address(self, endpoint: str, cluster: str) -> EndpointAddress:
+        """Where an endpoint is found in a cluster."""
+        return EndpointAddress(self.namespace or cluster, self.name, endpoint)
+
+
+def spec_of(cls: type) -> ServiceSpec:
+    """What `@service` wrote down. Raises ConfigError for a class without it."""
+    spec = vars(cls).get(SPEC_ATTRIBUTE) if isinstance(cls, type) else None
+    if not isinstance(spec, ServiceSpec):
+        raise ConfigError(f"{getattr(cls, '__name__', cls)} is no service: put @service over it")
+    return spec
+
+
+def settings_of(spec: ServiceSpec, config: ServiceConfig) -> Any:
+    """A service's settings: a dict, or its settings model, in whose keys "-" may stand for "_".
+
+    Raises ConfigError naming the key that the model does not have, or whose value does not fit.
+    """
+    settings, model = config.settings(spec.name), spec.settings_model
+    if model is None:
+        return settings
+    known = model.model_fields
+    named = {k if k in known else k.replace("-", "_"): v for k, v in settings.items()}
+    for key in named:
+        if key not in known and model.model_config.get("extra") != "allow":
+            raise unknown_key(spec.name, key, known)
+    try:
+        return model.model_validate(named)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in (spec.name, *first["loc"]))
+        raise ConfigError(f"{key}: {first['msg']}", param=key) from error
+
+
+# ---- quantities -------------------------------------------------------------------------------
+
+
+def parse_cpus(value: Any, where: str) -> float:
+    """Cores of `10`, `"0.5"` or `"500m"`. Raises ConfigError."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if isinstance(value, bool) or match is None or match[2] not in ("", "m"):
+        raise ConfigError(f'{where} = {value!r}: must be a number of cores, as in "10" or "500m"')
+    num_cpus = float(match[1]) / (1000 if match[2] else 1)
+    if num_cpus <= 0:
+        raise ConfigError(f"{where} = {value!r}: must be more than 0")
+    return num_cpus
+
+
+def parse_bytes(value: Any, where: str) -> int:
+    """Bytes of `"20Gi"`, `"500M"` or a number. Raises ConfigError."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if isinstance(value, bool) or match is None or match[2] not in MEMORY_UNITS:
+        units = ", ".join(unit for unit in MEMORY_UNITS if unit)
+        raise ConfigError(f'{where} = {value!r}: must be bytes, as in "20Gi"; units are {units}')
+    return int(float(match[1]) * MEMORY_UNITS[match[2]])
+
+
+def parse_gpus(value: Any, where: str) -> int:
+    """A whole number of GPUs. Raises ConfigError."""
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal():
+        raise ConfigError(f'{where} = {value!r}: must be a whole number of GPUs, as in "1"')
+    return int(text)
+
+
+def parse_workers(value: Any, where: str) -> int:
+    """A number of instances. Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where} = {value!r}: must be a whole number of at least 1")
+    return value

@@ -1,0 +1,1 @@
+"""Workers: the runtime's face, endpoints, clients, models."""

@@ -1,0 +1,101 @@
+"""`@worker`: a function of a runtime becomes a process's main coroutine."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar, overload
+
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.lifecycle import EXIT_IMPATIENT
+from tandem.runtime.logs import setup_logging
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Main = Callable[..., Awaitable[T]]
+Decorated = Callable[..., Coroutine[Any, Any, T | None]]
+_AFTER_DRAIN_S = 5.0  # for what a worker does once its endpoints have returned
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@overload
+def worker(main: Main[T]) -> Decorated[T]: ...
+
+
+@overload
+def worker(*, static: bool = False) -> Callable[[Main[T]], Decorated[T]]: ...
+
+
+def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
+    """Gives `main` a connected runtime as its first argument, and closes it at the end.
+
+    SIGTERM and SIGINT begin the orderly end: endpoints drain and return, and `main` goes on behind
+    them; a `main` that serves none is cancelled, and None is returned for it. A second signal ends
+    the process with status 70.
+    Used as `@worker`, `@worker()` or `@worker(static=False)`; `static=True`, a worker that no
+    discovery knows, is a ConfigError.
+    """
+    if static:
+        raise ConfigError("static=True: workers without discovery are not offered", param="static")
+    if main is None:
+        return worker
+
+    @functools.wraps(main)
+    async def run(*args: Any, **kwargs: Any) -> T | None:
+        runtime = DistributedRuntime()
+        if not logging.getLogger().handlers:
+            setup_logging(runtime.config.log_level, runtime.component, runtime.instance_id)
+        task = asyncio.ensure_future(_run(main, runtime, args, kwargs))
+        with _signals(runtime, task):
+            try:
+                return await task
+            except asyncio.CancelledError:
+                if not runtime.is_ending or not task.cancelled():
+                    raise
+                return None
+
+    return run
+
+
+dynamo_worker = worker
+
+
+async def _run(
+    main: Main[T], runtime: DistributedRuntime, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> T:
+    async with runtime:
+        return await main(runtime, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _signals(runtime: DistributedRuntime, task: "asyncio.Future[Any]") -> Iterator[None]:
+    """Signals are the main thread's; a worker on another thread ends by `runtime.shutdown()`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if runtime.is_ending:
+            logger.warning("second signal (%s): exiting at once", number.name)
+            os._exit(EXIT_IMPATIENT)
+        logger.info("shutting down: %s", number.name)
+        if not runtime.served:
+            task.cancel()
+        else:
+            loop.call_later(runtime.config.drain_timeout_s + _AFTER_DRAIN_S, task.cancel)
+        runtime.shutdown()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)

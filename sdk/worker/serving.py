@@ -1,0 +1,222 @@
+"""From a stream of the request plane to an author's handler and back.
+
+What a caller sends decides how the handler is spoken to: a `Call` carries any value, a
+`GenerateRequest` becomes the request of a token model (`token_requests.py`), a `TextRequest` that
+of a text model (`text_requests.py`); what the handler gives goes back the same way.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConfigError, IncompleteError, ProtocolError
+from tandem.runtime.messages import Call, GenerateRequest, TextRequest
+from tandem.runtime.request_plane import RequestServer, Responder
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.endpoint_metrics import EndpointCounts
+from tandem.sdk.worker.text_requests import TextExchange
+from tandem.sdk.worker.token_requests import TokenExchange
+from tandem.sdk.worker.values import decode_value, encode_value, request_reader
+
+logger = logging.getLogger(__name__)
+
+GIVE_UP_S = 1.0  # for handlers that were told to end, before the process goes on without them
+_REQUEST = msgspec.msgpack.Decoder(Call | GenerateRequest | TextRequest)
+
+# `async def handler(request)` or `(request, context)`, a generator or a coroutine
+RequestHandler = Callable[..., Any]
+
+
+class Exchange(Protocol):
+    """One request, as the handler is to see it, and how its items go back."""
+
+    request: Any
+
+    def encode(self, item: Any) -> bytes:
+        """An item of the handler, as the caller expects it."""
+        ...
+
+    def end(self) -> bytes | None:
+        """What the caller still expects when the handler has returned."""
+        ...
+
+
+class CallExchange:
+    """Any value in, any values out."""
+
+    def __init__(self, message: Call) -> None:
+        self.request = decode_value(memoryview(message.data))
+        self.encode = encode_value
+
+    def end(self) -> bytes | None:
+        return None
+
+
+def exchange_for(payload: bytes) -> Exchange:
+    """What a stream was opened with. Raises ProtocolError when it is no request."""
+    try:
+        message = _REQUEST.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"not a request: {error}") from error
+    if isinstance(message, Call):
+        return CallExchange(message)
+    if isinstance(message, GenerateRequest):
+        return TokenExchange(message)
+    return TextExchange(message)
+
+
+class ServedEndpoint:
+    """An endpoint of this process and the requests in its hands; `drain` ends it."""
+
+    def __init__(
+        self,
+        server: RequestServer,
+        address: EndpointAddress,
+        handler: RequestHandler,
+        metrics_labels: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.address = address
+        self.counts = EndpointCounts(str(address), metrics_labels)
+        self._server = server
+        self._handler = handler
+        self._takes_context = takes_context(handler)
+        self._read = request_reader(handler)
+        self._running: dict[asyncio.Task[Any], RequestContext] = {}
+        self._is_over = False
+        server.register(str(address), self._serve)
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose handler has not returned."""
+        return len(self._running)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no new request, waits for running ones, ends as incomplete what is left then."""
+        self._server.unregister(str(self.address))
+        if self._running and timeout_s > 0:
+            await asyncio.wait(self._running, timeout=timeout_s)
+        self._is_over = True
+        for task, context in list(self._running.items()):
+            context.cancel("the worker stops")
+            task.cancel()
+        if self._running:
+            logger.warning("%s: %d requests are left to others", self.address, len(self._running))
+            await asyncio.wait(self._running, timeout=GIVE_UP_S)
+
+    async def _serve(self, payload: bytes, context: RequestContext, responder: Responder) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[task] = context
+        counts = self.counts
+        counts.num_running += 1
+        started_s = time.perf_counter()
+        try:
+            await self._answer(exchange_for(payload), context, responder)
+            self._raise_if_over()
+        except GeneratorExit as error:
+            counts.num_failed += 1
+            raise IncompleteError(str(error) or "the worker gave the stream up") from error
+        except asyncio.CancelledError:
+            counts.num_failed += 1
+            self._raise_if_over()
+            raise
+        except Exception:
+            counts.num_failed += 1
+            raise
+        finally:
+            counts.num_running -= 1
+            counts.num_requests += 1
+            counts.seconds += time.perf_counter() - started_s
+            del self._running[task]
+
+    def _raise_if_over(self) -> None:
+        if self._is_over:
+            raise IncompleteError("the worker stopped")
+
+    async def _answer(
+        self, exchange: Exchange, context: RequestContext, responder: Responder
+    ) -> None:
+        answer = await self._called(exchange.request, context)
+        if isinstance(answer, AsyncIterator):
+            await _send_all(answer, exchange, context, responder)
+        elif isinstance(answer, Iterator):
+            await _send_all(_turning(answer), exchange, context, responder)
+        elif answer is not None:
+            responder.send(exchange.encode(answer))
+        last = exchange.end()
+        if last is not None and not context.is_cancelled and not self._is_over:
+            responder.send(last)
+
+    async def _called(self, value: Any, context: RequestContext) -> Any:
+        """What the handler gives: an iterator, or the one item there is."""
+        request = self._read(value)
+        if self._takes_context:
+            answer = self._handler(request, Context(request_context=context))
+        else:
+            answer = self._handler(request)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    async def ask(self, value: Any) -> None:
+        """Has the handler answer `value` to nobody; raises what it raises."""
+        async with RequestContext() as context:
+            answer = await self._called(value, context)
+            if isinstance(answer, AsyncIterator):
+                async for _ in answer:
+                    pass
+            elif isinstance(answer, Iterator):
+                for _ in answer:
+                    await asyncio.sleep(0)
+
+
+async def _send_all(
+    items: AsyncIterator[Any], exchange: Exchange, context: RequestContext, responder: Responder
+) -> None:
+    """Until the handler ends, or the caller is gone and it yields once more."""
+    num_flushes = -1
+    try:
+        async for item in items:
+            if context.is_cancelled:
+                break
+            responder.send(exchange.encode(item))
+            if not responder.has_room:
+                await responder.drain()
+            elif responder.num_flushes == num_flushes:
+                await asyncio.sleep(0)  # it never waits: let its items out, and others run
+            num_flushes = responder.num_flushes
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _turning(items: Iterator[Any]) -> AsyncIterator[Any]:
+    """A plain generator, whose items are sent before it is asked for the next."""
+    try:
+        for item in items:
+            yield item
+            await asyncio.sleep(0)
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+def takes_context(handler: RequestHandler) -> bool:
+    """Whether a handler wants (request, context). Raises ConfigError where it takes neither."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(handler).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not parameters:
+        raise ConfigError(f"handler {handler!r} takes no request", param="handler")
+    return len(parameters) > 1 and (
+        parameters[1].name == "context" or parameters[1].default is inspect.Parameter.empty
+    )

@@ -1,0 +1,117 @@
+"""Spans of OpenTelemetry for engines, where `opentelemetry-api` is installed; else they do nothing.
+
+    with telemetry.start_span(context, "load_kv", num_blocks=8) as span:
+        span.add_event("landed")
+
+Every request has a span named `engine.generate`, whose parent is the caller's (W3C `traceparent`).
+"""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tandem.sdk.worker.context import Context
+
+_TRACER = "tandem.sdk"
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_has_api = importlib.util.find_spec("opentelemetry") is not None
+_trace: Any = importlib.import_module("opentelemetry.trace") if _has_api else None
+_propagate: Any = importlib.import_module("opentelemetry.propagate") if _has_api else None
+
+# id of a Context |-> its request's span; `request_span` puts it there and takes it back.
+_spans: dict[int, Any] = {}
+
+
+class SpanProxy:
+    """A span, or nothing at all: every method may be called either way."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Strings, numbers, booleans, and lists of one of them."""
+        if self._span is not None:
+            self._span.set_attribute(key, value)
+
+    def add_event(self, name: str, attrs: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Something that happened now."""
+        if self._span is not None:
+            self._span.add_event(name, {**(attrs or {}), **more})
+
+    def set_status(self, status: str, description: str | None = None) -> None:
+        """`ok`, `error` or `unset`, in any case of letters."""
+        if self._span is not None:
+            code = _trace.StatusCode[status.upper()]
+            self._span.set_status(code, description if code is _trace.StatusCode.ERROR else None)
+
+    def close(self) -> None:
+        """Ends the span now; leaving `with` does."""
+        if self._span is not None:
+            self._span.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._span is not None and isinstance(error, Exception):
+            self._span.record_exception(error)
+            self.set_status("error", str(error))
+        self.close()
+
+
+def current_span(context: Context) -> SpanProxy:
+    """The request's span. The worker ends it; an engine adds to it."""
+    return SpanProxy(_spans.get(id(context)))
+
+
+def start_span(context: Context, name: str, **attrs: Any) -> SpanProxy:
+    """A span below the request's; `with` ends it."""
+    parent = _spans.get(id(context))
+    if parent is None:
+        return SpanProxy()
+    within = _trace.set_span_in_context(parent)
+    tracer = _trace.get_tracer(_TRACER)
+    return SpanProxy(tracer.start_span(name, context=within, attributes=attrs))
+
+
+def trace_headers(context: Context) -> dict[str, str] | None:
+    """W3C headers for whatever the engine calls outside the cluster; None outside a trace."""
+    headers = {name: context.headers[name] for name in _TRACE_HEADERS if name in context.headers}
+    return headers if "traceparent" in headers else None
+
+
+def engine_trace_kwargs(
+    context: Context, *, kwarg_name: str = "trace_headers", enabled: bool = True
+) -> dict[str, dict[str, str]]:
+    """`{kwarg_name: headers}` to splat into an engine's call; empty outside a trace."""
+    headers = trace_headers(context) if enabled else None
+    return {} if headers is None else {kwarg_name: headers}
+
+
+@contextlib.contextmanager
+def request_span(context: Context, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """The worker's own: a span around a request, which calls made with its context belong to."""
+    if not _has_api:
+        yield
+        return
+    parent = _propagate.extract(context.headers)
+    tracer = _trace.get_tracer(_TRACER)
+    span = tracer.start_span(name, context=parent, attributes=dict(attributes))
+    _spans[id(context)] = span
+    if span.get_span_context().is_valid:
+        _propagate.inject(context.headers, context=_trace.set_span_in_context(span))
+    try:
+        with SpanProxy(span):
+            yield
+    finally:
+        del _spans[id(context)]

@@ -1,0 +1,76 @@
+"""Between the wire's TextRequest and the OpenAI bodies that text models speak.
+
+`serving.py` makes one TextExchange for every request.
+"""
+
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import TextRequest
+from tandem.sdk.worker.token_requests import finish_reason
+
+
+class TextExchange:
+    """One request of a text model: `request` is the client's body.
+
+    The handler gives OpenAI's objects, whole or in chunks, as dicts, Pydantic models or JSON; or
+    pieces of text as `{"text": ..., "finish_reason": ..., "completion_usage": ...}`.
+    """
+
+    __slots__ = ("_is_chat", "request")
+
+    def __init__(self, message: TextRequest) -> None:
+        try:
+            self.request: Any = msgspec.json.decode(message.body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(f"the body is not JSON: {error}") from error
+        self._is_chat = message.kind == "chat"
+
+    def encode(self, item: Any) -> bytes:
+        """An answer, or a chunk of it, as JSON. Raises ValueError where it is neither."""
+        if isinstance(item, BaseModel):
+            return item.model_dump_json().encode()
+        if isinstance(item, str | bytes):
+            data = item.encode() if isinstance(item, str) else item
+            if not data.lstrip().startswith(b"{"):
+                raise ValueError("a text model gave a string that is not a JSON object")
+            return data
+        if not isinstance(item, dict):
+            raise ValueError(f"a text model gave a {type(item).__name__}, not a dict")
+        if "choices" not in item and "error" not in item:
+            item = text_chunk(item, is_chat=self._is_chat)
+        return msgspec.json.encode(item, enc_hook=_as_plain)
+
+    def end(self) -> bytes | None:
+        """Nothing: the frontend closes what a text model left open."""
+        return None
+
+
+def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """A piece of text as OpenAI's chunk of that kind. Raises ValueError naming the key at fault."""
+    text = piece.get("text")
+    if not isinstance(text, str | None) or (text is None and "finish_reason" not in piece):
+        raise ValueError("a text model's dict has neither `choices` nor a string as `text`")
+    reason = piece.get("finish_reason")
+    choice: dict[str, Any] = {
+        "index": piece.get("index", 0),
+        "logprobs": None,
+        "finish_reason": None if reason is None else finish_reason(reason),
+    }
+    if not is_chat:
+        choice["text"] = text or ""
+    else:
+        choice["delta"] = {"content": text} if text else {}
+    chunk: dict[str, Any] = {"choices": [choice]}
+    if piece.get("completion_usage") is not None:
+        chunk["usage"] = piece["completion_usage"]
+    return chunk
+
+
+def _as_plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} is no part of JSON")

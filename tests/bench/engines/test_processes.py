@@ -1,0 +1,267 @@
+"""Servers under comparison as real processes: their starts, rests, ends and figures."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from tandem.bench.engines.__main__ import main
+from tandem.bench.engines.presets import Case, Engine
+from tandem.bench.engines.process import EngineProcess
+from tandem.bench.stack.near_zero import write_near_zero_model
+from tandem.models.folder import byte_level_tokenizer
+from tandem.runtime.errors import ServiceError
+
+HERE = Path(__file__).parent
+CASE = Case("float32", 1)
+
+# A server on {port} that answers in full, or does what its name says. It has a child in a session
+# of its own that ignores SIGTERM, as an engine's worker might.
+SERVER = """
+import asyncio, signal, subprocess, sys
+from tests.bench.load import sse_server
+
+mode, port = sys.argv[1], int(sys.argv[2])
+worker = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+if mode != "exits":
+    subprocess.Popen([sys.executable, "-S", "-c", worker], start_new_session=True)
+print("a log line of", mode, flush=True)
+
+async def answer(exchange):
+    if mode == "refuses":
+        await exchange.send_json(422, {"detail": "unexpected field ignore_eos"})
+    elif mode == "falls short" and exchange.body["max_tokens"] > 2:
+        exchange.body["max_tokens"] -= 1
+        await sse_server.answer_in_full(exchange)
+    else:
+        await sse_server.answer_in_full(exchange)
+
+async def main():
+    if mode == "sleeps":
+        await asyncio.Event().wait()
+    async with sse_server.serving(answer, port):
+        await asyncio.Event().wait()
+
+if mode == "exits":
+    sys.exit("no such accelerator")
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def server_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("server") / "server.py"
+    path.write_text(SERVER)
+    return path
+
+
+def fake(server_file: Path, mode: str = "serves") -> Engine:
+    return Engine("fake", ("{python}", str(server_file), mode, "{port}"))
+
+
+@asynccontextmanager
+async def started(engine: Engine, run_dir: Path) -> AsyncIterator[EngineProcess]:
+    process = EngineProcess(engine, CASE, run_dir, run_dir)
+    try:
+        yield process
+    finally:
+        await process.stop()
+
+
+def tree(process: EngineProcess) -> list[psutil.Process]:
+    guard = psutil.Process(process._guard.pid)
+    return [guard, *guard.children(recursive=True)]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_ready_is_the_first_answer_and_the_end_takes_the_whole_tree(
+    tmp_path: Path, server_file: Path
+) -> None:
+    async with started(fake(server_file), tmp_path) as process:
+        await process.wait_until_ready(60)
+        assert process.ready_s > 0
+        processes = tree(process)
+        assert len(processes) == 3  # the guard, the server, its worker
+    assert all(is_gone(one) for one in processes)
+
+
+async def until_stopped(one: psutil.Process) -> None:
+    """The signal takes effect when the process next enters the kernel."""
+    async with asyncio.timeout(20):
+        while one.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_stopped_server_answers_only_after_it_was_let_go(
+    tmp_path: Path, server_file: Path
+) -> None:
+    async with started(fake(server_file), tmp_path) as process:
+        await process.wait_until_ready(60)
+        process.pause()
+        for one in tree(process)[1:]:
+            await until_stopped(one)
+        asked = asyncio.create_task(process.ask("a", 1))
+        await asyncio.wait([asked], timeout=0.3)
+        assert not asked.done()
+        with process.running():
+            assert (await asked).succeeded
+        await until_stopped(tree(process)[1])
+
+
+async def test_a_stopped_server_can_be_ended(tmp_path: Path, server_file: Path) -> None:
+    async with started(fake(server_file), tmp_path) as process:
+        await process.wait_until_ready(60)
+        processes = tree(process)
+        process.pause()
+    assert all(is_gone(one) for one in processes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("exits", "fake exited with 1 before it served.*no such accelerator"),
+        ("refuses", "fake refuses requests: http_422.*ignore_eos.*a log line of refuses"),
+        ("sleeps", "fake was not ready after 1 s.*a log line of sleeps"),
+    ],
+)
+async def test_a_server_that_does_not_come_up_is_named_with_the_end_of_its_log(
+    tmp_path: Path, server_file: Path, mode: str, words: str
+) -> None:
+    async with started(fake(server_file, mode), tmp_path) as process:
+        if mode == "sleeps":
+            await until(lambda: "a log line" in process.log_path.read_text())
+        with pytest.raises(ServiceError, match=f"(?s){words}"):
+            await process.wait_until_ready(1 if mode == "sleeps" else 60)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_servers_end_when_the_tool_is_killed(tmp_path: Path, server_file: Path) -> None:
+    script = f"""
+import asyncio, signal, sys
+from pathlib import Path
+from tandem.bench.engines.presets import Case, Engine
+from tandem.bench.engines.process import EngineProcess
+
+async def main():
+    folder = Path({str(tmp_path)!r})
+    engine = Engine("fake", ("{{python}}", {str(server_file)!r}, "serves", "{{port}}"))
+    process = EngineProcess(engine, Case("float32", 1), folder, folder)
+    await process.wait_until_ready(60)
+    process.pause()
+    print("ready", flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        processes = psutil.Process(owner.pid).children(recursive=True)
+        assert len(processes) == 3
+        os.kill(owner.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
+    assert len(gone) == 3
+
+
+def run(*words: str) -> tuple[int, str]:
+    app = Typer()
+    app.command()(main)
+    result = CliRunner().invoke(
+        app, [*words, "--dtype", "float32", "--threads", "1"], catch_exceptions=False
+    )
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    byte_level_tokenizer(512).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+SMALL = (
+    "--requests",
+    "10",
+    "--alone-requests",
+    "2",
+    "--input-tokens",
+    "40",
+    "--output-tokens",
+    "8",
+)
+
+
+def test_two_servers_are_compared_in_rounds(
+    tmp_path: Path, tokenizer_folder: Path, server_file: Path
+) -> None:
+    words = ["--model", str(tokenizer_folder), "--output", str(tmp_path / "out.json"), *SMALL]
+    for name in ("one", "two"):
+        words += ["--engine", name, "--command", f"{name}={{python}} {server_file} serves {{port}}"]
+    code, text = run(*words, "--rounds", "2")
+    assert code == 0, text
+    assert "one is" in text
+    document = json.loads((tmp_path / "out.json").read_text())
+    (case,) = document["cases"]
+    for figure in case["figures"].values():
+        assert list(figure["engines"]) == ["one", "two"]
+        num_values = 1 if figure["label"].startswith("ready") else 2
+        for engine in figure["engines"].values():
+            assert len(engine["rounds"]) == num_values
+            assert engine["median"] >= 0
+    assert document["settings"]["plan"]["rounds"] == 2
+    assert document["environment"]["num_cpus"] >= 1
+
+
+def test_an_answer_that_is_too_short_ends_the_comparison(
+    tokenizer_folder: Path, server_file: Path
+) -> None:
+    command = f"mine={{python}} {server_file} 'falls short' {{port}}"
+    code, text = run(
+        *("--model", str(tokenizer_folder), "--engine", "mine", "--command", command, *SMALL)
+    )
+    assert code == 1
+    assert "mine answered with 7 tokens where 8 were asked for" in text
+    assert "a log line of falls short" in text
+
+
+def test_a_wrong_option_ends_it_before_anything_starts(tokenizer_folder: Path) -> None:
+    code, text = run("--model", str(tokenizer_folder), "--engine", "llama")
+    assert code == 1
+    assert "'llama' is not one of" in text
+
+
+def test_tandem_itself_is_measured_against_another_server(
+    tmp_path: Path, server_file: Path
+) -> None:
+    model = write_near_zero_model(tmp_path / "model")
+    words = ["--engine", "tandem", "--engine", "other", "--output", str(tmp_path / "out.json")]
+    words += ["--command", f"other={{python}} {server_file} serves {{port}}"]
+    started_at = time.perf_counter()
+    code, text = run("--model", str(model), *words, *SMALL, "--rounds", "2")
+    assert code == 0, text
+    (case,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    figures = case["figures"]
+    assert 0 < figures["ready_s"]["engines"]["tandem"]["median"] < time.perf_counter() - started_at
+    assert figures["tokens_per_s"]["engines"]["tandem"]["median"] > 0
+    assert figures["ready_s"]["engines"]["tandem"]["is_met"] is not None

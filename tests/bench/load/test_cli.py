@@ -1,0 +1,222 @@
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.load.plot import tokens_over_time
+from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.runtime.local_clusters import LocalCluster, announced
+from tests.bench.load.sse_server import Exchange, answer_in_full, answer_with_timeline, serving
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+async def start(*arguments: str) -> Process:
+    return await spawn(
+        *(sys.executable, "-m", "tandem.bench.load.cli", *arguments),
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+async def finish(process: Process) -> Outcome:
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+
+async def bench(*arguments: str) -> Outcome:
+    return await finish(await start(*arguments))
+
+
+async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: Path) -> None:
+    output, plot = tmp_path / "results.json", tmp_path / "out.png"
+    async with serving() as server:
+        outcome = await bench(
+            *("--url", server.url, "--concurrency", "4", "--num-requests", "12"),
+            *("--input-tokens", "32", "--output-tokens", "5", "--prefill", "remote"),
+            *("--goodput", "ttft:5000", "tpot:5000", "--records"),
+            *("--output", str(output), "--plot", str(plot)),
+        )
+        bodies = server.bodies
+        wish = server.exchanges[-1].headers["x-tandem-prefill"]
+    assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (" not in outcome.out  # this server tells no timelines
+    for text in ("time to first token", "p99", "12 of 12 succeeded", "goodput", "Definitions"):
+        assert text in outcome.out
+    results = json.loads(output.read_text())
+    assert results["summary"]["num_output_tokens"] == 60
+    assert results["summary"]["goodput_share"] == 1.0
+    assert results["summary"]["prefill_places"] == {"local": 12}
+    assert results["settings"]["plan"]["concurrency"] == 4
+    assert results["definitions"]["tpot"]
+    assert results["command"][-1] == str(plot)
+    assert results["environment"]["num_cpus"] > 0
+    first = results["requests"][0]
+    assert {"scheduled_s", "sent_s", "output_times_s", "end_s"} <= first.keys()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert wish == "remote"
+    assert len(bodies) == 14  # two of them to warm up
+    assert all(len(body["prompt"]) == 32 and body["max_tokens"] == 5 for body in bodies)
+    assert len({tuple(body["prompt"]) for body in bodies}) == 14
+
+
+async def test_without_an_address_it_is_what_is_served_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    process = psutil.Process()
+    async with serving() as server:
+
+        def cluster(pid: int, started_s: float, url: str) -> LocalCluster:
+            return LocalCluster(pid, started_s, "test", "nats://x", "http://x", url, str(tmp_path))
+
+        with announced(cluster(process.pid, process.create_time(), server.url)):
+            outcome = await bench("--num-requests", "2", "--output-tokens", "2")
+            parent = process.parent()
+            assert parent is not None
+            with announced(cluster(parent.pid, parent.create_time(), "http://127.0.0.1:9")):
+                refused = await bench("--num-requests", "2")
+    assert outcome.code == 0 and server.url in outcome.out, outcome.err
+    assert refused.code != 0
+    assert "choose one: --url" in refused.err and server.url in refused.err
+
+
+async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    order: list[str] = []
+
+    def named(name: str):  # type: ignore[no-untyped-def]
+        async def answer(exchange: Exchange) -> None:
+            if exchange.body is not None:
+                order.append(name)
+            await answer_in_full(exchange)
+
+        return answer
+
+    async with serving(named("A")) as a, serving(named("B")) as b:
+        outcome = await bench(
+            *("--url", a.url, "--compare-url", b.url, "--rounds", "2", "--warmup", "1"),
+            *("--num-requests", "3", "--input-tokens", "20", "--input-stddev", "5"),
+            *("--seed", "7", "--output", str(output)),
+        )
+        lengths = [[len(body["prompt"]) for body in server.bodies] for server in (a, b)]
+        prompts = {str(body["prompt"]) for server in (a, b) for body in server.bodies}
+    assert outcome.code == 0, outcome.err
+    assert "".join(order) == "AAAABBBBAAABBB"  # a warm-up each, then A B A B
+    assert lengths[0] == lengths[1]
+    assert len(prompts) == 14
+    metrics = json.loads(output.read_text())["comparison"]["metrics"]
+    assert len(metrics["ttft p50"]["ratios"]) == 2
+    assert "B/A" in outcome.out
+    assert "prefix cache" in outcome.err  # the seed is fixed
+
+
+async def test_a_server_that_tells_timelines_gets_a_breakdown(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    async with serving(answer_with_timeline) as server:
+        outcome = await bench("--url", server.url, "--num-requests", "3", "--output", str(output))
+    assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (3 requests)" in outcome.out
+    (row,) = [line for line in outcome.out.splitlines() if "exposed transfer" in line]
+    assert row.count("5.000") == 2
+    parts = json.loads(output.read_text())["summary"]["breakdown_ms"]["remote"]
+    assert (parts["queue"]["p50"], parts["verification"]["p99"]) == (3.0, 0.5)
+
+
+async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "results.json"
+    async with serving() as plain, serving(answer_with_timeline) as telling:
+        outcome = await bench(
+            *("--url", plain.url, "--compare-url", telling.url, "--rounds", "2", "--warmup", "0"),
+            *("--num-requests", "2", "--output", str(output)),
+        )
+    assert outcome.code == 0, outcome.err
+    assert "prefilled remotely (A 0, B 4 requests)" in outcome.out
+    breakdown = json.loads(output.read_text())["comparison"]["breakdown_ms"]
+    assert breakdown["A"] == {}
+    assert breakdown["B"]["remote"]["first_step"]["num_samples"] == 4
+
+
+async def test_a_run_that_fails_altogether_has_an_exit_code() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send_json(503, {"error": {"message": "no worker", "code": "unavailable"}})
+
+    async with serving(answer) as server:
+        outcome = await bench("--url", server.url, "--model", "m", "--num-requests", "3")
+    assert outcome.code == 1
+    assert "3 x http_503 unavailable, the first: no worker" in outcome.out
+
+
+async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    reached = asyncio.Event()
+    num_seen = 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal num_seen
+        num_seen += exchange.body is not None
+        if num_seen > 6:
+            reached.set()
+            await asyncio.Event().wait()
+        await answer_in_full(exchange)
+
+    async with serving(answer) as server:
+        process = await start("--url", server.url, "--warmup", "0", "--output", str(output))
+        async with asyncio.timeout(30):
+            await reached.wait()
+        process.send_signal(signal.SIGINT)
+        outcome = await finish(process)
+    assert outcome.code == 130
+    assert "6 of 7 succeeded" in outcome.out
+    results = json.loads(output.read_text())
+    assert results["interrupted"] is True
+    assert results["summary"]["num_unfinished"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["--goodput", "speed:3"], "speed:3"),
+        (["--concurrency", "2", "--request-rate", "3"], "closed loop"),
+        (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["--endpoint", "chat", "--input-format", "tokens"], "chat takes text"),
+        (["--extra-body", "[1]"], "--extra-body"),
+        (["--api-key-env", "TANDEM_NO_SUCH_KEY"], "TANDEM_NO_SUCH_KEY"),
+        (["--compare", "disagg.policy=always_local", "disagg.policy=maybe"], "maybe"),
+    ],
+)
+async def test_a_bad_option_is_one_line_and_exit_code_two(
+    arguments: list[str], reason: str
+) -> None:
+    async with serving() as server:
+        outcome = await bench("--url", server.url, *arguments)
+    assert outcome.code == 2
+    assert reason in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_tokens_are_counted_where_their_events_were() -> None:
+    streamed = RequestRecord(0, 0.0, 0.0, 1.0, [0.0, 1.0], num_output_tokens=4)
+    whole = RequestRecord(1, 0.0, 0.0, 1.0, num_output_tokens=6)
+    starts, rates = tokens_over_time([streamed, whole], num_bins=2)
+    assert starts == [0.0, 0.5]
+    assert rates == [4.0, 16.0]  # 2 tokens in the first half second, 2 + 6 in the second
+    assert tokens_over_time([]) == ([], [])

@@ -1,0 +1,163 @@
+"""Reading config.json: both generations of it, and refusals that name file and key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.models.config import RopeConfig, load_model_config
+from tandem.runtime.errors import ModelError
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    data = {key: value for key, value in (BASE | changes).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_a_llama_config_is_read_with_its_defaults(tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, num_key_value_heads=...))
+    assert (config.num_kv_heads, config.head_dim, config.qk_norm) == (8, 8, False)
+    assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-5, False)
+    assert config.rope == RopeConfig(10_000.0)
+    assert config.eos_token_ids == ()
+
+
+def test_a_qwen3_config_has_norms_of_its_heads_and_its_own_head_dim(tmp_path: Path) -> None:
+    config = load_model_config(
+        write(
+            tmp_path,
+            architectures=["Qwen3ForCausalLM"],
+            head_dim=32,
+            tie_word_embeddings=True,
+            sliding_window=None,
+            use_sliding_window=False,
+            layer_types=["full_attention"] * 2,
+        )
+    )
+    assert (config.qk_norm, config.head_dim, config.tie_word_embeddings) == (True, 32, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rope"),
+    [
+        ({"rope_theta": 5e5}, RopeConfig(5e5)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, RopeConfig(1e6)),
+        (
+            {"rope_theta": 2e4, "rope_scaling": {"type": "linear", "factor": 4}},
+            RopeConfig(2e4, "linear", 4.0),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_type": "llama3"}},
+            RopeConfig(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
+        ),
+        (
+            {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5e5}},
+            RopeConfig(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
+        ),
+    ],
+)
+def test_rotary_settings_are_read_in_the_old_form_and_the_new(
+    tmp_path: Path, changes: dict[str, Any], rope: RopeConfig
+) -> None:
+    assert load_model_config(write(tmp_path, **changes)).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({}, "bfloat16"),
+        ({"torch_dtype": ..., "dtype": "float16"}, "float16"),
+        ({"torch_dtype": ...}, "float32"),
+    ],
+)
+def test_the_dtype_has_two_names(tmp_path: Path, changes: dict[str, Any], dtype: str) -> None:
+    assert load_model_config(write(tmp_path, **changes)).dtype == dtype
+
+
+def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
+    write(tmp_path, eos_token_id=7)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7, 11]}))
+    assert load_model_config(tmp_path).eos_token_ids == (7, 9, 11)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "architectures"),
+        ({"architectures": ...}, "architectures"),
+        ({"hidden_size": ...}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_size": 60}, "hidden_size"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"sliding_window": 4096, "use_sliding_window": True}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": LLAMA3 | {"type": "llama3", "high_freq_factor": 1}}, "high_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_file_and_key(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model_config(write(tmp_path, **changes))
+    assert caught.value.param == key
+    assert f"{tmp_path / 'config.json'}: {key}: " in caught.value.message
+
+
+def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="LlamaForCausalLM, Qwen3ForCausalLM"):
+        load_model_config(write(tmp_path, architectures=["GPT2LMHeadModel"]))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_config_that_is_missing_or_no_json_object_is_named(
+    tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_model_config(tmp_path)
+
+
+def test_an_engine_config_refuses_unknown_keys_and_devices() -> None:
+    with pytest.raises(ValidationError):
+        EngineConfig.model_validate({"blocksize": 16})
+    with pytest.raises(ValidationError):
+        EngineConfig(device="tpu")
+    assert EngineConfig(threads=3).num_threads() == 3
+    assert EngineConfig().num_threads() >= 1

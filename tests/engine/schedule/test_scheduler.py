@@ -1,0 +1,264 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
+from tandem.engine.schedule.step_cost import StepCost
+
+BLOCK_SIZE = 4
+
+
+def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
+    engine_config = EngineConfig(block_size=BLOCK_SIZE, **config)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    return Scheduler(engine_config, pool, StepCost(max_step_s=3600))
+
+
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(seq.request_id, start, end) for seq, start, end, _ in chunks]
+
+
+def step(scheduler: Scheduler, token_id: int = 7) -> list[tuple[str, int, int]]:
+    """Schedule, and pretend that every chunk was computed and sampled `token_id`."""
+    chunks = launch(scheduler)
+    collect(scheduler, chunks, token_id)
+    return spans(chunks)
+
+
+def launch(scheduler: Scheduler) -> list[Chunk]:
+    chunks = scheduler.schedule()
+    assert chunks is not None
+    if chunks:
+        scheduler.launched(chunks)
+    scheduler.check_invariants()
+    return chunks
+
+
+def collect(scheduler: Scheduler, chunks: list[Chunk], token_id: int = 7) -> None:
+    if chunks:
+        scheduler.collected(chunks)
+    for seq, _, end, samples in chunks:
+        if samples:
+            seq.token_ids[end : end + 1] = [token_id]
+    scheduler.check_invariants()
+
+
+def prompt(num_tokens: int, first: int = 100) -> list[int]:
+    return list(range(first, first + num_tokens))
+
+
+def test_sequences_start_in_order_of_arrival_within_the_token_budget(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    for i, length in enumerate((4, 4, 4)):
+        scheduler.add(fake.make_seq(f"r{i}", prompt(length, 100 * i)))
+    assert step(scheduler) == [("r0", 0, 4), ("r1", 0, 4), ("r2", 0, 2)]
+    assert step(scheduler) == [("r0", 4, 5), ("r1", 4, 5), ("r2", 2, 4)]
+
+
+def test_decodes_come_first_and_prompts_get_the_chunk_that_is_left(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=40, prefill_chunk_tokens=6)
+    scheduler.add(fake.make_seq("old", prompt(3), 50))
+    assert step(scheduler) == [("old", 0, 3)]
+    scheduler.add(fake.make_seq("new", prompt(20, 500), 50))
+    assert step(scheduler) == [("old", 3, 4), ("new", 0, 6)]
+    assert step(scheduler) == [("old", 4, 5), ("new", 6, 12)]
+    scheduler.drop(scheduler.running["old"])
+    assert step(scheduler) == [("new", 12, 20)]  # nobody decodes: the whole budget
+
+
+def test_there_are_never_more_sequences_than_seats(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for i in range(3):
+        scheduler.add(fake.make_seq(f"r{i}", prompt(4, 100 * i)))
+    assert len(step(scheduler)) == 2
+    assert not scheduler.reserve(fake.make_seq("remote", prompt(4)))
+    scheduler.finish(scheduler.running["r0"])
+    assert ("r2", 0, 4) in step(scheduler)
+
+
+def test_a_step_never_has_more_tokens_than_its_budget(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(max_num_seqs=8, max_num_batched_tokens=3)
+    remote = [fake.make_seq(f"remote{i}", prompt(4, 100 * i)) for i in range(8)]
+    reserved = [seq for seq in remote if scheduler.reserve(seq)]
+    for seq in reserved:
+        scheduler.admit(seq)
+        seq.token_ids.append(7)
+    for i in range(8):
+        scheduler.add(fake.make_seq(f"r{i}", prompt(5, 2000 + 100 * i)))
+    for _ in range(20):
+        assert 0 < sum(end - start for _, start, end in step(scheduler)) <= 3
+
+
+def test_the_last_token_of_a_known_prompt_is_computed_in_a_block_of_its_own(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(fake.make_seq("first", prompt(8)))
+    step(scheduler)
+    shared = scheduler.running["first"].block_table
+    again = fake.make_seq("again", prompt(8))
+    assert scheduler.num_prefix_blocks(again) == 1
+    scheduler.add(again)
+    assert ("again", 4, 8) in step(scheduler)
+    assert again.block_table[0] == shared[0]
+    assert again.block_table[1] != shared[1]
+    assert again.num_cached_tokens == 4
+
+
+def test_generated_tokens_are_shared_too(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler()
+    first = fake.make_seq("first", prompt(6))
+    scheduler.add(first)
+    for _ in range(4):
+        step(scheduler)
+    scheduler.finish(first)
+    follow_up = fake.make_seq("follow-up", first.token_ids[:9])
+    assert scheduler.num_prefix_blocks(follow_up) == 2
+
+
+def test_different_salts_share_nothing(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(fake.make_seq("mine", prompt(9), cache_salt="me"))
+    step(scheduler)
+    yours = fake.make_seq("yours", prompt(9), cache_salt="you")
+    assert scheduler.num_prefix_blocks(yours) == 0
+    mine = fake.make_seq("mine too", prompt(9), cache_salt="me")
+    assert scheduler.num_prefix_blocks(mine) == 2
+
+
+def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    for name, first in (("old", 100), ("young", 200)):
+        scheduler.add(fake.make_seq(name, prompt(4, first), 50))
+        step(scheduler)
+    step(scheduler)
+    scheduler.add(fake.make_seq("late", prompt(1), 50))
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert list(scheduler.running) == ["old"]
+    assert list(scheduler.waiting) == ["young", "late"]
+    young = scheduler.waiting["young"]
+    num_tokens = young.num_tokens
+    assert young.block_table == [] and num_tokens > 4  # what it generated is kept
+    scheduler.finish(scheduler.running["old"])
+    ((_, start, end), *_) = step(scheduler)
+    assert end == num_tokens
+    assert start % BLOCK_SIZE == 0
+
+
+def test_a_prefill_only_sequence_is_never_preempted_and_holds_its_blocks_when_done(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(num_blocks=7, prefill_chunk_tokens=1)
+    decoding = fake.make_seq("decoding", prompt(4), 50)
+    scheduler.add(decoding)
+    step(scheduler)
+    exporting = fake.make_seq("exporting", prompt(16, 200), prefill_only=True)
+    scheduler.add(exporting)
+    step(scheduler)
+    table = list(exporting.block_table)
+    assert len(table) == 4
+    while "decoding" in scheduler.running:
+        assert exporting.num_computed_tokens < 16
+        step(scheduler)
+    scheduler.finish(exporting)
+    scheduler.check_invariants()
+    assert exporting.block_table == table
+    scheduler.drop(exporting)
+    scheduler.check_invariants()
+    assert scheduler.pool.num_held == 0
+    assert step(scheduler)[0][0] == "decoding"
+
+
+def test_reservations_leave_blocks_for_the_running_and_for_the_head_of_the_queue(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(num_blocks=10)
+    assert not scheduler.reserve(fake.make_seq("all", prompt(40)))
+    assert scheduler.reserve(fake.make_seq("most", prompt(24)))
+    scheduler.add(fake.make_seq("big", prompt(24, 500)))
+    assert step(scheduler) == []
+    assert scheduler.is_blocked
+    assert not scheduler.reserve(fake.make_seq("sneaky", prompt(4, 900)))
+    most = scheduler.remote["most"]
+    scheduler.drop(most, quarantined=True)
+    assert scheduler.pool.num_quarantined == 6
+    assert step(scheduler) == []
+    scheduler.release_quarantined(list(range(6)))
+    assert step(scheduler) == [("big", 0, 24)]
+
+
+def test_a_blocked_queue_is_not_tried_again_until_blocks_come_back(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(num_blocks=8)
+    scheduler.add(fake.make_seq("first", prompt(20), 50))
+    step(scheduler)
+    scheduler.add(fake.make_seq("second", prompt(20, 500), 50))
+    step(scheduler)
+    num_returns = scheduler.pool.num_returns
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.pool.num_returns == num_returns  # no references were taken and dropped
+    scheduler.finish(scheduler.running["first"])
+    assert step(scheduler) == [("second", 0, 20)]
+
+
+def test_dropping_the_head_of_a_blocked_queue_lets_the_next_one_start(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(num_blocks=8)
+    scheduler.add(fake.make_seq("first", prompt(20), 50))
+    step(scheduler)
+    scheduler.add(fake.make_seq("big", prompt(20, 500), 50))
+    scheduler.add(fake.make_seq("small", prompt(3, 900), 50))
+    assert step(scheduler) == [("first", 20, 21)]
+    scheduler.drop(scheduler.waiting["big"])
+    assert ("small", 0, 3) in step(scheduler)
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_a_requeued_reservation_goes_to_the_head_of_the_queue_without_blocks(
+    fake: SimpleNamespace, quarantined: bool
+) -> None:
+    scheduler = make_scheduler()
+    remote = fake.make_seq("remote", prompt(9))
+    assert scheduler.reserve(remote)
+    assert remote.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
+    scheduler.add(fake.make_seq("local", prompt(9, 500)))
+    scheduler.requeue(remote, quarantined=quarantined)
+    scheduler.check_invariants()
+    assert scheduler.pool.num_quarantined == (3 if quarantined else 0)
+    assert step(scheduler) == [("remote", 0, 9), ("local", 0, 9)]
+
+
+def test_only_the_blocks_that_a_reservation_fills_are_quarantined(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler()
+    first = fake.make_seq("first", prompt(9))
+    scheduler.add(first)
+    step(scheduler)
+    remote = fake.make_seq("remote", prompt(16))
+    assert scheduler.reserve(remote)
+    filled = remote.block_table[2:]
+    assert remote.block_table[:2] == first.block_table[:2]
+    scheduler.drop(remote, quarantined=True)
+    scheduler.check_invariants()
+    assert scheduler.pool.num_quarantined == len(filled) == 2
+
+
+def sequence_of(scheduler: Scheduler, request_id: str) -> Sequence:
+    seq = scheduler.find(request_id)
+    assert seq is not None
+    return seq
+
+
+def test_a_growing_sequence_keeps_its_blocks_adjacent_when_it_can(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(fake.make_seq("only", prompt(4), 50))
+    for _ in range(20):
+        step(scheduler)
+    table = sequence_of(scheduler, "only").block_table
+    assert table == list(range(table[0], table[0] + len(table)))

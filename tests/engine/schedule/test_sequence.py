@@ -1,0 +1,34 @@
+import pytest
+
+from tandem.engine.schedule.sequence import Chunk, Sequence
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+
+def sequence(num_generated: int, stop: StopConditions, stop_ids: set[int]) -> Sequence:
+    seq = Sequence("r", [1, 2, 3] + [9] * num_generated, 3, SamplingParams(), stop)
+    seq.stop_ids = frozenset(stop_ids)
+    return seq
+
+
+@pytest.mark.parametrize(
+    ("num_generated", "token_id", "reason"),
+    [(0, 5, None), (1, 7, "stop"), (0, 7, None), (2, 5, "length"), (2, 7, "stop")],
+)
+def test_a_stop_token_ends_a_sequence_once_it_has_its_minimum(
+    num_generated: int, token_id: int, reason: str | None
+) -> None:
+    stop = StopConditions(max_tokens=3, min_tokens=1)
+    assert sequence(num_generated, stop, {7}).finish_reason_after(token_id) == reason
+
+
+def test_a_sequence_counts_what_it_generated() -> None:
+    seq = sequence(2, StopConditions(max_tokens=3), set())
+    assert (seq.num_tokens, seq.num_generated_tokens) == (5, 2)
+
+
+def test_sequences_are_told_apart_by_identity_and_chunks_unpack() -> None:
+    stop = StopConditions(max_tokens=3)
+    first, second = sequence(0, stop, set()), sequence(0, stop, set())
+    assert first != second
+    seq, start, end, samples = Chunk(first, 0, 3, True)
+    assert (seq, start, end, samples) == (first, 0, 3, True)

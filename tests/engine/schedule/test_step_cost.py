@@ -1,0 +1,195 @@
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.schedule.sequence import Chunk
+from tandem.engine.schedule.step_cost import (
+    FIRST_TOKENS,
+    FLOOR_TOKENS,
+    PromptBudget,
+    StepCost,
+    StepWork,
+    longest_step_s,
+    work_of,
+)
+
+LIMIT_S = 0.05
+SEQ = SimpleNamespace()  # costs depend on no sequence
+
+
+def decodes(count: int, context: int = 1000) -> list[Chunk]:
+    return [Chunk(SEQ, context - 1, context, True)] * count
+
+
+def prompt(start: int, num_tokens: int) -> Chunk:
+    return Chunk(SEQ, start, start + num_tokens, False)
+
+
+def device(
+    base_s: float = 4e-3, per_decode_s: float = 3e-5, per_token_s: float = 2.5e-5, noise: float = 0
+) -> Callable[[list[Chunk]], float]:
+    """Seconds of a step: linear, with attention by context, and the given noise."""
+    rng = random.Random(1)
+
+    def seconds(chunks: list[Chunk]) -> float:
+        work = work_of(chunks)
+        exact = (
+            base_s
+            + work.num_decodes * per_decode_s
+            + work.decode_context * 1e-8
+            + work.num_prompt_tokens * per_token_s
+            + work.prompt_context * 2e-9
+        )
+        return exact * rng.uniform(1 - noise, 1 + noise)
+
+    return seconds
+
+
+def prefill_beside(
+    cost: StepCost, seconds: Callable[[list[Chunk]], float], num_decodes: int, num_tokens: int
+) -> list[tuple[int, float]]:
+    """(tokens, seconds) of each step that a prompt takes beside decodes, after some without it."""
+    alone = decodes(num_decodes)
+    for _ in range(40):
+        cost.observe(alone, seconds(alone))
+    steps, start = [], 0
+    while start < num_tokens:
+        count = min(num_tokens - start, cost.room(work_of(alone), start), 2048)
+        chunks = [*alone, prompt(start, count)]
+        took = seconds(chunks)
+        cost.observe(chunks, took)
+        steps.append((count, took))
+        start += count
+    return steps
+
+
+def test_a_long_prompt_never_takes_decodes_over_the_limit_and_uses_most_of_it() -> None:
+    steps = prefill_beside(StepCost(LIMIT_S), device(noise=0.03), 32, 32_768)
+    assert max(took for _, took in steps) <= LIMIT_S
+    assert [count for count, _ in steps[:3]] == [FIRST_TOKENS, 2 * FIRST_TOKENS, 4 * FIRST_TOKENS]
+    late = [took for _, took in steps[6:-1]]
+    assert min(late) > 0.75 * LIMIT_S
+    assert steps[-2][0] < steps[8][0]  # the further the prompt, the dearer its tokens
+
+
+def test_prompts_go_on_where_decodes_alone_take_longer_than_the_limit() -> None:
+    steps = prefill_beside(StepCost(LIMIT_S), device(base_s=0.08), 32, 400)
+    assert {count for count, _ in steps[3:]} == {FLOOR_TOKENS}
+    cost = StepCost(LIMIT_S)
+    cost.observe([prompt(0, 16)], 3600.0)
+    assert cost.room(work_of(decodes(4)), 0) >= FLOOR_TOKENS
+
+
+def test_a_step_that_compiled_something_is_soon_forgotten() -> None:
+    cost, seconds = StepCost(LIMIT_S), device()
+    cost.observe(decodes(8), 20.0)
+    cost.observe([*decodes(8), prompt(0, 64)], 20.0)
+    steps = prefill_beside(cost, seconds, 8, 20_000)
+    assert sum(count for count, _ in steps[:80]) > 8000
+    assert max(took for _, took in steps) <= LIMIT_S
+
+
+def test_a_device_that_becomes_slower_is_followed_within_a_few_steps() -> None:
+    cost = StepCost(LIMIT_S)
+    prefill_beside(cost, device(), 32, 10_000)
+    steps = prefill_beside(cost, device(per_token_s=1e-4), 32, 10_000)
+    assert all(took <= LIMIT_S for _, took in steps[8:])
+
+
+def test_no_more_than_twice_of_what_was_within_the_limit_is_tried() -> None:
+    cost = StepCost(LIMIT_S)
+    largest = FIRST_TOKENS // 2
+    for _ in range(12):
+        room = cost.room(work_of(decodes(4)), 0)
+        assert room == 2 * largest
+        cost.observe([*decodes(4), prompt(0, room)], 1e-9)
+        largest = room
+
+
+chunk_lists = st.lists(
+    st.builds(
+        lambda start, count: Chunk(SEQ, start, start + count, False),
+        st.integers(0, 100_000),
+        st.integers(1, 4096),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    steps=st.lists(st.tuples(chunk_lists, st.floats(0, 100)), max_size=30),
+    num_decodes=st.integers(0, 256),
+    start=st.integers(0, 200_000),
+)
+def test_there_is_always_room_for_a_floor_whatever_was_measured(
+    steps: list[tuple[list[Chunk], float]], num_decodes: int, start: int
+) -> None:
+    cost = StepCost(LIMIT_S)
+    for chunks, seconds in steps:
+        cost.observe(chunks, seconds)
+    work = work_of(decodes(num_decodes))
+    room = cost.room(work, start)
+    assert room >= FLOOR_TOKENS
+    work.add_prompt(start, room)
+    assert 0 <= cost.room(work, 0) <= 2**31
+
+
+def test_work_counts_chunks_of_one_token_as_decodes() -> None:
+    work = work_of([*decodes(3, context=10), prompt(100, 20)])
+    assert work == StepWork(3, 30, 20, 20 * 110)
+
+
+def test_a_budget_is_spent_by_prompts_and_closed_by_one_that_goes_on() -> None:
+    cost = StepCost(LIMIT_S)
+    budget = PromptBudget(100, cost, [])
+    assert budget.room(5000) == 100  # without decodes there is no hurry
+    budget.take(Chunk(SEQ, 0, 30, True))
+    assert budget.room(0) == 70
+    budget.take(Chunk(SEQ, 0, 30, False))
+    assert budget.room(0) == 0
+    beside = PromptBudget(100, cost, decodes(2))
+    assert beside.room(0) == FIRST_TOKENS
+    beside.take(Chunk(SEQ, 0, FIRST_TOKENS, True))
+    assert beside.room(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("max_step_ms", "memory", "seconds"),
+    [(None, "VRAM", 0.05), (None, "DRAM", 0.25), (7.5, "VRAM", 0.0075)],
+)
+def test_the_limit_depends_on_the_device_unless_it_is_configured(
+    max_step_ms: float | None, memory: str, seconds: float
+) -> None:
+    assert longest_step_s(EngineConfig(max_step_ms=max_step_ms), memory) == seconds
+
+
+def test_an_engine_keeps_its_decodes_within_the_limit(fake: SimpleNamespace) -> None:
+    harness = fake.make_harness(
+        num_blocks=4000, max_num_batched_tokens=4096, prefill_chunk_tokens=4096, max_step_ms=50
+    )
+    runner = harness.runner
+    seconds, took = device(per_token_s=1e-4), []
+
+    def timed(chunks: list[Chunk]) -> float:
+        took.append((work_of(chunks).num_decodes, seconds(chunks)))
+        return took[-1][1]
+
+    runner.seconds_of = timed
+    for i in range(4):
+        harness.engine.add(fake.make_seq(f"r{i}", [1, 2, 3], 60))
+    for _ in range(10):
+        harness.step()
+    long = fake.make_seq("long", [i % 400 for i in range(3000)], 2)
+    expected = fake.undisturbed(long)
+    harness.engine.add(long)
+    harness.run()
+    assert harness.texts["long"] == expected
+    spans = [(s, e) for step in runner.steps for name, s, e in step if name == "long" and e - s > 1]
+    assert 8 <= len(spans) <= 40
+    assert max(each for num_decodes, each in took if num_decodes) <= 0.05

@@ -1,0 +1,98 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from tandem.frontend.tokens.detokenizer import (
+    ByteDetokenizer,
+    DetokenizerFactory,
+    WindowDetokenizer,
+)
+from tests.frontend.frontend_stack import byte_level_tokenizer, token_ids
+
+TEXT = "Hello wörld, 日本語 👩‍👩‍👧 été — ok"
+TOKENIZER = byte_level_tokenizer()
+FACTORY = DetokenizerFactory(TOKENIZER)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """As Llama 2 and Mistral have it: "▁" for spaces, bytes for what is not in the vocabulary."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Hello", "▁wor", "ld"]
+    letters = sorted(set("Helo wrd,.") - {" "})
+    vocab = {word: index for index, word in enumerate(dict.fromkeys([*words, *letters]))}
+    merges: list[tuple[str, str]] = []
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def pieces(detokenizer: ByteDetokenizer | WindowDetokenizer, ids: list[int]) -> list[str]:
+    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
+
+
+def test_a_byte_level_tokenizer_takes_the_table() -> None:
+    assert isinstance(FACTORY.new(), ByteDetokenizer)
+    assert isinstance(DetokenizerFactory(sentencepiece_like()).new(), WindowDetokenizer)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_characters_of_several_tokens_come_out_whole(window: bool) -> None:
+    detokenizer = WindowDetokenizer(TOKENIZER) if window else FACTORY.new()
+    ids = token_ids(TEXT)
+    out = pieces(detokenizer, ids)
+    assert len(ids) > len(TEXT) and "".join(out) == TEXT
+    assert all("\ufffd" not in piece for piece in out)
+
+
+def test_a_sentencepiece_like_tokenizer_streams_the_text_it_decodes() -> None:
+    tokenizer = sentencepiece_like()
+    ids = tokenizer.encode("Hello world, 日本 é.").ids
+    out = pieces(WindowDetokenizer(tokenizer), ids)
+    assert "".join(out) == tokenizer.decode(ids) == "Hello world, 日本 é."
+    assert all("\ufffd" not in piece for piece in out)
+
+
+def test_special_tokens_are_left_out_and_added_words_stay() -> None:
+    ids = [*token_ids("Hello"), TOKENIZER.token_to_id("<|im_end|>"), *token_ids("<added word>")]
+    assert FACTORY.decode(ids) == "Hello<added word>" == TOKENIZER.decode(ids)
+
+
+def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
+    detokenizer = FACTORY.new()
+    ids = token_ids("a😀")
+    assert detokenizer.push(ids[:-1]) == "a"
+    assert detokenizer.flush() == "\ufffd"
+
+
+def test_a_window_full_of_garbage_is_not_held_for_ever() -> None:
+    tokenizer = sentencepiece_like()
+    detokenizer = WindowDetokenizer(tokenizer)
+    continuation = tokenizer.token_to_id("<0x80>")
+    assert any(detokenizer.push([continuation]) for _ in range(40))
+
+
+def test_unknown_ids_have_no_text() -> None:
+    assert FACTORY.decode([10_000, *token_ids("ok")]) == "ok"
+
+
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=30))
+def test_any_tokens_give_what_the_tokenizer_decodes(ids: list[int]) -> None:
+    """Invalid bytes too: both sides replace the maximal part of a broken character."""
+    assert "".join(pieces(FACTORY.new(), ids)) == TOKENIZER.decode(ids) == FACTORY.decode(ids)
+
+
+def test_a_token_of_half_a_character_shows_its_bytes() -> None:
+    ids = token_ids("😀")
+    shown = [FACTORY.token_text(token_id) for token_id in ids]
+    assert [byte for _, data in shown for byte in data] == list("😀".encode())
+    assert FACTORY.token_text(TOKENIZER.token_to_id("<|im_end|>"))[0] == "<|im_end|>"

@@ -1,0 +1,247 @@
+"""Decode attention: the Triton kernel and its PyTorch twin against dense attention in float64."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.attention import decode as paged_attention
+from tandem.kernels.attention.decode import PagedAttentionConfig
+from tandem.kernels.cpu import launch
+from tandem.kernels.reference import paged_attention as reference
+from tests.kernels.tolerance import DTYPES, on_cpu, tolerance
+
+SCALE = 0.31
+LARGEST_VALUE = 4.5  # of a few thousand normal numbers
+# Splits of one tile, of a few, and of as many as there are; both ways of loading.
+Attend = Callable[..., None]
+default = paged_attention.paged_decode_attention
+# Splits of one tile, of a few, and of as many as there are; both ways of loading.
+SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
+copying = pytest.param(partial(default), id="tma")
+loading = pytest.param(partial(default, config=replace(SMALL, use_tma=False)), id="pointers")
+long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
+twin = pytest.param(reference.paged_decode_attention, id="torch")
+in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
+
+both = pytest.mark.parametrize("attend", [copying, twin, in_c])
+every = pytest.mark.parametrize("attend", [copying, loading, twin, in_c])
+kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
+    """Memory that a launcher takes holds NaN until it is written; counters go back to zero."""
+    take = torch.empty
+
+    def empty(*arguments: Any, **options: Any) -> torch.Tensor:
+        taken = take(*arguments, **options)
+        return taken.fill_(float("nan")) if taken.is_floating_point() else taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
+        yield
+    assert not paged_attention._arrivals(torch.zeros(1, device=device).device).any()
+
+
+def make_padded(make_paged, context_lens: list[int], **options):
+    """make_paged with rows of length 0, as a CUDA graph's padding: they have a table yet."""
+    paged = make_paged([max(length, 1) for length in context_lens], stale=7.0, **options)
+    paged.context_lens.copy_(torch.tensor(context_lens))
+    return paged
+
+
+def attend_densely(q, keys, values, soft_cap: float = 0.0, window: int = 0) -> torch.Tensor:
+    """The last len(q) tokens of one sequence, causally, in float64."""
+    group_size = q.shape[1] // keys.shape[1]
+    k, v = (kv.double().repeat_interleave(group_size, 1) for kv in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
+    seen = seen.tril(len(k) - len(q))
+    if window:
+        seen &= seen.triu(len(k) - len(q) - window + 1)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+
+
+def check(attend: Attend, paged, num_heads: int, queries_per_seq: int = 1, **options) -> None:
+    lens, dtype = paged.context_lens.tolist(), paged.kv_cache.dtype
+    head_dim, device = paged.kv_cache.shape[-1], paged.kv_cache.device
+    num_tokens = len(lens) * queries_per_seq
+    # Queries as the model hands them over: a slice of the fused projection.
+    fused = torch.randn(num_tokens, num_heads + 3, head_dim, device=device).to(dtype)
+    q = fused[:, :num_heads]
+    out = torch.full((num_tokens, num_heads, head_dim), float("nan"), dtype=dtype, device=device)
+    arguments = q, paged.kv_cache, paged.block_tables, paged.context_lens, SCALE, out
+    attend(*arguments, queries_per_seq=queries_per_seq, **options)
+    # The weights of a row, which add up to 1, are rounded once, and the result is; what SDPA
+    # rounds besides, one more time.
+    atol = tolerance(dtype, 3, LARGEST_VALUE)
+    for row, length in enumerate(lens):
+        mine = slice(row * queries_per_seq, (row + 1) * queries_per_seq)
+        expected = torch.zeros_like(q[mine])
+        if length:
+            expected = attend_densely(q[mine], paged.keys[row], paged.values[row], **options)
+        torch.testing.assert_close(out[mine], expected, rtol=0, atol=atol)
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_odd_lengths_attend_to_exactly_their_own_context(
+    attend: Attend, make_paged, dtype: torch.dtype
+) -> None:
+    paged = make_paged([37, 16, 65, 1, 150], dtype=dtype, stale=7.0)
+    check(attend, paged, num_heads=4)
+
+
+@both
+@pytest.mark.parametrize("group_size", range(1, 9))
+def test_every_group_of_query_heads_reads_its_own_kv_head(
+    attend: Attend, make_paged, group_size: int
+) -> None:
+    paged = make_paged([21, 40], num_kv_heads=2, stale=7.0)
+    check(attend, paged, num_heads=2 * group_size)
+
+
+@every
+@pytest.mark.parametrize(
+    ("head_dim", "block_size"),
+    [(8, 16), (24, 16), (64, 1), (16, 7), (96, 32), (128, 64), (256, 16), (64, 128)],
+)
+def test_head_and_block_sizes_need_not_be_powers_of_two(
+    attend: Attend, make_paged, head_dim: int, block_size: int
+) -> None:
+    paged = make_paged([150, 9], head_dim=head_dim, block_size=block_size, stale=7.0)
+    check(attend, paged, num_heads=4)
+
+
+@kernels
+@pytest.mark.parametrize("context_len", [1, 15, 16, 17, 31, 32, 33, 130])
+def test_no_slot_past_a_context_is_used(attend: Attend, make_paged, context_len: int) -> None:
+    paged = make_paged([context_len, 2 * context_len, 3])
+    for row, length in enumerate(paged.context_lens.tolist()):
+        paged.block_tables[row, -(-length // 16) :] = 0  # a block of NaN
+    check(attend, paged, num_heads=4)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_the_default_tiles_stop_where_a_context_does(make_paged, block_size: int) -> None:
+    paged = make_paged([64, 1, 129, 200, 63, 128], block_size=block_size, dtype=torch.float16)
+    check(default, paged, num_heads=2)
+
+
+@both
+@pytest.mark.parametrize("queries_per_seq", range(1, 9))
+def test_each_of_a_sequences_queries_sees_up_to_its_own_position(
+    attend: Attend, make_paged, queries_per_seq: int
+) -> None:
+    lens = [queries_per_seq, 33, 0, 16 + queries_per_seq, 50]
+    paged = make_padded(make_paged, lens, block_size=32)
+    check(attend, paged, 6, queries_per_seq)
+
+
+@kernels
+def test_queries_that_straddle_tiles_and_splits_stay_causal(attend: Attend, make_paged) -> None:
+    paged = make_paged([17, 34, 100, 8, 131], block_size=32)
+    check(attend, paged, 8, 8)
+
+
+@every
+@pytest.mark.parametrize(("window", "queries_per_seq"), [(1, 1), (16, 1), (20, 3), (70, 8)])
+def test_a_window_hides_what_is_older(
+    attend: Attend, make_paged, window: int, queries_per_seq: int
+) -> None:
+    paged = make_paged([8, 33, 100, 64, 16], block_size=32, stale=7.0)
+    check(attend, paged, 4, queries_per_seq, window=window)
+
+
+@pytest.mark.parametrize("attend", [copying, loading, pytest.param(default, id="default")])
+def test_blocks_that_a_window_has_left_behind_may_hold_anything(attend: Attend, make_paged) -> None:
+    paged = make_paged([100, 70], dtype=torch.float16)
+    for row, length in enumerate(paged.context_lens.tolist()):
+        left = (length - 20) // 16
+        paged.kv_cache[paged.block_tables[row, :left]] = float("nan")
+        paged.block_tables[row, :left] = 0
+    check(attend, paged, 4, window=20)
+
+
+@both
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.5, 0), (30.0, 0), (2.0, 20)])
+def test_a_soft_cap_bounds_the_scores(
+    attend: Attend, make_paged, soft_cap: float, window: int
+) -> None:
+    paged = make_paged([70, 5, 33], stale=7.0)
+    check(attend, paged, 4, soft_cap=soft_cap, window=window)
+
+
+@both
+def test_padding_rows_are_zero_wherever_they_stand(attend: Attend, make_paged) -> None:
+    check(attend, make_padded(make_paged, [0, 40, 0, 7, 0]), num_heads=2)
+    check(attend, make_padded(make_paged, [0, 0]), num_heads=2)
+
+
+@both
+def test_an_empty_batch_is_nothing_to_do(attend: Attend, make_paged) -> None:
+    check(attend, make_paged([]), num_heads=2)
+
+
+@both
+def test_lengths_far_apart_go_together(attend: Attend, make_paged) -> None:
+    paged = make_padded(make_paged, [3, 350, 2, 0, 97, 4, 1, 33])
+    check(attend, paged, num_heads=2)
+
+
+@pytest.mark.parametrize("lens", [[40], [40, 33], [3, 350, 0, 97, 1], [0, 7]])
+def test_the_twin_reads_a_narrower_pool_and_keeps_a_plan(make_paged, lens: list[int]) -> None:
+    paged = make_padded(make_paged, lens, dtype=torch.bfloat16)
+    q = torch.randn(len(lens), 4, paged.kv_cache.shape[-1])
+    arguments = paged.kv_cache, paged.block_tables, paged.context_lens
+    plan = reference.plan_decode(*arguments, q.shape[1] // paged.kv_cache.shape[2])
+    planned, alone = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
+    for _ in range(2):
+        reference.paged_decode_attention(q, *arguments, SCALE, planned, plan=plan)
+    reference.paged_decode_attention(q, *arguments, SCALE, alone)
+    assert torch.equal(planned, alone)
+    for row, length in enumerate(lens):
+        expected = torch.zeros_like(q[row : row + 1])
+        if length:
+            keys, values = paged.keys[row].float(), paged.values[row].float()
+            expected = attend_densely(q[row : row + 1], keys, values)
+        torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=2e-5)
+
+
+def test_more_sequences_than_are_planned_at_a_time(make_paged) -> None:
+    lens = [1 + i % 3 for i in range(255)] + [40, 0, 35, 2]
+    paged = make_padded(make_paged, lens, num_kv_heads=1)
+    check(partial(default, config=SMALL), paged, num_heads=1)
+
+
+@kernels
+def test_a_sequence_gets_the_same_bits_in_every_batch(attend: Attend, make_paged) -> None:
+    paged = make_paged([60, 5, 130, 33], dtype=DTYPES[-1])
+    q = torch.randn(4, 4, 16, device=paged.kv_cache.device).to(DTYPES[-1])
+
+    def attended(rows: list[int], width: int) -> torch.Tensor:
+        out = torch.full_like(q[rows], float("nan"))
+        tables = paged.block_tables[rows][:, :width].contiguous()
+        attend(q[rows], paged.kv_cache, tables, paged.context_lens[rows], SCALE, out)
+        return out
+
+    together = attended([0, 1, 2, 3], 9)
+    assert torch.equal(attended([3, 2, 1, 0], 9).flip(0), together)
+    for row, width in enumerate([4, 1, 9, 3]):
+        assert torch.equal(attended([row], width)[0], together[row])
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_every_shape_has_configurations_to_measure(arch: int, block_size: int) -> None:
+    for head_dim in (64, 96, 128, 256):
+        found = list(paged_attention.candidates(head_dim, 4, 2, block_size, arch))
+        assert 2 <= len(found) <= 60
+        assert any(config.use_tma for config in found) == (arch >= 90 and block_size >= 64)

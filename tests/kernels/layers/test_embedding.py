@@ -1,0 +1,50 @@
+"""Embeddings are copied exactly."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tandem.kernels.layers import embedding
+from tandem.kernels.reference import embedding as reference
+
+launchers = pytest.mark.parametrize(
+    "embed",
+    [pytest.param(embedding.embed, id="triton"), pytest.param(reference.embed, id="torch")],
+)
+
+
+@launchers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("width", [1, 8, 37, 1160])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_each_token_gets_its_row(
+    embed: Callable[..., None],
+    device: str,
+    dtype: torch.dtype,
+    index_dtype: torch.dtype,
+    width: int,
+    num_tokens: int,
+) -> None:
+    wide = torch.randn(11, width + 3).to(dtype).to(device)
+    table = wide[:, 1 : width + 1]
+    ids = (torch.arange(num_tokens, dtype=index_dtype, device=device) * 7 + 10) % 11
+    out = torch.full((num_tokens, width), float("nan"), dtype=dtype, device=device)
+    embed(ids, table, out)
+    assert torch.equal(out, table[ids.long()])
+
+
+@launchers
+def test_no_tokens_are_no_work(embed: Callable[..., None], device: str) -> None:
+    ids = torch.empty(0, dtype=torch.int64, device=device)
+    embed(ids, torch.empty(4, 8, device=device), torch.empty(0, 8, device=device))
+
+
+def test_every_candidate_copies(device: str) -> None:
+    table = torch.randn(5, 1160, device=device).half()
+    ids = torch.tensor([4, 0], device=device)
+    for config in embedding.candidates(1160, 2):
+        out = torch.full_like(table[:2], float("nan"))
+        embedding.embed(ids, table, out, config=config)
+        assert torch.equal(out, table[ids])

@@ -1,0 +1,55 @@
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tandem.launch.config.model import load_config
+from tandem.launch.doctor import checks_machine, checks_parts
+from tandem.runtime.errors import ServiceError
+
+Tandem = Callable[..., tuple[int, str, str]]
+
+
+def test_doctor_finds_every_part_of_this_machine_in_order(tandem: Tandem) -> None:
+    code, output, _ = tandem("doctor", "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(output)}
+    assert code == 0, output
+    for subject in ("python", "torch", "cpu kernels", "nats-server", "etcd", "nixl"):
+        assert findings[subject]["grade"] == "ok"
+    for subject in ("nats starts", "etcd starts"):
+        assert findings[subject]["grade"] == "ok"
+    assert "GB/s" in findings["nixl transfer"]["detail"]
+
+
+def test_a_failure_says_what_to_do_and_is_the_exit_code(
+    tandem: Tandem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(arguments: list[str]) -> str:
+        raise ServiceError("exit code -11: no output")
+
+    monkeypatch.setattr(checks_parts, "_run_probe", crash)
+    monkeypatch.setattr(checks_parts, "check_services", lambda effective: iter(()))
+    code, output, _ = tandem("doctor")
+    assert code == 1
+    assert "fail  nixl transfer: exit code -11" in output
+    assert "-> without NIXL prompts are prefilled locally only" in output
+
+
+def test_a_probe_that_fails_is_a_typed_error_with_its_last_line() -> None:
+    with pytest.raises(ServiceError, match="exit code 1: ValueError: no"):
+        checks_parts._run_probe(["-c", "raise ValueError('no')"])
+
+
+def test_memory_that_cannot_be_shared_between_processes_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    subjects = [f.subject for f in checks_machine.check_machine() if f.grade == "warn"]
+    assert "PYTORCH_CUDA_ALLOC_CONF" in subjects
+
+
+def test_services_that_are_configured_and_away_are_failures() -> None:
+    flags = ["--runtime.nats_url=nats://127.0.0.1:9", "--runtime.etcd_endpoints=http://127.0.0.1:9"]
+    findings = list(checks_parts.check_services(load_config(flags=flags)))
+    assert [f.grade for f in findings] == ["ok", "ok", "fail", "fail"]
+    assert "nats://127.0.0.1:9" in findings[2].subject

@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from tandem.launch.config.model import load_config
+from tandem.launch.devices import GpuInfo
+from tandem.launch.serve.plan import LaunchPlan, make_plan
+from tandem.launch.serve.topology import load_topology, parse_topology
+from tandem.runtime.errors import ConfigError
+
+GPUS = [GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(4)]
+
+
+def plan_for(
+    topology: str, num_gpus: int = 0, num_cores: int = 2, flags: list[str] | None = None
+) -> LaunchPlan:
+    config = load_config(flags=flags or [])
+    return make_plan(load_topology(topology), config, GPUS[:num_gpus], num_cores)
+
+
+def test_workers_come_before_the_frontend_that_needs_them() -> None:
+    names = [role.name for role in plan_for("disagg-2p2d").roles]
+    assert names == ["decode-0", "decode-1", "prefill-0", "prefill-1", "frontend-0"]
+
+
+def test_without_a_gpu_workers_run_on_the_cpu_and_it_is_said() -> None:
+    plan = plan_for("disagg-1p1d")
+    assert {r.config.config.engine.device for r in plan.roles[:2]} == {"cpu"}
+    assert any("no GPU" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("num_cores", "threads"), [(1, 1), (2, 1), (8, 4), (9, 4)])
+def test_compute_roles_split_the_cores(num_cores: int, threads: int) -> None:
+    plan = plan_for("disagg-1p1d", num_cores=num_cores)
+    for role in plan.roles[:2]:
+        assert role.config.config.engine.threads == threads
+        assert role.variables["OMP_NUM_THREADS"] == str(threads)
+    assert plan.roles[2].variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_threads_somebody_asked_for_stay() -> None:
+    plan = plan_for("disagg-1p1d", num_cores=8, flags=["--engine.threads=3"])
+    assert plan.roles[0].config.config.engine.threads == 3
+    assert plan.roles[0].variables["OMP_NUM_THREADS"] == "3"
+
+
+def test_with_enough_gpus_each_worker_has_its_own() -> None:
+    plan = plan_for("disagg-2p2d", num_gpus=4, num_cores=16)
+    visible = [role.variables.get("CUDA_VISIBLE_DEVICES") for role in plan.roles]
+    assert visible == ["4", "5", "6", "7", None]
+    assert {r.config.config.engine.device for r in plan.roles[:4]} == {"cuda:0"}
+
+
+def test_workers_that_share_a_gpu_share_its_memory_and_it_is_said() -> None:
+    plan = plan_for("disagg-1p1d", num_gpus=1, num_cores=16)
+    fractions = [role.config.config.engine.kv_memory_fraction for role in plan.roles[:2]]
+    assert fractions == [0.425, 0.425]
+    assert any("2 workers share 1 GPU" in note for note in plan.notes)
+
+
+def test_a_config_that_says_cpu_uses_no_gpu() -> None:
+    plan = plan_for("disagg-1p1d", num_gpus=4, flags=["--engine.device=cpu"])
+    assert [role.device for role in plan.roles] == [None, None, None]
+
+
+def test_a_config_that_names_a_gpu_puts_all_workers_there() -> None:
+    plan = plan_for("disagg-1p1d", num_gpus=4, flags=["--engine.device=cuda:2"])
+    assert [role.device.index for role in plan.roles if role.device] == [2, 2]
+    with pytest.raises(ConfigError, match=r"engine.device cuda:2 \(flag --engine.device\)"):
+        plan_for("disagg-1p1d", num_gpus=1, flags=["--engine.device=cuda:2"])
+
+
+def test_automatic_workers_avoid_the_gpus_that_others_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("roles:\n  frontend:\n  prefill:\n    gpu: 0\n  decode:\n    gpu: auto\n")
+    plan = make_plan(parse_topology(path), load_config(), GPUS[:2], 8)
+    assert [r.device.index for r in plan.roles if r.device] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "reason"),
+    [(0, "this machine has no GPU; use `gpu: cpu`"), (1, r"has GPU 0 \(GPU model 0\)")],
+)
+def test_a_gpu_that_is_absent_is_named_with_those_there_are(
+    tmp_path: Path, num_gpus: int, reason: str
+) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("roles:\n  frontend:\n  decode:\n    gpu: 3\n")
+    with pytest.raises(ConfigError, match=reason) as caught:
+        make_plan(parse_topology(path), load_config(), GPUS[:num_gpus], 8)
+    assert f"{path}:4: roles.decode.gpu 3" in caught.value.message
+
+
+def test_a_topology_overrides_the_default_but_not_the_user() -> None:
+    assert plan_for("aggregated").roles[0].config.config.disagg.policy == "always_local"
+    chosen = plan_for("aggregated", flags=["--disagg.policy=threshold"])
+    assert chosen.roles[0].config.config.disagg.policy == "threshold"
+
+
+def test_a_secret_travels_in_the_environment_and_not_in_a_file() -> None:
+    role = plan_for("aggregated", flags=["--runtime.cluster_token=hush"]).roles[0]
+    environment = role.environment({"PATH": "/bin", "TANDEM_ENGINE__THREADS": "9"})
+    assert environment["TANDEM_RUNTIME__CLUSTER_TOKEN"] == "hush"
+    assert environment["PATH"] == "/bin"
+    assert "TANDEM_ENGINE__THREADS" not in environment
+    assert "hush" not in str(role.config_sections())
+    assert role.config.config.runtime.cluster_token == SecretStr("hush")

@@ -1,0 +1,145 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats, EmbeddedService
+from tandem.launch.supervise.processes import ChildProcess
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, announced, the_running_cluster
+from tandem.runtime.nats import NatsConnection
+from tests.services import eventually
+
+LAUNCHER = """
+import asyncio
+import sys
+from pathlib import Path
+
+from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
+
+async def main():
+    run_dir = Path(sys.argv[1])
+    async with EmbeddedNats(run_dir) as nats, EmbeddedEtcd(run_dir) as etcd:
+        print(nats.child.pid, etcd.child.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_etcd_keeps_its_address_and_store_over_a_restart(tmp_path: Path) -> None:
+    async with EmbeddedEtcd(tmp_path) as etcd:
+        url = etcd.url
+        discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=url))
+        await discovery.start()
+        await discovery.put_config("/tandem/t/config/disagg.policy", b'"threshold"')
+        await etcd.restart()
+        assert etcd.url == url
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    kept = await discovery.get_prefix("/tandem/t/config/")
+                    break
+                except ServiceError:
+                    continue
+        assert kept == {"/tandem/t/config/disagg.policy": b'"threshold"'}
+        await discovery.close()
+
+
+async def test_nats_can_be_brought_back_on_its_address_with_an_empty_store(tmp_path: Path) -> None:
+    async with EmbeddedNats(tmp_path) as nats:
+        url = nats.url
+        connection = NatsConnection(RuntimeConfig(nats_url=url))
+        await connection.start()
+        await connection.client.jetstream().add_stream(name="s", subjects=["s"])
+        await connection.close()
+        await nats.restart(empty=True)
+        connection = NatsConnection(RuntimeConfig(nats_url=url))
+        await connection.start()
+        assert (await connection.client.jetstream().account_info()).streams == 0
+        await connection.close()
+
+
+@pytest.mark.parametrize("kind", [EmbeddedNats, EmbeddedEtcd])
+async def test_a_stopped_service_leaves_only_its_log(
+    tmp_path: Path, kind: type[EmbeddedService]
+) -> None:
+    async with kind(tmp_path) as service:
+        pid = service.child.pid
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+    assert os.listdir(tmp_path) == [service.log_path.name]
+
+
+async def test_a_service_that_cannot_start_shows_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = EmbeddedEtcd(tmp_path)
+    monkeypatch.setattr(etcd, "_command", lambda store: ["/bin/sh", "-c", "echo no disk; exit 3"])
+    with pytest.raises(ServiceError, match=r"(?s)exited with 3; its log ends:.*no disk"):
+        await etcd.start()
+    await etcd.stop()
+
+
+def test_services_die_with_a_launcher_that_is_killed(
+    tmp_path: Path, wait_until_gone: Callable[[Sequence[int]], None]
+) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        launcher.kill()
+        launcher.wait()
+        wait_until_gone(pids)
+    finally:
+        launcher.kill()
+        launcher.wait()
+        if launcher.stdout is not None:
+            launcher.stdout.close()
+
+
+async def test_a_child_that_ignores_the_request_to_end_is_killed_in_time(tmp_path: Path) -> None:
+    script = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\n"
+    command = [sys.executable, "-c", f"{script}time.sleep(100)"]
+    child = await ChildProcess.start("deaf", command, tmp_path / "deaf.log")
+    await eventually(lambda: child.log_tail() != "")
+    assert not await child.stop(timeout_s=0.1)
+    assert child.exit_code == -signal.SIGKILL
+
+
+async def test_a_child_ends_when_asked(tmp_path: Path) -> None:
+    child = await ChildProcess.start("cat", ["/bin/sleep", "100"], tmp_path / "log")
+    assert await child.stop(timeout_s=10)
+    assert child.exit_code == -signal.SIGTERM
+
+
+def test_a_running_cluster_is_found_and_a_dead_one_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    started_s = psutil.Process().create_time()
+    mine = LocalCluster(os.getpid(), started_s, "a", "nats://x", "http://y", "http://z", "/r")
+    assert the_running_cluster() is None
+    with announced(mine):
+        assert the_running_cluster() == mine
+        dead = LocalCluster(2**22 + 1, started_s, "b", "nats://x", "http://y", "http://z", "/r")
+        with announced(dead):
+            assert the_running_cluster() == mine
+        parent = psutil.Process(os.getppid())
+        other = LocalCluster(
+            parent.pid, parent.create_time(), "b", "nats://x", "http://y", "http://z", "/r"
+        )
+        with announced(other), pytest.raises(ConfigError, match="2 clusters run here"):
+            the_running_cluster()
+    assert the_running_cluster() is None

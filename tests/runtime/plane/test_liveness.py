@@ -1,0 +1,138 @@
+"""Dead, stopped and stuck peers are noticed in time; living ones are left alone."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConnectionLostError
+from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tests.services import eventually
+
+NOTICE_S = 3.0 + 0.5  # the promise, and what a loaded test machine may add
+QUICK = RuntimeConfig(heartbeat_interval_s=0.1)
+
+
+@asynccontextmanager
+async def peer(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
+    """A plane_peer process and the first line it printed."""
+    script = str(Path(__file__).parent / "plane_peer.py")
+    process = await spawn(sys.executable, script, *arguments, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        yield process, line.decode().strip()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:
+    responder.send(b"started")
+    await context.cancelled()
+
+
+@asynccontextmanager
+async def pair(
+    server_config: RuntimeConfig,
+    client_config: RuntimeConfig,
+    progress: Callable[[], tuple[int, bool]] | None = None,
+) -> AsyncIterator[tuple[RequestServer, RequestClient]]:
+    """A server with the endpoint `hold`, and a client, in this process."""
+    server = RequestServer(server_config, "server", progress=progress)
+    server.register("hold", hold)
+    await server.start()
+    client = RequestClient(client_config, "client")
+    try:
+        yield server, client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_dead_or_stopped_server_is_noticed_within_three_seconds(
+    number: signal.Signals,
+) -> None:
+    async with peer("serve") as (process, address):
+        client = RequestClient(RuntimeConfig(), "client")
+        stream = await client.open(address, "hold", b"", RequestContext())
+        assert await anext(stream) == b"started"
+        process.send_signal(number)
+        stopped_s = time.perf_counter()
+        with pytest.raises(ConnectionLostError, match=address):
+            await anext(stream)
+        assert time.perf_counter() - stopped_s < NOTICE_S
+        await client.close()
+
+
+async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
+    async with (
+        pair(RuntimeConfig(), RuntimeConfig()) as (server, _),
+        peer("call", server.address) as (process, item),
+    ):
+        assert item == "started"
+        assert server.num_active == 1
+        process.send_signal(signal.SIGSTOP)
+        await eventually(lambda: server.num_active == 0, NOTICE_S)
+
+
+async def test_a_quiet_stream_outlives_many_heartbeats() -> None:
+    async with pair(QUICK, QUICK) as (server, client):
+        stream = await client.open(server.address, "hold", b"", RequestContext())
+        await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.wait({waiting}, timeout=10 * QUICK.heartbeat_interval_s)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def test_a_server_that_is_busy_without_progress_is_given_up() -> None:
+    impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
+    async with pair(QUICK, impatient, progress=lambda: (7, True)) as (server, client):
+        stream = await client.open(server.address, "hold", b"", RequestContext())
+        await anext(stream)
+        with pytest.raises(ConnectionLostError, match="busy without progress"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_progress_or_idleness_keeps_a_server_alive(is_busy: bool) -> None:
+    num_steps = 0
+
+    def progress() -> tuple[int, bool]:
+        nonlocal num_steps
+        num_steps += is_busy
+        return num_steps, is_busy
+
+    impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
+    async with pair(QUICK, impatient, progress=progress) as (server, client):
+        stream = await client.open(server.address, "hold", b"", RequestContext())
+        await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.wait({waiting}, timeout=1.0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def test_a_host_that_stood_still_does_not_blame_its_peers() -> None:
+    async with pair(QUICK, QUICK) as (server, client):
+        stream = await client.open(server.address, "hold", b"", RequestContext())
+        await anext(stream)
+        time.sleep(1.0)  # noqa: ASYNC251 (both ends stand still, longer than is forgiven)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.wait({waiting}, timeout=5 * QUICK.heartbeat_interval_s)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait({waiting})

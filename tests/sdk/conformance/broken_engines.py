@@ -1,0 +1,459 @@
+"""An honest engine, and one for every rule of the contract, which breaks that rule alone."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any, Self
+
+from tandem.sdk.conformance.errors import (
+    AbortFailed,
+    AbortLeaked,
+    AnswerTooShort,
+    CancellationIgnored,
+    CancellationNotObserved,
+    ChunkAfterTerminal,
+    CleanupFailed,
+    CleanupWithoutStartFailed,
+    ConcurrentGenerateFailed,
+    ConformanceError,
+    DrainCutStream,
+    DrainFailed,
+    DropFailed,
+    DropLeaked,
+    EmptyModelInConfig,
+    GenerateFailed,
+    HealthCheckFailed,
+    LogprobsMisaligned,
+    MalformedChunk,
+    MaxTokensExceeded,
+    NoChunksYielded,
+    NoTerminalChunk,
+    NotQuiescent,
+    PartialStartCleanupFailed,
+    PrefillParamsMissing,
+    SecondCleanupFailed,
+    StartFailed,
+    TasksLeaked,
+    TerminalMissingUsage,
+    ThreadsLeaked,
+    UnknownFinishReason,
+    UsageDoesNotAddUp,
+    WrongConfigValue,
+)
+from tandem.sdk.engine.disaggregation import DisaggregationMode
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
+from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.models import ModelInput
+
+NUM_SEATS = 3
+Answer = AsyncGenerator[GenerateChunk, None]
+
+
+def last(request: GenerateRequest, num_tokens: int, reason: str, *, is_cut: bool) -> GenerateChunk:
+    """The last chunk; without a token of its own where the answer was cut."""
+    num_prompt = len(request["token_ids"])
+    return {
+        "token_ids": [] if is_cut else [num_tokens],
+        "index": 0,
+        "finish_reason": reason,
+        "completion_usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt + num_tokens,
+        },
+    }
+
+
+class HonestEngine(LLMEngine):
+    """Counts; has few seats, so that one which is not given back is missed."""
+
+    mode = DisaggregationMode.AGGREGATED
+
+    def __init__(self) -> None:
+        self.seats: asyncio.Semaphore | None = None
+        self.seated: set[str] = set()
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
+        return cls(), WorkerConfig("honest", model_name="honest", disaggregation_mode=cls.mode)
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        await asyncio.sleep(0)
+        self.seats = asyncio.Semaphore(NUM_SEATS)
+        return EngineConfig(model="honest", context_length=4096, max_num_seqs=NUM_SEATS)
+
+    async def generate(self, request: GenerateRequest, context: Context) -> Answer:
+        assert self.seats is not None
+        await self.seats.acquire()
+        self.seated.add(context.id())
+        try:
+            async for chunk in self.count(request, context):
+                yield chunk
+        finally:
+            self.give_back(context)
+
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        max_tokens = request["stop_conditions"]["max_tokens"]
+        for number in range(1, max_tokens + 1):
+            await asyncio.sleep(0)
+            if context.is_stopped():
+                yield last(request, number - 1, "cancelled", is_cut=True)
+                return
+            if number == max_tokens:
+                yield last(request, number, "length", is_cut=False)
+            else:
+                yield {"token_ids": [number], "index": 0}
+
+    def give_back(self, context: Context) -> None:
+        assert self.seats is not None
+        if context.id() in self.seated:
+            self.seated.remove(context.id())
+            self.seats.release()
+
+    async def is_quiescent(self) -> bool | None:
+        return not self.seated
+
+    async def cleanup(self) -> None:
+        self.seats = None
+
+
+class TextEngine(HonestEngine):
+    """Reads messages and yields words; counts tokens in words."""
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
+        return cls(), WorkerConfig("honest", model_name="honest", model_input=ModelInput.Text)
+
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        words = len(request["messages"][0]["content"].split())
+        async for chunk in super().count(request, context):
+            usage = chunk.get("completion_usage")
+            if usage is not None:
+                usage["prompt_tokens"] = words
+                usage["total_tokens"] += words
+            answer: GenerateChunk = {**chunk, "text": "word " * len(chunk["token_ids"])}
+            answer.pop("token_ids")  # type: ignore[misc]
+            yield answer
+
+
+# ---- start ------------------------------------------------------------------------------------
+
+
+class FailsToStart(HonestEngine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        await super().start(worker_id)
+        raise OSError("no such weights")
+
+
+class ForgetsItsModel(HonestEngine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        await super().start(worker_id)
+        return EngineConfig(model=" ")
+
+
+class HasNoContext(HonestEngine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        await super().start(worker_id)
+        return EngineConfig(model="honest", context_length=0)
+
+
+# ---- generate ---------------------------------------------------------------------------------
+
+
+class Raises(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        yield {"token_ids": [1], "index": 0}
+        raise GeneratorExit("not today")
+
+
+class SaysNothing(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        return
+        yield
+
+
+class YieldsTensors(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            chunk["token_ids"] = tuple(chunk["token_ids"])  # type: ignore[typeddict-item]
+            yield chunk
+
+
+class InventsAFinishReason(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if "finish_reason" in chunk:
+                chunk["finish_reason"] = "done"
+            yield chunk
+
+
+class NeverSaysTheEnd(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            chunk.pop("finish_reason", None)
+            yield chunk
+
+
+class GoesOnAfterTheEnd(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            yield chunk
+        yield {"token_ids": [], "index": 0}
+
+
+class ForgetsUsage(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            chunk.pop("completion_usage", None)
+            yield chunk
+
+
+class MiscountsTokens(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if "completion_usage" in chunk:
+                chunk["completion_usage"]["completion_tokens"] -= 1
+                chunk["completion_usage"]["total_tokens"] -= 1
+            yield chunk
+
+
+class MiscountsTheSum(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if "completion_usage" in chunk:
+                chunk["completion_usage"]["total_tokens"] += 1
+            yield chunk
+
+
+class SaysTooMuch(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        request["stop_conditions"] = {"max_tokens": request["stop_conditions"]["max_tokens"] + 1}
+        async for chunk in super().count(request, context):
+            yield chunk
+
+
+class TiresEarly(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        few = GenerateRequest(**request)
+        few["stop_conditions"] = {"max_tokens": min(4, request["stop_conditions"]["max_tokens"])}
+        async for chunk in super().count(few, context):
+            yield chunk
+
+
+class MisalignsLogprobs(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if "logprobs" in request.get("output_options", {}):
+                chunk["log_probs"] = [-0.5, -0.5]
+            yield chunk
+
+
+class ForgetsTheHandoff(HonestEngine):
+    mode = DisaggregationMode.PREFILL
+
+
+class MixesAnswersUp(HonestEngine):
+    """Keeps the request it works on in the engine, where the next one overwrites it."""
+
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        self.current = request
+        number = 0
+        while not context.is_stopped():
+            number += 1
+            await asyncio.sleep(0)
+            if number >= self.current["stop_conditions"]["max_tokens"]:
+                yield last(self.current, number, "length", is_cut=False)
+                return
+            yield {"token_ids": [number], "index": 0}
+        yield last(self.current, number, "cancelled", is_cut=True)
+
+
+class FailsItsOwnProbe(HonestEngine):
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        return {"token_ids": [1], "stop_conditions": {}}  # this engine needs max_tokens
+
+
+# ---- cancellation -----------------------------------------------------------------------------
+
+
+class NeverLooksUp(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, Context()):
+            await asyncio.sleep(0.005)
+            yield chunk
+
+
+class CallsItStopped(HonestEngine):
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if chunk.get("finish_reason") == "cancelled":
+                chunk["finish_reason"] = "stop"
+            yield chunk
+
+
+class AbortsOnlyWhatRuns(HonestEngine):
+    async def abort(self, context: Context) -> None:
+        self.seated.remove(context.id())
+        assert self.seats is not None
+        self.seats.release()
+
+
+class ForgetsWhomItAborts(HonestEngine):
+    async def abort(self, context: Context) -> None:
+        self.seated.discard(context.id())  # and the seat is nobody's
+
+
+class TalksWhenClosed(HonestEngine):
+    async def generate(self, request: GenerateRequest, context: Context) -> Answer:
+        try:
+            async for chunk in super().generate(request, context):
+                yield chunk
+        except GeneratorExit:
+            self.give_back(context)
+            if not context.is_killed():
+                yield last(request, 0, "cancelled", is_cut=True)
+
+
+class LeavesSeatsToAbort(HonestEngine):
+    async def generate(self, request: GenerateRequest, context: Context) -> Answer:
+        assert self.seats is not None
+        await self.seats.acquire()
+        self.seated.add(context.id())
+        async for chunk in self.count(request, context):
+            yield chunk
+        self.give_back(context)
+
+    async def abort(self, context: Context) -> None:
+        self.give_back(context)
+
+
+# ---- the end ----------------------------------------------------------------------------------
+
+
+class FailsToDrain(HonestEngine):
+    async def drain(self) -> None:
+        assert not self.seated, "somebody still sits here"
+
+
+class DrainsByCutting(HonestEngine):
+    is_cut = False
+
+    async def count(self, request: GenerateRequest, context: Context) -> Answer:
+        async for chunk in super().count(request, context):
+            if self.is_cut:
+                return
+            yield chunk
+
+    async def drain(self) -> None:
+        self.is_cut = True
+
+
+class NeverComesToRest(HonestEngine):
+    is_draining = False
+
+    async def drain(self) -> None:
+        self.is_draining = True
+
+    async def is_quiescent(self) -> bool | None:
+        return not self.is_draining
+
+
+class CannotEndUnstarted(HonestEngine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.seats = asyncio.Semaphore(NUM_SEATS)
+        return await super().start(worker_id)
+
+    async def cleanup(self) -> None:
+        self.seats.release()  # type: ignore[union-attr]
+
+
+class CannotEndHalfStarted(HonestEngine):
+    is_loading = False
+    weights: list[int] | None = None
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.is_loading = True
+        config = await super().start(worker_id)
+        self.weights = [1]
+        return config
+
+    async def cleanup(self) -> None:
+        if self.is_loading:
+            self.weights.clear()  # type: ignore[union-attr]
+
+
+class FailsToClean(HonestEngine):
+    async def cleanup(self) -> None:
+        if self.seats is not None:
+            await super().cleanup()
+            raise OSError("the device is busy")
+
+
+class CleansTwice(HonestEngine):
+    is_clean = False
+
+    async def cleanup(self) -> None:
+        if self.seats is not None:
+            assert not self.is_clean, "cleaned already"
+            self.is_clean = True
+
+
+class LeavesATask(HonestEngine):
+    task: asyncio.Task[None] | None = None
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        config = await super().start(worker_id)
+        self.task = asyncio.create_task(self.schedule())
+        return config
+
+    async def schedule(self) -> None:
+        await asyncio.Event().wait()
+
+
+class LeavesAThread(HonestEngine):
+    released = threading.Event()  # for the test, which wants to end
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        config = await super().start(worker_id)
+        self.released.clear()
+        threading.Thread(target=self.released.wait, name="publisher").start()
+        return config
+
+
+BROKEN: dict[type[HonestEngine], type[ConformanceError]] = {
+    FailsToStart: StartFailed,
+    ForgetsItsModel: EmptyModelInConfig,
+    HasNoContext: WrongConfigValue,
+    Raises: GenerateFailed,
+    SaysNothing: NoChunksYielded,
+    YieldsTensors: MalformedChunk,
+    InventsAFinishReason: UnknownFinishReason,
+    NeverSaysTheEnd: NoTerminalChunk,
+    GoesOnAfterTheEnd: ChunkAfterTerminal,
+    ForgetsUsage: TerminalMissingUsage,
+    MiscountsTokens: UsageDoesNotAddUp,
+    MiscountsTheSum: UsageDoesNotAddUp,
+    SaysTooMuch: MaxTokensExceeded,
+    TiresEarly: AnswerTooShort,
+    MisalignsLogprobs: LogprobsMisaligned,
+    ForgetsTheHandoff: PrefillParamsMissing,
+    MixesAnswersUp: ConcurrentGenerateFailed,
+    FailsItsOwnProbe: HealthCheckFailed,
+    NeverLooksUp: CancellationIgnored,
+    CallsItStopped: CancellationNotObserved,
+    AbortsOnlyWhatRuns: AbortFailed,
+    ForgetsWhomItAborts: AbortLeaked,
+    TalksWhenClosed: DropFailed,
+    LeavesSeatsToAbort: DropLeaked,
+    FailsToDrain: DrainFailed,
+    DrainsByCutting: DrainCutStream,
+    NeverComesToRest: NotQuiescent,
+    CannotEndUnstarted: CleanupWithoutStartFailed,
+    CannotEndHalfStarted: PartialStartCleanupFailed,
+    FailsToClean: CleanupFailed,
+    CleansTwice: SecondCleanupFailed,
+    LeavesATask: TasksLeaked,
+    LeavesAThread: ThreadsLeaked,
+}

@@ -1,0 +1,102 @@
+"""Engines and their workers for tests: run in this process, against real NATS and etcd."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Self
+
+from tandem.runtime.config import RuntimeConfig
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
+from tandem.sdk.engine.worker import EngineWorker
+from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.worker.client import Client
+from tandem.sdk.worker.context import Context
+from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+
+PATIENCE_S = 20.0
+
+
+class ToyEngine(LLMEngine):
+    """Writes down what is asked of it; answers with 1, 2, 3 until told to wait."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.requests: list[GenerateRequest] = []
+        self.is_waiting = asyncio.Event()  # a request stands in the middle of its answer
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.aborted: list[str] = []
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
+        return cls(), config_of()
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        assert 0 <= worker_id < 2**63
+        self.calls.append("start")
+        return EngineConfig(model="tandem-tiny", served_model_name="toy", total_kv_blocks=8)
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        self.requests.append(request)
+        yield {"token_ids": [1], "index": 0}
+        if not self.may_go_on.is_set():
+            self.is_waiting.set()
+            ended = asyncio.create_task(context.async_killed_or_stopped())
+            going_on = asyncio.create_task(self.may_go_on.wait())
+            try:
+                await asyncio.wait({ended, going_on}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+                going_on.cancel()
+                self.calls.append("generate over")
+        reason = "cancelled" if context.is_stopped() else "stop"
+        yield {"token_ids": [2], "index": 0, "finish_reason": reason}
+
+    async def abort(self, context: Context) -> None:
+        self.aborted.append(context.id())
+
+    async def drain(self) -> None:
+        self.calls.append("drain")
+
+    async def cleanup(self) -> None:
+        self.calls.append("cleanup")
+
+
+def config_of(**fields: Any) -> WorkerConfig:
+    return WorkerConfig(**{"namespace": "pipe", "model_name": "tandem-tiny"} | fields)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engine: LLMEngine, config: WorkerConfig, runtime_config: RuntimeConfig
+) -> AsyncIterator[EngineWorker]:
+    """The engine's worker, known to all; shut down at the end if it still runs."""
+    worker = EngineWorker(engine, config, runtime_config)
+    running = asyncio.create_task(worker.run())
+    async with client_of(worker) as client:
+        await client.wait_for_instances(PATIENCE_S)
+    try:
+        yield worker
+    finally:
+        worker.shutdown()
+        async with asyncio.timeout(PATIENCE_S):
+            await running
+
+
+@contextlib.asynccontextmanager
+async def client_of(worker: EngineWorker, path: str | None = None) -> AsyncIterator[Client]:
+    """A caller of its own, on the worker's cluster; of the worker's endpoint by default."""
+    async with DistributedRuntime(worker.runtime.config) as runtime:
+        client = await runtime.endpoint(path or str(worker.address)).client()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+async def answer_of(client: Client, request: Any, context: Context | None = None) -> list[Any]:
+    """All items of one answer."""
+    return [item async for item in await client.generate(request, False, context)]

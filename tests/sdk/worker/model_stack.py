@@ -1,0 +1,133 @@
+"""A real frontend, and workers of the kit that register models with it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.server import FrontendServer
+from tandem.frontend.tokens.tokenizer import ModelText
+from tandem.models.paths import BUNDLED_MODEL
+from tandem.router.config import RouterConfig
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.events import NatsEvents
+from tandem.runtime.nats import NatsConnection
+from tandem.sdk import DistributedRuntime, Endpoint
+from tests.sdk.kit_pair import eventually
+
+Register = Callable[[Endpoint], Awaitable[None]]
+
+
+class ModelStack:
+    """The frontend, a client that talks to it, and the workers a test adds."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config.model_copy(update={"drain_timeout_s": 0.3})
+        self.serving: dict[DistributedRuntime, list[asyncio.Task[None]]] = {}
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            discovery = EtcdDiscovery(self.config)
+            stack.push_async_callback(discovery.close)
+            await discovery.start()
+            nats = NatsConnection(self.config)
+            stack.push_async_callback(nats.close)
+            await nats.start()
+            events = NatsEvents(nats)
+            stack.push_async_callback(events.close)
+            await events.start()
+            self.server = FrontendServer(
+                FrontendConfig(port=0), self.config, RouterConfig(), discovery, events
+            )
+            stack.push_async_callback(self.server.stop)
+            await self.server.start()
+            self.http = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://{self.server.address}", timeout=20)
+            )
+            self._exits = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for runtime in list(self.serving):
+            await self.stop(runtime)
+        await self._exits.aclose()
+
+    async def worker(
+        self, path: str, register: Register, handler: Callable[..., Any]
+    ) -> DistributedRuntime:
+        """A process's worth of the kit: registers what `register` does, and serves `handler`."""
+        runtime = DistributedRuntime(self.config)
+        await runtime.connect()
+        await self.serve(runtime, path, register, handler)
+        return runtime
+
+    async def serve(
+        self,
+        runtime: DistributedRuntime,
+        path: str,
+        register: Register,
+        handler: Callable[..., Any],
+    ) -> None:
+        """One more endpoint of that process."""
+        endpoint = runtime.endpoint(path)
+        before = len(self.cards(runtime))
+        await register(endpoint)
+        task = asyncio.create_task(endpoint.serve_endpoint(handler))
+        self.serving.setdefault(runtime, []).append(task)
+        await eventually(lambda: len(self.cards(runtime)) > before)
+
+    async def stop(self, runtime: DistributedRuntime) -> None:
+        """The orderly end of one process."""
+        runtime.shutdown()
+        await asyncio.gather(*self.serving.pop(runtime))
+        await runtime.close()
+
+    def cards(self, runtime: DistributedRuntime) -> list[str]:
+        """The models that this process serves, as the frontend sees it."""
+        return [
+            model.card.name
+            for model in self.server.catalog.models
+            if runtime.instance_id in model.instances
+        ]
+
+    async def listed(self) -> list[str]:
+        """What /v1/models says."""
+        answer = (await self.http.get("/v1/models")).json()
+        return [each["id"] for each in answer["data"]]
+
+    async def chat(self, model: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}]} | fields
+        answer: dict[str, Any] = (await self.http.post("/v1/chat/completions", json=body)).json()
+        return answer
+
+    async def complete(self, model: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": model, "prompt": "Hi"} | fields
+        answer: dict[str, Any] = (await self.http.post("/v1/completions", json=body)).json()
+        return answer
+
+
+async def bundled_tokens(text: str) -> list[int]:
+    """What the bundled model's tokenizer makes of a text."""
+    names = ("tokenizer.json", "tokenizer_config.json")
+    model_text = ModelText({name: (BUNDLED_MODEL / name).read_bytes() for name in names})
+    with ThreadPoolExecutor(1) as executor:
+        return await model_text.encode(text, is_chat=True, executor=executor)
+
+
+def template(folder: Path) -> Path:
+    """A chat template that is not the bundled model's."""
+    path = folder / "own.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return path

@@ -1,0 +1,37 @@
+"""What `tandem status` says of an author's worker."""
+
+import msgspec
+
+from tandem.launch.config.model import load_config
+from tandem.launch.status import read_cluster
+from tandem.runtime.discovery import model_key
+from tandem.runtime.messages import ModelCard
+from tests.sdk.kit_pair import Pair
+
+
+async def test_a_worker_of_a_namespace_of_its_own_is_shown_with_its_model_and_load(
+    pair: Pair,
+) -> None:
+    client = await pair.serve(lambda request: request, "mine.backend.generate")
+    worker, config = pair.worker, pair.worker.config
+    card = ModelCard(
+        name="m",
+        context_length=1,
+        block_size=16,
+        vocab_size=1,
+        files_digest="",
+        instance_id=worker.instance_id,
+        created_s=0,
+        endpoint=str(client.address),
+    )
+    key = model_key(config.namespace, "m", worker.instance_id)
+    await worker.put(key, msgspec.json.encode(card))
+    flags = [f"--runtime.{name}={getattr(config, name)}" for name in (
+        "namespace", "nats_url", "etcd_endpoints"
+    )]  # fmt: skip
+    report = await read_cluster(load_config(file=None, environment={}, flags=flags))
+    [shown] = report.instances
+    assert (shown.instance.namespace, shown.instance.model) == ("mine", "m")
+    assert shown.state == "serving"
+    assert shown.worker is not None and shown.worker.load.num_running == 0
+    assert report.queues == []

@@ -1,0 +1,349 @@
+import pytest
+
+from tandem.runtime.messages import (
+    CancelHandoff,
+    Claim,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    SamplingParams,
+    Settled,
+)
+from tandem.transfer.handoff.actions import (
+    Abort,
+    Admit,
+    PrefillLocally,
+    ReleaseQuarantined,
+    Retract,
+    Span,
+    Verify,
+)
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed
+
+ID, SECRET = b"i" * 16, b"s" * 16
+CLAIM = Claim(ID, 1, "p", "e1")
+FIRST = FirstToken(ID, 1, token_id=42)
+GRANT = Claimed(
+    secret=SECRET,
+    lease_ms=10_000,
+    token_ids=b"",
+    sampling=SamplingParams(),
+    fill=[(4, 70), (5, 71), (6, 80)],
+    cached_ordinals=[0, 1, 2, 3],
+)
+FILL = (70, 71, 80)
+WHOLE = range(4)  # of the model's layers
+SPAN = Span(0, 0, WHOLE)
+
+
+def decode_handoff(*, verify: bool = True, tp_size: int = 1) -> DecodeHandoff:
+    """Deadline at 20 s, lease 10 s from the claim, grace 2 s."""
+    return DecodeHandoff(
+        ID,
+        1,
+        GRANT,
+        deadline=20.0,
+        grace_ms=2000,
+        num_layers=len(WHOLE),
+        tp_size=tp_size,
+        verify=verify,
+    )
+
+
+def claimed(now: float = 0.0, *, tp_size: int = 1, prefill_tp: int = 1) -> DecodeHandoff:
+    handoff = decode_handoff(tp_size=tp_size)
+    handoff.published()
+    assert handoff.claim(Claim(ID, 1, "p", "e1", prefill_tp), now) == GRANT
+    return handoff
+
+
+def landed(
+    *blocks: tuple[int, int],
+    secret: bytes = SECRET,
+    attempt: int = 1,
+    rank: int = 0,
+    layers: range = WHOLE,
+) -> Landed:
+    return Landed(ID, attempt, secret, rank, 0, layers, blocks)
+
+
+def settled(num_completed: int = 1, num_failed: int = 0, error: str = "") -> Settled:
+    return Settled(ID, 1, num_completed, num_failed, error)
+
+
+def test_a_sequence_is_admitted_when_all_blocks_are_proven_and_its_first_token_is_there() -> None:
+    handoff = claimed()
+    assert handoff.state is HandoffState.CLAIMED
+    [verify] = handoff.landed(landed((4, 1), (6, 3)), 1.0)
+    assert verify == Verify(SPAN, ((4, 70, 1), (6, 80, 3)))
+    assert handoff.state is HandoffState.WRITING
+    assert handoff.verified(SPAN, 4, True) == handoff.verified(SPAN, 6, True) == []
+    assert handoff.first_token(FIRST) == []
+    assert handoff.landed(landed((5, 2)), 1.0) == [Verify(SPAN, ((5, 71, 2),))]
+    assert handoff.settled(settled(2), 1.0) == []
+    assert not handoff.may_reuse_blocks
+    assert handoff.verified(SPAN, 5, True) == [Admit(FIRST)]
+    assert handoff.state is HandoffState.ADMITTED
+    assert handoff.cancel() == handoff.tick(1000.0) == handoff.settled(settled(), 1000.0) == []
+    handoff.check_invariants()
+
+
+def test_without_verification_landed_blocks_are_proven() -> None:
+    handoff = decode_handoff(verify=False)
+    handoff.claim(CLAIM, 0.0)
+    handoff.first_token(FIRST)
+    assert handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0) == [Admit(FIRST)]
+
+
+def test_before_a_claim_blocks_are_clean_whatever_ends_the_handoff() -> None:
+    handoff = decode_handoff()
+    assert handoff.cancel() == [Abort(quarantined=False)]
+    assert handoff.may_reuse_blocks
+    handoff = decode_handoff()
+    assert handoff.next_tick == 20.0
+    assert handoff.tick(19.9) == []
+    assert handoff.tick(20.0) == [PrefillLocally("deadline", quarantined=False)]
+    handoff = decode_handoff()
+    assert handoff.fail("no queue") == [PrefillLocally("no queue", quarantined=False)]
+
+
+def test_after_a_claim_blocks_are_held_until_p_settles() -> None:
+    handoff = claimed()
+    assert handoff.cancel() == [Abort(quarantined=True), Retract("p", CancelHandoff(ID, 1))]
+    assert handoff.state is HandoffState.CLOSING
+    assert not handoff.may_reuse_blocks
+    assert handoff.landed(landed((4, 1)), 1.0) == handoff.first_token(FIRST) == []
+    assert handoff.settled(settled(0, 0, "cancelled"), 1.0) == [ReleaseQuarantined(FILL)]
+    assert handoff.may_reuse_blocks
+    assert handoff.settled(settled(), 1.0) == []
+    assert handoff.dropped == {"late": 2, "duplicate": 1}
+
+
+def test_a_deadline_within_the_lease_holds_blocks_until_the_lease_and_its_grace_are_over() -> None:
+    handoff = claimed(now=15.0)
+    assert handoff.next_tick == 20.0
+    local, retract = handoff.tick(20.0)
+    assert local == PrefillLocally("deadline", quarantined=True)
+    assert isinstance(retract, Retract)
+    assert handoff.next_tick == 27.0
+    assert handoff.tick(25.1) == handoff.tick(27.0) == []
+    assert handoff.tick(27.1) == [ReleaseQuarantined(FILL)]
+    assert handoff.next_tick is None
+
+
+def test_a_lease_that_runs_out_first_leaves_clean_blocks() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1)), 1.0)
+    assert handoff.tick(12.0) == []
+    assert handoff.tick(12.1) == [PrefillLocally("lease expired", quarantined=False)]
+    assert handoff.landed(landed((5, 1)), 12.2) == []
+
+
+def test_a_notice_after_lease_and_grace_is_dropped_even_before_the_tick() -> None:
+    handoff = claimed()
+    assert handoff.landed(landed((4, 1)), 12.1) == []
+    assert handoff.dropped == {"late": 1}
+
+
+def test_the_same_claim_again_gets_the_same_answer_and_a_longer_lease() -> None:
+    handoff = claimed()
+    assert handoff.claim(CLAIM, 5.0) == GRANT
+    assert handoff.tick(16.9) == []
+    assert handoff.tick(17.1) == [PrefillLocally("lease expired", quarantined=False)]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        Claim(ID, 2, "p", "e1"),
+        Claim(ID, 0, "p", "e1"),
+        Claim(b"x" * 16, 1, "p", "e1"),
+        Claim(ID, 1, "other", "e1"),
+        Claim(ID, 1, "p", "e2"),
+    ],
+)
+def test_a_claimed_handoff_refuses_any_other_claim_as_stale(claim: Claim) -> None:
+    handoff = claimed()
+    assert handoff.claim(claim, 1.0) == ClaimRefused("stale")
+    assert handoff.claimant == ("p", "e1")
+
+
+def test_refusals_say_why() -> None:
+    assert decode_handoff().claim(CLAIM, 20.0) == ClaimRefused("expired")
+    handoff = decode_handoff()
+    handoff.tick(20.0)
+    assert handoff.claim(CLAIM, 20.1) == ClaimRefused("expired")
+    handoff = decode_handoff()
+    handoff.cancel()
+    assert handoff.claim(CLAIM, 1.0) == ClaimRefused("cancelled")
+    handoff = claimed()
+    handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0)
+    handoff.settled(settled(), 1.0)
+    assert handoff.claim(CLAIM, 1.0) == ClaimRefused("stale")
+    assert decode_handoff(tp_size=2).claim(Claim(ID, 1, "p", "e1", 3), 0.0) == ClaimRefused("stale")
+    assert decode_handoff().claim(Claim(ID, 1, "p", "e1", 0), 0.0) == ClaimRefused("stale")
+
+
+def test_notices_with_another_secret_or_attempt_change_nothing() -> None:
+    handoff = claimed()
+    assert handoff.landed(landed((4, 9), secret=b"x" * 16), 1.0) == []
+    assert handoff.landed(landed((4, 9), attempt=2), 1.0) == []
+    assert handoff.settled_notice(SettledNotice(ID, 1, b"x" * 16, 0, 1)) == []
+    assert handoff.settled(Settled(ID, 2, 0, 1), 1.0) == []
+    assert handoff.first_token(FirstToken(ID, 2, token_id=1)) == []
+    assert handoff.state is HandoffState.CLAIMED
+    assert handoff.dropped == {"bad secret": 2, "stale": 3}
+
+
+def test_nothing_is_believed_before_a_claim() -> None:
+    handoff = decode_handoff()
+    assert handoff.landed(landed((4, 1)), 1.0) == handoff.first_token(FIRST) == []
+    assert handoff.settled(settled(), 0.5) == []
+    assert handoff.state is HandoffState.ALLOCATED
+    assert handoff.claim(CLAIM, 1.0) == GRANT
+
+
+def test_repeated_messages_are_counted_and_change_nothing() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0)
+    handoff.first_token(FIRST)
+    assert handoff.landed(landed((4, 1)), 1.0) == []
+    assert handoff.first_token(FirstToken(ID, 1, token_id=43)) == []
+    assert handoff.first == FIRST
+    handoff.settled(settled(1), 1.0)
+    assert handoff.settled(settled(0, 1), 1.0) == []
+    assert handoff.state is HandoffState.WRITING
+    assert handoff.dropped == {"duplicate": 3}
+
+
+@pytest.mark.parametrize("blocks", [((4, 2),), ((9, 1),), ((5, 1), (4, 2))])
+def test_a_conflicting_checksum_or_an_ordinal_never_given_ends_the_handoff(
+    blocks: tuple[tuple[int, int], ...],
+) -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1)), 1.0)
+    local, _ = handoff.landed(landed(*blocks), 1.0)
+    assert isinstance(local, PrefillLocally) and local.quarantined
+    assert "p.e1" in local.reason
+
+
+def test_a_checksum_that_does_not_match_ends_the_handoff_in_quarantine() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1), (5, 2)), 1.0)
+    local, _ = handoff.verified(SPAN, 5, False)
+    assert local == PrefillLocally("checksum of ordinal 5 from p.e1 does not match", True)
+    assert handoff.verified(SPAN, 4, True) == []
+    assert handoff.dropped == {"checksum": 1, "late": 1}
+
+
+def test_a_failed_write_that_has_settled_leaves_clean_blocks() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1)), 1.0)
+    local = PrefillLocally("link down", quarantined=False)
+    assert handoff.settled(settled(1, 1, "link down"), 1.0) == [local]
+    handoff = claimed()
+    local = PrefillLocally("1 writes of p.e1 failed", quarantined=False)
+    assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1)) == [local]
+
+
+def test_a_lost_notice_comes_again_with_the_settling() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1)), 1.0)
+    notices = [(0, encode_landed(landed(*it))) for it in (((4, 1),), ((5, 2), (6, 3)))]
+    actions = handoff.settled(Settled(ID, 1, 2, 0, notices=notices), 1.0)
+    assert actions == [Verify(SPAN, ((5, 71, 2), (6, 80, 3)))]
+    assert handoff.is_live and handoff.all_landed
+
+
+def test_settling_with_too_little_written_ends_the_handoff_at_once() -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1)), 1.0)
+    reason = "p.e1 settled and had not written everything"
+    assert handoff.settled(settled(3), 1.0) == [PrefillLocally(reason, quarantined=False)]
+
+
+def test_notices_that_are_lost_both_ways_cost_the_deadline_but_no_quarantine() -> None:
+    handoff = claimed(now=15.0)
+    handoff.landed(landed((4, 1)), 16.0)
+    assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 3, 0)) == []
+    assert handoff.peer_lost("p") == []
+    assert handoff.tick(20.0) == [PrefillLocally("deadline", quarantined=False)]
+
+
+def test_notices_of_a_settling_that_reports_a_failure_are_not_taken() -> None:
+    handoff = claimed()
+    notices = [(0, encode_landed(landed((4, 1), (5, 2), (6, 3))))]
+    failed = Settled(ID, 1, 1, 1, "link down", notices)
+    assert handoff.settled(failed, 1.0) == [PrefillLocally("link down", quarantined=False)]
+
+
+def test_garbage_in_place_of_a_settling_s_notice_is_no_notice() -> None:
+    handoff = claimed()
+    [local] = handoff.settled(Settled(ID, 1, 1, 0, notices=[(0, b"garbage")]), 1.0)
+    assert isinstance(local, PrefillLocally) and not local.quarantined
+
+
+def test_layers_come_in_groups_and_all_of_them_must_be_proven() -> None:
+    handoff = claimed()
+    handoff.first_token(FIRST)
+    lower, upper = Span(0, 0, range(3)), Span(0, 0, range(3, 4))
+    blocks = ((4, 1), (5, 2), (6, 3))
+    for span in (upper, lower):
+        assert not handoff.all_landed
+        [verify] = handoff.landed(landed(*blocks, layers=span.layers), 1.0)
+        assert isinstance(verify, Verify) and verify.span == span
+    assert handoff.all_landed and not handoff.all_proven
+    answers = [
+        handoff.verified(span, ordinal, True) for span in (lower, upper) for ordinal, _ in blocks
+    ]
+    assert answers == [[], [], [], [], [], [Admit(FIRST)]]
+    handoff.check_invariants()
+
+
+@pytest.mark.parametrize("layers", [range(1), range(1, 4), range(4)])
+def test_layers_that_overlap_those_of_another_notice_end_the_handoff(layers: range) -> None:
+    handoff = claimed()
+    handoff.landed(landed((4, 1), layers=range(2)), 1.0)
+    local, _ = handoff.landed(landed((4, 2), layers=layers), 1.0)
+    assert isinstance(local, PrefillLocally) and local.quarantined
+    assert handoff.dropped == {"conflict": 1}
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2)])
+def test_every_pair_of_ranks_that_share_heads_must_deliver(prefill_tp: int, decode_tp: int) -> None:
+    handoff = claimed(tp_size=decode_tp, prefill_tp=prefill_tp)
+    handoff.first_token(FIRST)
+    num_pairs = max(prefill_tp, decode_tp)
+    actions = []
+    for pair in range(num_pairs):
+        assert not handoff.all_landed
+        ours, theirs = pair * decode_tp // num_pairs, pair * prefill_tp // num_pairs
+        notice = landed((4, 1), (5, 2), (6, 3), rank=theirs)
+        [verify] = handoff.landed(notice, 1.0, ours)
+        assert verify == Verify(Span(theirs, ours, WHOLE), ((4, 70, 1), (5, 71, 2), (6, 80, 3)))
+        for ordinal in (4, 5, 6):
+            actions += handoff.verified(Span(theirs, ours, WHOLE), ordinal, True)
+    assert actions == [Admit(FIRST)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "decode_rank", "layers"),
+    [(0, 1, WHOLE), (3, 0, WHOLE), (4, 2, WHOLE), (0, 2, WHOLE), (0, 0, range(2, 5))],
+)
+def test_a_span_that_the_writer_has_no_part_in_ends_the_handoff(
+    rank: int, decode_rank: int, layers: range
+) -> None:
+    handoff = claimed(tp_size=2, prefill_tp=4)
+    local, _ = handoff.landed(landed((4, 1), rank=rank, layers=layers), 1.0, decode_rank)
+    assert isinstance(local, PrefillLocally) and local.quarantined
+    assert handoff.dropped == {"unknown span": 1}
+
+
+def test_a_lost_peer_is_feared_until_it_is_proven_gone() -> None:
+    handoff = claimed()
+    assert handoff.peer_lost("someone else") == []
+    local, _ = handoff.peer_lost("p")
+    assert local == PrefillLocally("p.e1 was lost", quarantined=True)
+    assert handoff.peer_gone("p", "e0") == []
+    assert handoff.peer_gone("p", "e1") == [ReleaseQuarantined(FILL)]

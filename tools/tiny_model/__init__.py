@@ -1,0 +1,1 @@
+"""Builds the bundled model: its corpus and its training."""

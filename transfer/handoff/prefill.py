@@ -1,0 +1,183 @@
+"""The prefill worker's side of one handoff: which writes it may post, and when it has settled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.runtime.messages import Claimed, Settled
+from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
+from tandem.transfer.layout import Stream
+
+_MAX_MARGIN_OF_LEASE = 0.25  # however long writes took: else a slow hour would end all writing
+
+
+@dataclass(frozen=True, slots=True)
+class PostedWrite:
+    """A write to hand to the transport: a span of layers into D's block for each ordinal.
+
+    `post_before` is when it is too late for it (perf_counter seconds).
+    """
+
+    sequence_number: int
+    stream: Stream
+    layers: range
+    ordinals: tuple[int, ...]
+    remote_blocks: tuple[int, ...]
+    post_before: float
+
+
+class PrefillHandoff:
+    """One granted claim.
+
+    `claim_sent_at` is when the claim left (perf_counter seconds): the lease counts from there, so
+    that ours ends before D's. Every block goes over each of `streams`, its layers in order. Source
+    blocks are kept while they are `pinned`. `run` is what the claim said.
+    """
+
+    def __init__(
+        self,
+        handoff_id: bytes,
+        attempt: int,
+        grant: Claimed,
+        *,
+        claim_sent_at: float,
+        margin_ms: int,
+        num_layers: int,
+        streams: Sequence[Stream],
+        run: bytes = b"",
+    ) -> None:
+        assert streams, "a handoff goes over some stream"
+        self.handoff_id = handoff_id
+        self.attempt = attempt
+        self.grant = grant
+        self._run = run
+        self.num_completed = 0
+        self.num_failed = 0
+        self.error = ""  # why no more is posted, if that is so
+        self._margin_s = margin_ms / 1e3
+        self._lease_s = grant.lease_ms / 1e3
+        self._lease_until = claim_sent_at + self._lease_s
+        self._num_layers = num_layers
+        self._streams = tuple(streams)
+        self._remote_block_of = dict(grant.fill)
+        self._num_layers_posted = dict.fromkeys(self._remote_block_of, 0)
+        self._num_unposted = len(self._remote_block_of)  # ordinals not posted to their last layer
+        self._in_flight: set[int] = set()  # sequence numbers
+        self._notices: list[tuple[int, bytes]] = []  # (D's rank, Landed) of completed writes
+        self._num_posted = 0
+
+    @property
+    def pinned(self) -> bool:
+        """The source blocks may still be read by a write."""
+        return bool(self._in_flight) or (self.has_unposted and not self.error)
+
+    @property
+    def has_unposted(self) -> bool:
+        """Some layer of some block was not posted yet."""
+        return self._num_unposted > 0
+
+    def ready(self, num_blocks: int, num_layers: int) -> dict[int, list[int]]:
+        """First layer |-> ordinals below `num_blocks` that lack layers below `num_layers`."""
+        found: dict[int, list[int]] = {}
+        for ordinal, num_posted in self._num_layers_posted.items():
+            if ordinal < num_blocks and num_posted < num_layers:
+                found.setdefault(num_posted, []).append(ordinal)
+        return found
+
+    def post(
+        self,
+        ordinals: Sequence[int],
+        layers: range,
+        now: float,
+        longest_write_s: float = 0.0,
+    ) -> list[PostedWrite]:
+        """Account for writes that are about to be posted, one per stream; [] when none may be.
+
+        The lease must outlast `now` by the margin and by the longest write measured of late. Each
+        layer of an ordinal is written once, and after those below it.
+        """
+        longest_s = min(longest_write_s, _MAX_MARGIN_OF_LEASE * self._lease_s)
+        post_before = self._lease_until - self._margin_s - longest_s
+        if not self.error and now >= post_before:
+            self.stop("the write lease is over")
+        if self.error:
+            return []
+        assert ordinals and len(set(ordinals)) == len(ordinals), "an ordinal is written once"
+        assert layers and layers.stop <= self._num_layers, layers
+        for ordinal in ordinals:
+            assert self._num_layers_posted[ordinal] == layers.start, "a layer is written once"
+            self._num_layers_posted[ordinal] = layers.stop
+        if layers.stop == self._num_layers:
+            self._num_unposted -= len(ordinals)
+        remote_blocks = tuple(self._remote_block_of[ordinal] for ordinal in ordinals)
+        writes = []
+        for stream in self._streams:
+            number = self._num_posted
+            self._num_posted += 1
+            self._in_flight.add(number)
+            writes.append(
+                PostedWrite(number, stream, layers, tuple(ordinals), remote_blocks, post_before)
+            )
+        return writes
+
+    def landed_notice(self, write: PostedWrite, checksums: Sequence[int]) -> bytes:
+        """What travels with `write`; one checksum per ordinal, of the source blocks. Any thread."""
+        landed = Landed(
+            self.handoff_id,
+            self.attempt,
+            self.grant.secret,
+            write.stream.prefill_rank,
+            write.sequence_number,
+            write.layers,
+            tuple(zip(write.ordinals, checksums, strict=True)),
+        )
+        return encode_landed(landed)
+
+    def settled(self, timeline_ms: dict[str, float] | None = None) -> Settled:
+        """The message that nothing can land any more. Only when nothing is `pinned`."""
+        assert not self.pinned, "a write can still land"
+        return Settled(
+            self.handoff_id,
+            self.attempt,
+            self.num_completed,
+            self.num_failed,
+            self.error,
+            list(self._notices),
+            timeline_ms or {},
+            self._run,
+        )
+
+    def settled_notice(self) -> bytes:
+        """`settled` for the transfer plane. Only when nothing is `pinned`."""
+        assert not self.pinned, "a write can still land"
+        num_failed = self.num_failed or (1 if self.error else 0)
+        return encode_settled(
+            SettledNotice(
+                self.handoff_id, self.attempt, self.grant.secret, self.num_completed, num_failed
+            )
+        )
+
+    def completed(self, write: PostedWrite, notice: bytes) -> None:
+        """The transport says that the write is in D's memory; `notice` went with it."""
+        self._in_flight.remove(write.sequence_number)
+        self._notices.append((write.stream.decode_rank, notice))
+        self.num_completed += 1
+
+    def failed(self, write: PostedWrite, error: str) -> None:
+        """The transport says that the write can't land any more; nothing else is posted."""
+        self._in_flight.remove(write.sequence_number)
+        self.num_failed += 1
+        self.stop(error)
+
+    def stop(self, error: str) -> None:
+        """Post nothing more: cancelled by D, or the prompt could not be computed."""
+        assert error, "stopping has a reason"
+        self.error = self.error or error
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two events."""
+        assert self._num_posted == self.num_completed + self.num_failed + len(self._in_flight)
+        assert len(self._notices) == self.num_completed
+        assert self._num_layers_posted.keys() == self._remote_block_of.keys()
+        unposted = [n for n in self._num_layers_posted.values() if n < self._num_layers]
+        assert self._num_unposted == len(unposted)
+        assert self.num_failed == 0 or self.error

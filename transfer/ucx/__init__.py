@@ -1,0 +1,1 @@
+"""The UCX transport, without NIXL."""
