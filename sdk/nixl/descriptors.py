@@ -62,7 +62,7 @@ def unpack(data: bytes) -> Pieces:
         raise ProtocolError(f"block descriptors: {len(data)} bytes are no list of descriptors")
     magic, memory = _HEADER.unpack_from(data)
     if magic != _MAGIC or memory >= len(_MEMORIES):
-        raise ProtocolError("block descriptors: not made by tandem.sdk.nixl's get_xfer_descs()")
+        raise ProtocolError("block descriptors: not made by get_xfer_descs() of tandem.sdk.nixl")
     runs = np.frombuffer(data, dtype="<u8", offset=_HEADER.size).reshape(-1, _RUN_INTS)
     _check(runs)
     counts = runs[:, 3].astype(np.int64)

@@ -52,7 +52,7 @@ def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
 def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
     expected = {
         name
-        for path in (ROOT / "kernels").glob("*.py")
+        for path in (ROOT / "kernels").rglob("*.py")
         for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
     }
     assert {built.kernel for built in builds} == expected

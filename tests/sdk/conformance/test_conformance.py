@@ -158,7 +158,7 @@ def test_the_command_line_reports_and_exits_by_the_outcome(
     assert [each["name"] for each in results] == list(CHECK_NAMES)
     assert {each["outcome"] for each in results} == {"passed"}
 
-    assert main(["--max-tokens", "8", "broken_engines:ForgetsUsage"]) == 1
+    assert main(["--max-tokens", "8", "tests.sdk.conformance.broken_engines:ForgetsUsage"]) == 1
     text = capsys.readouterr().out
     assert "FAILED   generate\n    TerminalMissingUsage: " in text
     assert "not run  concurrent: generate failed" in text

@@ -54,7 +54,11 @@ def test_only_import_lines_change() -> None:
 
 def test_names_of_one_line_can_go_to_different_modules() -> None:
     source = "if True:\n    from dynamo.common.backend import telemetry, LLMEngine\n"
-    assert port(source).source == ("if True:\n    from tandem.sdk import telemetry, LLMEngine\n")
+    assert port(source).source == (
+        "if True:\n"
+        "    from tandem.sdk.worker import telemetry\n"
+        "    from tandem.sdk import LLMEngine\n"
+    )
     source = "from nixl._api import nixl_agent\nimport dynamo.llm.exceptions as errors\n"
     assert port(source).source == (
         "from tandem.sdk.nixl import nixl_agent\nimport tandem.sdk.exceptions as errors\n"
@@ -66,7 +70,7 @@ def test_relative_imports_are_changed_where_their_package_is_said() -> None:
     assert port(source).source == source
     ported = port(source, "dynamo.common.backend")
     assert ported.source == (
-        "from tandem.sdk import telemetry as t\nfrom tandem.sdk.engine.run import run\n"
+        "from tandem.sdk.worker import telemetry as t\nfrom tandem.sdk.engine.run import run\n"
         "from ..constants import X\n"
     )
     assert [each.module for each in ported.unported] == ["dynamo.common.constants"]

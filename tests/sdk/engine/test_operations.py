@@ -311,7 +311,7 @@ async def test_the_sample_engines_process_serves_and_ends_at_sigterm(
 
 SLOW = """
 import asyncio
-from tandem.sdk.engine import run
+from tandem.sdk import run
 from tests.sdk.engine.engine_stack import ToyEngine
 
 class Slow(ToyEngine):
