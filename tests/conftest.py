@@ -10,6 +10,7 @@ import uvloop
 
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
+from tests.apart import move_apart
 from tests.services import EtcdServer, NatsServer
 
 # gRPC reads it when it is imported: its fork handlers disturb calls of other threads
@@ -27,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     As an error it would interrupt uvloop while it closes, which then waits for ever.
     """
     config.addinivalue_line("filterwarnings", "default:unclosed resource:ResourceWarning")
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests that load ucxx in processes of their own: NIXL must not share one with it."""
+    move_apart("ucx", items)
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

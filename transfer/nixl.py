@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tandem.runtime.errors import TransferError
+from tandem.transfer.libraries import loading
 from tandem.transfer.transport import BlockGrid, Indices, Operation, Parts
 
 T = TypeVar("T")
@@ -170,11 +171,15 @@ class NixlTransport:
 
 
 def load_api() -> Any:
-    """The library's module, with its logging put right; TransferError where none is installed."""
+    """Return the library's module, with its logging put right.
+
+    TransferError where none is installed, or where this process has loaded ucxx.
+    """
     raise_exceptions = logging.raiseExceptions
     for wheel in _WHEELS:
         try:
-            api = importlib.import_module(wheel)
+            with loading("NIXL"):
+                api = importlib.import_module(wheel)
         except ImportError:
             continue
         # Importing it gives the logger "nixl" a handler on stdout at INFO, and turns off the

@@ -5,7 +5,6 @@ what lies between them.
 """
 
 import contextlib
-import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,11 @@ from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
+from tandem.transfer.nixl import load_api
 from tandem.transfer.pool import KvMemory, group_for
 from tandem.transfer.transport import Memory
 
 DEADLINE_S = 30.0  # of one transfer or message
-_WHEELS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _BACKEND = "UCX"
 _FILL_BYTES = 64 << 20
 
@@ -131,7 +130,7 @@ class BareLibrary:
     """NIXL as its own examples use it: one thread that polls, with short pauses or none."""
 
     def __init__(self, name: str, kv: KvMemory) -> None:
-        api = _load_api()
+        api = load_api()
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
         self._agent: Any = api.nixl_agent(name, config)
         self._kv = kv
@@ -213,13 +212,6 @@ class BareLibrary:
         descriptors[:, 2] = self._kv.device_id
         listed = self._agent.get_xfer_descs(descriptors, self._kv.memory)
         return self._agent.prep_xfer_dlist(side, listed)
-
-
-def _load_api() -> Any:
-    for wheel in _WHEELS:
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(wheel)
-    raise TransferError(f"NIXL is not installed; looked for {', '.join(_WHEELS)}")
 
 
 def _pool(shape: PoolShape) -> KvMemory:

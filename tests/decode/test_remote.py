@@ -70,7 +70,7 @@ async def test_settling_without_having_written_everything_ends_the_handoff_at_on
     await stage.balanced()
 
 
-@pytest.mark.parametrize("backend", ["nixl", "ucx"])
+@pytest.mark.parametrize("backend", ["nixl", pytest.param("ucx", marks=pytest.mark.ucx)])
 async def test_blocks_arrive_by_real_transports_as_well(
     runtime_config: RuntimeConfig, tiny_model: Path, backend: str
 ) -> None:

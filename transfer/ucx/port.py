@@ -13,6 +13,9 @@ Of the library (ucxx 0.52 over UCX 1.21, its low-level synchronous interface) th
   cancelled, which takes effect only on receives that have not been matched by a message.
 - Closing an endpoint cancels its receives, fails its sends, revokes the peer's right to read their
   memory, and waits for no peer. An endpoint whose peer died has done so by itself.
+- Closing an endpoint with a large send under way follows a null pointer in UCX before 1.22 where
+  the context has no registration cache (openucx/ucx 11485). So a context without one is refused:
+  that is one whose patches of libc's memory calls do not hold.
 - A receive that is too small completes as truncated and swallows the message, whatever its size.
 """
 
@@ -27,6 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tandem.runtime.errors import TransferError
+from tandem.transfer.libraries import loading
 from tandem.transfer.transport import BlockGrid
 from tandem.transfer.ucx.wire import MAX_MESSAGE_BYTES, PAYLOAD_TAG_BITS
 
@@ -76,11 +80,12 @@ class UcxPort:
 
     def __init__(self) -> None:
         self._ucx, self._array = _load_library()
-        options = {}
+        options = {"RCACHE_ENABLE": "y"}
         if "UCX_KEEPALIVE_INTERVAL" not in os.environ:
             options["KEEPALIVE_INTERVAL"] = _KEEPALIVE_INTERVAL
         self._context: Any = translated(
-            "context", lambda: self._ucx.UCXContext(options, (self._ucx.Feature.TAG,))
+            "context with a registration cache",
+            lambda: self._ucx.UCXContext(options, (self._ucx.Feature.TAG,)),
         )
         self._worker: Any = translated("worker", lambda: self._ucx.UCXWorker(self._context))
         self._any_tag = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
@@ -213,12 +218,13 @@ def _load_library() -> tuple[Any, Any]:
     # that was allocated before for host memory.
     os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
     try:
-        ucx = importlib.import_module("ucxx._lib.libucxx")
-        array = importlib.import_module("ucxx._lib.arr").Array
+        with loading("ucxx"):
+            ucx = importlib.import_module("ucxx._lib.libucxx")
+            array = importlib.import_module("ucxx._lib.arr").Array
     except ImportError as exc:
         raise TransferError("ucxx is not installed (pip install 'tandem-serve[ucx]')") from exc
     finally:
-        # Importing it sets more of them, which children and NIXL's own UCX would follow.
+        # Importing it sets more of them, which children would follow.
         for key in [key for key in os.environ if key.startswith("UCX") and key not in before]:
             del os.environ[key]
     # It also gives its logger a handler.

@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import random
 import secrets
 import signal
@@ -28,6 +29,8 @@ from tandem.transfer.ucx.wire import (
     unseal,
 )
 from tests.transfer.ucx.sides import WHOLE, Peer, Side, finish, peers, rounds, sides, until
+
+pytestmark = pytest.mark.ucx
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)
@@ -202,6 +205,22 @@ UcxTransport("alone").close()
 assert "ucxx" in sys.modules and os.environ == before
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_a_context_without_a_registration_cache_is_refused() -> None:
+    """It would crash when an endpoint is closed during a send; hooks on memory make the cache."""
+    code = """
+from tandem.runtime.errors import TransferError
+from tandem.transfer.ucx.transport import UcxTransport
+try:
+    UcxTransport("alone")
+except TransferError as error:
+    assert "registration cache" in error.message
+else:
+    raise AssertionError("it was opened")
+"""
+    environment = os.environ | {"UCX_MEM_EVENTS": "n"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
 
 
 def test_without_the_library_the_error_says_what_to_install(

@@ -10,6 +10,8 @@ from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import BlockGrid, Operation
 from tests.transfer.ucx.sides import BLOCK, WHOLE, Side, finish, rounds, sides, until
 
+pytestmark = pytest.mark.ucx
+
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)
 
