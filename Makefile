@@ -27,9 +27,9 @@ serve: $(READY)
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
 # two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
-# none may claim every core for itself
+# none may claim every core for itself. A process that dies is not replaced: it ends the run
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart 0
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .

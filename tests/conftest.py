@@ -36,6 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     move_apart("ucx", items)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """End a parallel run at once when a test kills its process.
+
+    Otherwise pytest-xdist gives the test to the next process, and lets the others go on.
+    """
+    pytest.exit(f"{crashitem} killed its process")
+
+
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that Tandem runs on."""
     return {"uvloop": uvloop.new_event_loop}

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from tandem.launch.supervise.processes import DEATHWATCH
 from tandem.launch.supervise.spawn import PIPE, Process, spawn
 from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView
@@ -190,6 +191,9 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
             "layout": asdict(layout),
         }
         process = await spawn(
+            sys.executable,
+            str(DEATHWATCH),  # a stopped peer, too, ends with the test process
+            str(os.getpid()),
             sys.executable,
             str(Path(__file__).with_name("peer_process.py")),
             json.dumps(fields),

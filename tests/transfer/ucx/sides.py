@@ -1,6 +1,7 @@
 """UCX transports for the tests: one in this process, one in another."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from tandem.launch.supervise.processes import DEATHWATCH
 from tandem.transfer.transport import BlockGrid, Parts
 from tandem.transfer.ucx.transport import UcxTransport
 
@@ -67,8 +69,10 @@ class Peer:
 
     def __init__(self, name: str, num_blocks: int, block_bytes: int) -> None:
         script = Path(__file__).with_name("peer.py")
+        peer = [sys.executable, str(script), name, str(num_blocks), str(block_bytes)]
+        # A stopped peer would outlive a test process that dies, and keep the run's stderr open.
         self.process = subprocess.Popen(
-            [sys.executable, str(script), name, str(num_blocks), str(block_bytes)],
+            [sys.executable, str(DEATHWATCH), str(os.getpid()), *peer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
