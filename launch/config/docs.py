@@ -1,11 +1,7 @@
-"""Writes docs/configuration.md from the config models.
-
-Run it with `python -m tandem.launch.config.docs`.
-"""
+"""Writes docs/configuration.md from the config models: `python -m tandem.launch.config.docs`."""
 
 import inspect
 import json
-import re
 import sys
 import types
 from enum import Enum
@@ -16,7 +12,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tandem.launch.config.model import LIVE_SECTIONS, TandemConfig, section_model, section_names
-from tandem.launch.config.sources import env_name
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
@@ -31,8 +26,12 @@ Every value comes from the strongest source that names it, weakest first:
 1. the default below,
 2. a role's `config` in the topology file of `tandem serve`,
 3. the YAML file of `--config`: sections at the top level, keys below them,
-4. the environment: `TANDEM_SECTION__KEY`,
-5. flags: `--section.key=value`, and options such as `--port` that stand for one.
+4. the environment,
+5. flags, and options such as `--port` that stand for a flag.
+
+The tables below name a key as `section.key`. For `disagg.max_local_prefill_length` the variable is
+`TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH` (upper case, two underscores between section and key), and
+the flag is `--disagg.max_local_prefill_length=512`.
 
 ```yaml
 # tandem.yaml
@@ -46,27 +45,27 @@ engine:
 ```sh
 tandem serve bundled --config tandem.yaml --disagg.max_local_prefill_length=256
 TANDEM_DISAGG__POLICY=always_local tandem serve
-tandem config show          # every value, and where it came from
+tandem config show          # every value and its origin
 ```
 
-An unknown key is an error that names the nearest known one; a bad value is an error that names the
-key, the value, where it stands and the reason. `null` as text clears a value that may be empty.
+An unknown key is an error that names the nearest known key; a bad value is an error that names the
+key, the value, its origin and the reason. `null` as text clears a value that may be empty.
 """
 
 LIVE_NOTE = """\
-These keys are live: `tandem config set {section}.KEY VALUE` reaches every worker of a running
-cluster at once, `tandem config unset` takes it back, `tandem config watch` shows changes. A bad
+These keys are live: `tandem config set {section}.KEY VALUE` changes every worker of a running
+cluster at once, `tandem config unset` takes that back, `tandem config watch` shows changes. A bad
 value is refused with the reason and changes nothing.
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([INTRODUCTION, *(_render_section(name) for name in section_names())])
 
 
 def main() -> None:
-    """Writes the page, and says where."""
+    """Write the page and print its path."""
     DOCUMENT.write_text(render(), encoding="utf-8")
     sys.stdout.write(f"{DOCUMENT}\n")
 
@@ -77,25 +76,16 @@ def _render_section(name: str) -> str:
     if name in LIVE_SECTIONS:
         lines += [LIVE_NOTE.format(section=name)]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-    comments = _comments(model)
     for key, field in model.model_fields.items():
-        meaning = field.description or comments.get(key, "")
         lines.append(
-            f"| `{name}.{key}`<br>`{env_name(f'{name}.{key}')}`<br>`--{name}.{key}=` "
-            f"| {_escape(_type_text(field))} | `{_default_text(name, key)}` "
-            f"| {_escape(meaning)} |"
+            f"| `{name}.{key}` | {_escape(_type_text(field))} | `{_default_text(name, key)}` "
+            f"| {_escape(field.description or '')} |"
         )
     return "\n".join([*lines, ""])
 
 
 def _summary(model: type[BaseModel]) -> str:
     return (inspect.getdoc(model) or "").split("\n\n", 1)[0].replace("\n", " ")
-
-
-def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comment on each field's own line: the description of those that have no other."""
-    found = re.findall(r"^    (\w+):[^#\n]*#\s*(.+)$", inspect.getsource(model), re.MULTILINE)
-    return dict(found)
 
 
 def _type_text(field: FieldInfo) -> str:

@@ -1,5 +1,5 @@
 from tandem.launch.config.docs import DOCUMENT, render
-from tandem.launch.config.model import all_keys
+from tandem.launch.config.model import all_keys, section_model, section_names
 
 
 def test_the_configuration_page_is_what_the_models_say() -> None:
@@ -12,4 +12,9 @@ def test_the_configuration_page_has_every_key() -> None:
     page = render()
     for key in all_keys():
         assert f"`{key}`" in page
-        assert f"`--{key}=`" in page
+
+
+def test_every_key_has_a_description() -> None:
+    for section in section_names():
+        for name, field in section_model(section).model_fields.items():
+            assert field.description, f"{section}.{name}"
