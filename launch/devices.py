@@ -1,4 +1,4 @@
-"""The GPUs and cores of this machine, asked without importing torch."""
+"""The GPUs, cores and memory of this machine, found without importing torch."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from tandem.runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """A GPU this process may use; `visible_id` is what CUDA_VISIBLE_DEVICES calls it."""
+    """A GPU that this process may use; `visible_id` is its name in CUDA_VISIBLE_DEVICES."""
 
     index: int
     name: str
@@ -24,7 +24,7 @@ class GpuInfo:
 
 @cache
 def list_gpus() -> tuple[GpuInfo, ...]:
-    """The GPUs the CUDA driver shows; empty without a driver."""
+    """Return the GPUs that the CUDA driver shows; empty without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -40,7 +40,7 @@ def list_gpus() -> tuple[GpuInfo, ...]:
 
 
 def driver_version() -> str | None:
-    """The CUDA version that the driver supports, such as 13.0; None without a driver."""
+    """Return the CUDA version that the driver supports, such as 13.0; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -52,9 +52,9 @@ def driver_version() -> str | None:
 
 
 def device_for(gpu: str) -> str:
-    """The engine's device for `--gpu`: an index, `cpu` or `auto`.
+    """Return the engine's device for `--gpu`: an index, `cpu` or `auto`.
 
-    Raises ConfigError saying what this machine has when it lacks that GPU.
+    Raises ConfigError with the GPUs of this machine when it lacks that one.
     """
     if gpu in ("auto", "cpu"):
         return gpu
@@ -65,18 +65,18 @@ def device_for(gpu: str) -> str:
 
 
 def require_gpu(index: int, asked_by: str, without: str, gpus: Sequence[GpuInfo]) -> GpuInfo:
-    """The GPU of `gpus` with that index. Raises ConfigError naming those there are."""
+    """Return the GPU of `gpus` with that index. Raises ConfigError naming all of `gpus`."""
     for gpu in gpus:
         if gpu.index == index:
             return gpu
-    there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
-    has = f"this machine has GPU {there}" if gpus else "this machine has no GPU"
+    names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
+    has = f"this machine has GPU {names}" if gpus else "this machine has no GPU"
     choice = f"choose one of these or {without}" if gpus else f"use {without}"
     raise ConfigError(f"{asked_by}: {has}; {choice}", param="gpu")
 
 
 def num_usable_cores() -> int:
-    """Cores this process may use: its affinity, cut down to the container's CPU quota."""
+    """Return the cores that this process may use: its affinity, within the container's quota."""
     num_cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -88,7 +88,7 @@ def num_usable_cores() -> int:
 
 
 def usable_memory_bytes() -> int:
-    """Memory this process may use: the machine's, cut down to the container's limit."""
+    """Return the memory that this process may use: the machine's, within the container's limit."""
     num_bytes = int(psutil.virtual_memory().total)
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

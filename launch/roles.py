@@ -1,25 +1,26 @@
-"""One role in this process: checks what it was told, then hands over to the role's own room."""
+"""One role in this process: its config is completed and checked, then its room runs it."""
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import uvloop
 
+from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
 from tandem.launch.devices import device_for
-from tandem.launch.supervise.processes import require_free_port
+from tandem.launch.supervise.ports import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.runtime.logs import setup_logging
 
-# For how long a compute thread waits for work without sleeping: some 50 us, what lies between
-# two operations of a step and no more. By default OpenMP waits up to 5 ms, on a core
-# that the frontend could use.
+# How long a compute thread spins before it sleeps: some 50 us, the time between two operations of
+# a step and no more. By default OpenMP spins up to 5 ms, on a core that the frontend could use.
 SPIN_COUNT = 3_000
 
 
 def run_frontend_role(effective: EffectiveConfig) -> None:
-    """Blocks until a signal ends the frontend."""
+    """Block until a signal ends the frontend."""
     config = effective.config
     require_free_port(config.frontend.host, config.frontend.port, "--port")
     setup_logging(config.runtime.log_level, "frontend")
@@ -28,52 +29,45 @@ def run_frontend_role(effective: EffectiveConfig) -> None:
     uvloop.run(run_frontend(config.frontend, config.runtime, config.router))
 
 
-def run_prefill_role(
-    effective: EffectiveConfig, model: str, gpu: str | None, served_name: str | None
+def run_worker_role(
+    role: Literal["prefill", "decode"],
+    effective: EffectiveConfig,
+    model: ModelOptions,
+    gpu: str | None,
 ) -> None:
-    """Blocks until a signal ends the worker."""
-    effective, name = prepare_worker(effective, model, gpu, served_name)
+    """Block until a signal ends the worker."""
+    effective, model_name = prepare_worker(effective, model, gpu)
     config = effective.config
-    setup_logging(config.runtime.log_level, "prefill")
-    from tandem.prefill.worker import run_prefill
+    setup_logging(config.runtime.log_level, role)
+    if role == "prefill":
+        from tandem.prefill.worker import run_prefill
 
-    uvloop.run(
-        run_prefill(
+        work = run_prefill(
             runtime=config.runtime,
             engine=config.engine,
             transfer=config.transfer,
             queue=config.queue,
             prefill=config.prefill,
-            model_name=name,
+            model_name=model_name,
         )
-    )
+    else:
+        from tandem.decode.worker import run_decode
 
-
-def run_decode_role(
-    effective: EffectiveConfig, model: str, gpu: str | None, served_name: str | None
-) -> None:
-    """Blocks until a signal ends the worker."""
-    effective, name = prepare_worker(effective, model, gpu, served_name)
-    config = effective.config
-    setup_logging(config.runtime.log_level, "decode")
-    from tandem.decode.worker import run_decode
-
-    uvloop.run(
-        run_decode(
+        work = run_decode(
             runtime=config.runtime,
             engine=config.engine,
             transfer=config.transfer,
             queue=config.queue,
             disagg=config.disagg,
-            model_name=name,
+            model_name=model_name,
         )
-    )
+    uvloop.run(work)
 
 
 def prepare_worker(
-    effective: EffectiveConfig, model: str, gpu: str | None, served_name: str | None
+    effective: EffectiveConfig, model: ModelOptions, gpu: str | None
 ) -> tuple[EffectiveConfig, str]:
-    """The config with its model's folder and its device in it, and the name clients ask for.
+    """Return the config with the model's folder and the device in it, and the served name.
 
     Raises ModelError without that model, ConfigError without that GPU.
     """
@@ -85,18 +79,19 @@ def prepare_worker(
         device_for(device.removeprefix("cuda:"))
     folder, name = find_model(effective, model)
     settings.append(Setting("engine.model", str(folder), "MODEL"))
-    return effective.with_settings(settings), served_name or name
+    return effective.with_settings(settings), name
 
 
-def find_model(effective: EffectiveConfig, model: str) -> tuple[Path, str]:
-    """The folder of a model, downloaded if it must be, and the name it is served under.
+def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path, str]:
+    """Return the folder of a model, downloaded where necessary, and its served name.
 
-    `bundled` stands for engine.model where that is set, and for the bundled model where not.
+    `bundled` stands for engine.model where that is set, else for the bundled model.
     """
+    model = options.model
     if model == "bundled":
-        model = effective.config.engine.model or BUNDLED_MODEL_NAME
+        model = effective.config.engine.model or model
     if model == "bundled":
         model = BUNDLED_MODEL_NAME
     is_folder = Path(model).expanduser().is_dir()
     folder = resolve_model(model)
-    return folder, folder.name if is_folder else model
+    return folder, options.served_model_name or (folder.name if is_folder else model)

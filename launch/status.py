@@ -1,4 +1,4 @@
-"""`tandem status`: what a cluster consists of and how it is doing, as its members say."""
+"""`tandem status`: the members of a cluster and their state, as they report it."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.supervise.processes import http_get
+from tandem.launch.supervise.ports import http_get
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
@@ -38,7 +38,7 @@ class InstanceReport(msgspec.Struct, frozen=True):
 
 
 class QueueReport(msgspec.Struct, frozen=True):
-    """The prefill queue of one model; `error` when it could not be asked."""
+    """The prefill queue of one model; `error` when it could not be read."""
 
     model: str
     num_jobs: int = 0
@@ -49,7 +49,7 @@ class QueueReport(msgspec.Struct, frozen=True):
 
 
 class ClusterReport(msgspec.Struct, frozen=True):
-    """What `tandem status` shows."""
+    """The content of `tandem status`."""
 
     namespace: str
     etcd_endpoints: str
@@ -60,7 +60,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
-    """Prints the cluster's state. Raises ServiceError when etcd cannot be reached."""
+    """Print the cluster's state. Raises ServiceError when etcd cannot be reached."""
     report = asyncio.run(read_cluster(effective))
     if as_json:
         print(json.dumps(msgspec.to_builtins(report), indent=2))
@@ -69,7 +69,7 @@ def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
 
 
 async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
-    """Asks etcd who is there, each of them how it is, and NATS how long the queues are."""
+    """Read the instances from etcd, the state of each from itself, queue lengths from NATS."""
     runtime = effective.config.runtime
     async with connected(effective) as discovery:
         instances = await _read_instances(discovery, runtime.namespace)
@@ -97,7 +97,7 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
 def _in_force(
     name: str, reports: list[InstanceReport], effective: EffectiveConfig
 ) -> str | int | float | bool | None:
-    """What the decode workers say; they differ where they were started with different values."""
+    """Return the value at the decode workers; all values where these were started with several."""
     key = f"disagg.{name}"
     found = {
         r.instance.instance_id[:8]: r.worker.details[key]
@@ -124,7 +124,7 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
             continue
         address = EndpointAddress.parse(card.endpoint)
         found = await discovery.get_prefix(address.instance_key(card.instance_id))
-        for value in found.values():  # of an author's worker, in a namespace of its own
+        for value in found.values():  # an author's worker, in its own namespace
             instance = msgspec.json.decode(value, type=Instance)
             if instance.instance_id not in by_id:
                 by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
@@ -178,16 +178,16 @@ async def _read_queue(nats: NatsConnection, effective: EffectiveConfig, model: s
     )
 
 
-# ---- for people -------------------------------------------------------------------------------
+# ---- as text ---------------------------------------------------------------------------------
 
 
 def _print_report(report: ClusterReport) -> None:
     console = wide_console()
     console.print(
-        f"namespace {report.namespace}  etcd {report.etcd_endpoints}  nats {report.nats_url}\n"
+        f"namespace {report.namespace}  etcd {report.etcd_endpoints}  NATS {report.nats_url}\n"
     )
     if not report.instances:
-        console.print("no instances: nothing is registered in this namespace")
+        console.print("no instances are registered in this namespace")
         return
     console.print(_instances_table(report.instances))
     for note in [note for instance in report.instances for note in notes(instance)]:
@@ -206,9 +206,9 @@ def _print_report(report: ClusterReport) -> None:
 
 
 def links(report: ClusterReport) -> list[str]:
-    """The ways from prefill to decode workers, a line each."""
+    """Return a line for every KV link from a prefill worker to a decode worker."""
     return [
-        f"kv path {instance.instance.instance_id[:8]} -> {in_words(link)}"
+        f"kv link {instance.instance.instance_id[:8]} -> {in_words(link)}"
         for instance in report.instances
         if instance.worker is not None
         for link in instance.worker.links
@@ -216,28 +216,30 @@ def links(report: ClusterReport) -> list[str]:
 
 
 def in_words(link: LinkReport) -> str:
-    """What a prefill worker found out about its way to a decode worker."""
+    """Return the measurements of a prefill worker's link to a decode worker."""
     streaming = (
-        "no streaming by layers"
+        "no layer streaming"
         if link.min_streaming_tokens is None
-        else f"streams by layers from {link.min_streaming_tokens} tokens"
+        else f"layer streaming from {link.min_streaming_tokens} tokens"
     )
     return (
         f"{link.decode_instance[:8]}: {link.transport} {link.memory}, "
         f"{link.write_bytes_per_s / 1e9:.1f} GB/s, {link.overhead_us:.0f} us per write, "
-        f"{streaming}{', broken, connects anew' if link.is_broken else ''}"
+        f"{streaming}{', broken, reconnecting' if link.is_broken else ''}"
     )
 
 
 def notes(report: InstanceReport) -> list[str]:
-    """What an operator should look into at one worker, a line each."""
+    """Return a line for everything that an operator should look into at one worker."""
     details = {} if report.worker is None else report.worker.details
     num_quarantined, excluded = details.get("num_quarantined_blocks"), details.get("excluded")
     found = []
     if num_quarantined:
-        found.append(f"{num_quarantined} blocks in quarantine, for writes that may still land")
+        found.append(
+            f"{num_quarantined} blocks in quarantine, because writes may still land in them"
+        )
     if excluded:
-        found.append(f"takes no KV from {excluded}, whose blocks failed verification repeatedly")
+        found.append(f"takes no KV from {excluded}: its blocks failed verification repeatedly")
     name = f"{report.instance.component} {report.instance.instance_id[:8]}"
     return [f"{name}: {note}" for note in found]
 
@@ -259,7 +261,7 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
 
 
 def _place(report: InstanceReport) -> tuple[int, str]:
-    """Tandem's own roles in the order of a request, then everybody else by name."""
+    """Return the sort key: Tandem's roles in the order of a request, then others by name."""
     component = report.instance.component
     known = COMPONENTS.index(component) if component in COMPONENTS else len(COMPONENTS)
     return known, component

@@ -16,7 +16,8 @@ from tandem.bench.engines.presets import Case, Engine
 from tandem.bench.load.client import OpenAIClient, PreparedRequest
 from tandem.bench.load.metrics import RequestRecord
 from tandem.bench.load.openai_wire import BodyBuilder
-from tandem.launch.supervise.processes import free_port, log_tail
+from tandem.launch.supervise.child_process import log_tail
+from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
 
 GUARD = Path(__file__).with_name("guard.py")

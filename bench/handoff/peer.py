@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from tandem.bench.handoff.end import BareMetadata, End, PoolShape
-from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 
@@ -85,7 +85,7 @@ class Answer(msgspec.Struct):
 class Peer:
     """The far end as the near end holds it."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._process = process
 
     @property
@@ -125,8 +125,9 @@ async def peer_process(
     shape: PoolShape, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Peer]:
     """A far end with a pool of this shape while the body runs. It ends when this process does."""
-    process = await spawn(
-        *(sys.executable, "-m", "tandem.bench.handoff.peer", msgspec.json.encode(shape).decode()),
+    shape_json = msgspec.json.encode(shape).decode()
+    process = await ChildProcess.start_piped(
+        [sys.executable, "-m", "tandem.bench.handoff.peer", shape_json],
         stdin=PIPE,
         stdout=PIPE,
         limit=1 << 24,

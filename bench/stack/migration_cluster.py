@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from tandem.bench.load.client import OpenAIClient
-from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
-from tandem.launch.supervise.processes import ChildProcess, free_port
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
+from tandem.launch.supervise.ports import free_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import instances_prefix
 from tandem.runtime.errors import ServiceError
@@ -44,7 +45,7 @@ class SampleCluster:
 
     async def __aenter__(self) -> "SampleCluster":
         async with AsyncExitStack() as exits:
-            nats, etcd = EmbeddedNats(self._run_dir), EmbeddedEtcd(self._run_dir)
+            nats, etcd = LocalNats(self._run_dir), LocalEtcd(self._run_dir)
             exits.push_async_callback(nats.stop)
             exits.push_async_callback(etcd.stop)
             await asyncio.gather(nats.start(), etcd.start())
@@ -108,7 +109,7 @@ class SampleCluster:
         self._num_started += 1
         log_path = self._run_dir / f"{name}-{self._num_started}.log"
         command = [sys.executable, *arguments]
-        self.workers[name] = await ChildProcess.start(name, command, log_path, env=environment)
+        self.workers[name] = await ChildProcess.start(command, log_path, env=environment)
 
     async def _end_all(self) -> None:
         for child in self.workers.values():

@@ -24,8 +24,8 @@ from rich.markup import escape
 from tandem.bench.load.report import utc_now, write_document
 from tandem.bench.report.console import output_console
 from tandem.bench.stack.__main__ import Target, print_results, results_json
-from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
-from tandem.launch.supervise.processes import ChildProcess
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.sdk import Client, DistributedRuntime, dynamo_worker
@@ -92,7 +92,7 @@ async def worker_process(config: RuntimeConfig, log_path: Path) -> AsyncIterator
         "TANDEM_RUNTIME__LOG_LEVEL": "warning",
     }
     command = [sys.executable, "-m", "tandem.bench.stack.runtime", "--as-worker"]
-    child = await ChildProcess.start("echo", command, log_path, env=environment)
+    child = await ChildProcess.start(command, log_path, env=environment)
     try:
         yield child
     finally:
@@ -205,7 +205,7 @@ async def measure_round(config: RuntimeConfig, log_path: Path) -> dict[str, floa
 
 async def run_rounds(num_rounds: int, run_dir: Path, say: Console) -> list[dict[str, float]]:
     """All rounds, on a NATS and an etcd of their own."""
-    nats, etcd = EmbeddedNats(run_dir), EmbeddedEtcd(run_dir)
+    nats, etcd = LocalNats(run_dir), LocalEtcd(run_dir)
     try:
         await asyncio.gather(nats.start(), etcd.start())
         config = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url)

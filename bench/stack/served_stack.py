@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from tandem.bench.load.live_config import cluster_config
-from tandem.launch.supervise.processes import ChildProcess
+from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.discovery import instances_prefix
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
@@ -49,7 +49,6 @@ async def served(
     when it does not become ready.
     """
     child = await ChildProcess.start(
-        "serve",
         [
             *(sys.executable, "-m", "tandem.launch", "serve", str(model)),
             *("--topology", topology, "--port", "0", "--run-dir", str(run_dir), *flags),

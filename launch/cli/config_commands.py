@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from tandem.launch.cli.options import ConfigFile, EtcdEndpoints, Json, Namespace, join_session
+from tandem.launch.cli.options import Json, etcd_session, shares
+from tandem.launch.cli.session import Session
 
 config_app = typer.Typer(
-    help="Show the configuration, and change what can be changed while serving.",
+    help="Show the configuration, and change live keys of a running cluster.",
     no_args_is_help=True,
 )
 
@@ -15,11 +16,9 @@ Key = Annotated[str, typer.Argument(help="A live key, such as disagg.max_local_p
 
 
 @config_app.command(epilog="Example: tandem config show --disagg.policy=threshold --json")
+@shares(session=etcd_session)
 def show(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
+    session: Session,
     live: Annotated[
         bool | None,
         typer.Option(
@@ -29,26 +28,19 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print every effective value and where it came from."""
+    """Print every effective value and its origin."""
     from tandem.launch.config.live import show_config
 
-    session = join_session(ctx, config, None, etcd_endpoints, namespace)
     effective = session.load_for_cluster() if live is not False else session.load()
     show_config(effective, live=live, as_json=as_json)
 
 
 @config_app.command(epilog="Example: tandem config get disagg.policy")
-def get(
-    ctx: typer.Context,
-    key: Key,
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> None:
-    """Print a live key's value in the cluster, or its configured one where none is set."""
+@shares(session=etcd_session)
+def get(session: Session, key: Key) -> None:
+    """Print a live key's value in the cluster, or its configured value where none is set."""
     from tandem.launch.config.live import get_value
 
-    session = join_session(ctx, config, None, etcd_endpoints, namespace)
     get_value(session.load_for_cluster(), key)
 
 
@@ -57,45 +49,29 @@ def get(
     epilog="Example: tandem config set disagg.max_local_prefill_length 512",
     context_settings={"ignore_unknown_options": True},  # -5 is a value, to be refused as one
 )
+@shares(session=etcd_session)
 def set_(
-    ctx: typer.Context,
-    key: Key,
-    value: Annotated[str, typer.Argument(help="The new value.")],
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
+    session: Session, key: Key, value: Annotated[str, typer.Argument(help="The new value.")]
 ) -> None:
     """Change a live key in a running cluster; a bad value is refused and changes nothing."""
     from tandem.launch.config.live import set_value
 
-    session = join_session(ctx, config, None, etcd_endpoints, namespace)
     set_value(session.load_for_cluster(), key, value)
 
 
 @config_app.command(epilog="Example: tandem config unset disagg.max_local_prefill_length")
-def unset(
-    ctx: typer.Context,
-    key: Key,
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> None:
-    """Take a live value back: every worker returns to the one it was started with."""
+@shares(session=etcd_session)
+def unset(session: Session, key: Key) -> None:
+    """Remove a live value: every worker returns to the value it was started with."""
     from tandem.launch.config.live import unset_value
 
-    session = join_session(ctx, config, None, etcd_endpoints, namespace)
     unset_value(session.load_for_cluster(), key)
 
 
 @config_app.command(epilog="Example: tandem config watch")
-def watch(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> None:
-    """Print live values, and every change as it comes, until Ctrl-C."""
+@shares(session=etcd_session)
+def watch(session: Session) -> None:
+    """Print live values, and every change at once, until Ctrl-C."""
     from tandem.launch.config.live import watch_values
 
-    session = join_session(ctx, config, None, etcd_endpoints, namespace)
     watch_values(session.load_for_cluster())

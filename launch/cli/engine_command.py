@@ -1,4 +1,4 @@
-"""`tandem engine`: an engine of an author's in this process."""
+"""`tandem engine`: runs an author's engine in this process."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ USAGE = "usage: tandem engine module:Engine [the engine's arguments; --help show
 
 
 def run_engine(words: Sequence[str]) -> None:
-    """Blocks until a signal ends the engine. Raises ConfigError where there is no such engine."""
+    """Block until a signal ends the engine. Raises ConfigError when there is no such engine."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if words else 2)

@@ -1,4 +1,4 @@
-"""The `tandem` command. Commands import what they run when they run, so that help is instant."""
+"""The `tandem` command. Commands import their rooms when they run, so that help is instant."""
 
 import os
 import sys
@@ -7,21 +7,18 @@ from typing import Annotated
 
 import typer
 
-from tandem.launch.cli.arguments import Session, split_config_flags
 from tandem.launch.cli.config_commands import config_app
 from tandem.launch.cli.options import (
-    ConfigFile,
-    EtcdEndpoints,
-    Gpu,
-    Host,
     Json,
-    Model,
-    Namespace,
-    NatsUrl,
-    Port,
-    ServedName,
-    join_session,
+    LaunchOptions,
+    ModelOptions,
+    cluster_session,
+    file_session,
+    frontend_session,
+    shares,
 )
+from tandem.launch.cli.session import Session
+from tandem.launch.config.flags import split_flags
 from tandem.runtime.errors import ConfigError, TandemError
 
 CONFIG_HELP = "Any config key can be set with --section.key=VALUE; tandem config show lists them."
@@ -30,6 +27,8 @@ JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1
 # for commands that hand their words to a parser of another room
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 PASSES_ON = ("bench", "conformance", "engine")
+
+Gpu = Annotated[str | None, typer.Option(help="GPU index, `cpu` or `auto`; by default auto.")]
 
 app = typer.Typer(
     name="tandem",
@@ -60,182 +59,115 @@ def common(
 
 
 @app.command(epilog=f"Example: tandem serve bundled --topology disagg-2p2d -p 8080. {CONFIG_HELP}")
+@shares(model=ModelOptions, session=frontend_session, options=LaunchOptions)
 def serve(
-    ctx: typer.Context,
-    model: Model = "bundled",
+    model: ModelOptions,
+    session: Session,
+    options: LaunchOptions,
     topology: Annotated[
         str,
         typer.Option("--topology", "-t", help="aggregated, disagg-1p1d, disagg-2p2d, or a file."),
     ] = "disagg-1p1d",
-    host: Host = None,
-    port: Port = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-    served_model_name: ServedName = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for logs; a new temporary one by default.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the roles' logs.")] = False,
-    start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600,
 ) -> None:
     """Serve a model on this machine: one address, its workers, NATS and etcd included.
 
     NATS and etcd are started here unless --nats-url and --etcd-endpoints name others.
     """
-    # gRPC reads it when it is imported; its fork handlers would warn at every start of a role
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    from tandem.launch.serve.command import ServeArguments, run_serve
+    _quiet_grpc()
+    from tandem.launch.serve.serve_supervisor import run_serve
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    session.set("frontend.host", host, "--host")
-    session.set("frontend.port", port, "--port")
-    arguments = ServeArguments(
-        model, topology, served_model_name, run_dir, verbose, start_timeout_s
-    )
-    raise typer.Exit(run_serve(session.load(), arguments))
+    raise typer.Exit(run_serve(session.load(), options, model, topology))
 
 
 @app.command(epilog=f"Example: tandem frontend --port 8000 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-def frontend(
-    ctx: typer.Context,
-    host: Host = None,
-    port: Port = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> None:
+@shares(session=frontend_session)
+def frontend(session: Session) -> None:
     """Run one frontend: the OpenAI-compatible address of a cluster.
 
     It serves every model that the decode workers of its namespace register.
     """
     from tandem.launch.roles import run_frontend_role
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    session.set("frontend.host", host, "--host")
-    session.set("frontend.port", port, "--port")
     run_frontend_role(session.load())
 
 
 @app.command(
     epilog=f"Example: tandem prefill Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}"
 )
-def prefill(
-    ctx: typer.Context,
-    model: Model = "bundled",
-    gpu: Gpu = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-    served_model_name: ServedName = None,
-) -> None:
+@shares(model=ModelOptions, session=cluster_session)
+def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one prefill worker: takes prompts from the queue and delivers their KV."""
-    from tandem.launch.roles import run_prefill_role
+    from tandem.launch.roles import run_worker_role
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    run_prefill_role(session.load(), model, gpu, served_model_name)
+    run_worker_role("prefill", session.load(), model, gpu)
 
 
 @app.command(epilog=f"Example: tandem decode Qwen/Qwen3-0.6B --gpu 1 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-def decode(
-    ctx: typer.Context,
-    model: Model = "bundled",
-    gpu: Gpu = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-    served_model_name: ServedName = None,
-) -> None:
-    """Run one decode worker: generates tokens, and decides who prefills each prompt."""
-    from tandem.launch.roles import run_decode_role
+@shares(model=ModelOptions, session=cluster_session)
+def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
+    """Run one decode worker: generates tokens, and chooses where each prompt is prefilled."""
+    from tandem.launch.roles import run_worker_role
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    run_decode_role(session.load(), model, gpu, served_model_name)
+    run_worker_role("decode", session.load(), model, gpu)
 
 
 @app.command(
     epilog="Example: tandem run hello_world:Frontend -f config.yaml --Backend.ServiceArgs.workers=2"
 )
+@shares(session=frontend_session, options=LaunchOptions)
 def run(
-    ctx: typer.Context,
+    session: Session,
+    options: LaunchOptions,
     graph: Annotated[str, typer.Argument(help="module:Class, the service to start with.")],
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="YAML file with a section per service.")
     ] = None,
     with_frontend: Annotated[
-        bool, typer.Option("--with-frontend", help="Run an OpenAI-compatible frontend beside it.")
+        bool, typer.Option("--with-frontend", help="Run an OpenAI-compatible frontend as well.")
     ] = False,
-    host: Host = None,
-    port: Port = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for logs; a new temporary one by default.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' logs.")] = (
-        False
-    ),
-    start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600,
 ) -> None:
-    """Run the services that a class decorated with @service depends on, and itself.
+    """Run the service that is decorated with @service, and all services that it depends on.
 
-    It joins the cluster that runs on this machine, or one whose addresses are given, and starts
-    NATS and etcd where there is none. --Class.key=VALUE sets what a class is told.
+    It joins the cluster that runs on this machine, or the one whose addresses are given, and starts
+    NATS and etcd where there is none. --Class.key=VALUE sets a key of a service.
     """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as in serve
-    from tandem.launch.graph.run import RunArguments, run_graph
+    _quiet_grpc()
+    from tandem.launch.graph.graph_supervisor import run_graph
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    session.set("frontend.host", host, "--host")
-    session.set("frontend.port", port, "--port")
-    arguments = RunArguments(graph, file, with_frontend, run_dir, verbose, start_timeout_s)
-    raise typer.Exit(run_graph(session, arguments))
+    raise typer.Exit(run_graph(session, options, graph, file, with_frontend=with_frontend))
 
 
 @app.command(epilog="Example: tandem status --json")
-def status(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-    as_json: Json = False,
-) -> None:
+@shares(session=cluster_session)
+def status(session: Session, as_json: Json = False) -> None:
     """Show a cluster: instances, queue depth, KV use, thresholds in force.
 
-    Without addresses it is the cluster that `tandem serve` runs on this machine.
+    By default it is the cluster that `tandem serve` runs on this machine.
     """
     from tandem.launch.status import run_status
 
-    session = join_session(ctx, config, nats_url, etcd_endpoints, namespace)
     run_status(session.load_for_cluster(), as_json=as_json)
 
 
 @app.command(epilog="Example: tandem doctor --json")
-def doctor(ctx: typer.Context, config: ConfigFile = None, as_json: Json = False) -> None:
+@shares(session=file_session)
+def doctor(session: Session, as_json: Json = False) -> None:
     """Check this machine: versions, GPU, CUDA IPC, NIXL, NATS, etcd, ports, limits.
 
-    Every line says ok, warn or fail, and what to do. The exit code is 1 when something failed.
+    Every line is ok, warn or fail, with a remedy. The exit code is 1 when a check failed.
     """
     from tandem.launch.doctor.command import run_doctor
 
-    session = join_session(ctx, config)
     try:
         effective = session.load_for_cluster()
-    except ConfigError:  # several clusters run here: which one is not doctor's question
+    except ConfigError:  # several clusters run here; the checks of this machine need none of them
         effective = session.load()
     raise typer.Exit(run_doctor(effective, as_json=as_json))
 
 
 @app.command(context_settings=PASS_ON, epilog="Example: tandem bench --help")
 def bench(ctx: typer.Context) -> None:
-    """Measure latency, throughput and goodput of anything that speaks the OpenAI API."""
+    """Measure latency, throughput and goodput of any server with the OpenAI API."""
     from tandem.bench.load.cli import app as bench_app
 
     bench_app(args=ctx.args, prog_name="tandem bench")
@@ -246,7 +178,7 @@ def bench(ctx: typer.Context) -> None:
     epilog="Example: tandem engine my_engine:MyEngine --model-name my-model",
 )
 def engine(ctx: typer.Context) -> None:
-    """Serve models with an engine of yours: module:Engine, then the engine's own arguments."""
+    """Serve models with your own engine: module:Engine, then the engine's arguments."""
     from tandem.launch.cli.engine_command import run_engine
 
     run_engine(ctx.args)
@@ -257,19 +189,27 @@ def engine(ctx: typer.Context) -> None:
     epilog="Example: tandem conformance tandem.sdk.sample_engine:SampleEngine",
 )
 def conformance(ctx: typer.Context) -> None:
-    """Check that an engine of yours keeps its contract: module:Engine, then its arguments."""
+    """Check your own engine against the engine contract: module:Engine, then its arguments."""
     from tandem.sdk.conformance.kit import main as check
 
     raise typer.Exit(check(ctx.args))
 
 
+def _quiet_grpc() -> None:
+    """Turn off gRPC's fork handlers, which would warn at every start of a child.
+
+    gRPC reads the variable when it is imported.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def main() -> None:
-    """The entry point: an error is one line and an exit code, 2 for a config's and 1 for others."""
+    """Run the command. An error is one line and an exit code: 2 for a config error, else 1."""
     try:
-        arguments, flags = sys.argv[1:], list[str]()
-        if arguments[:1] not in [[command] for command in PASSES_ON]:
-            arguments, flags = split_config_flags(arguments)
-        app(args=arguments, obj=Session(flags))
+        words = sys.argv[1:]
+        passes_on = bool(words) and words[0] in PASSES_ON
+        words, flags = (words, []) if passes_on else split_flags(words)
+        app(args=words, obj=Session(flags))
     except TandemError as error:
         print(f"error: {error.message}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None

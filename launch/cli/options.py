@@ -1,45 +1,128 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the decorator that gives them to a command."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tandem.launch.cli.arguments import Session
+from tandem.launch.cli.session import Session
 
-Model = Annotated[str, typer.Argument(help="A model folder, a hub id, or `bundled`.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file of config sections.")
 ]
-Gpu = Annotated[str | None, typer.Option(help="GPU index, `cpu` or `auto`; by default auto.")]
 NatsUrl = Annotated[str | None, typer.Option(help="NATS to join, as in nats://10.0.0.1:4222.")]
 EtcdEndpoints = Annotated[
     str | None,
     typer.Option(help="etcd to join, as in http://10.0.0.1:2379; commas between several."),
 ]
 Namespace = Annotated[str | None, typer.Option(help="Separates clusters that share NATS and etcd.")]
-ServedName = Annotated[
-    str | None, typer.Option(help="The name clients ask for; the folder's name by default.")
-]
-Host = Annotated[str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")]
-Port = Annotated[
-    int | None, typer.Option("--port", "-p", help="Port to listen on; by default 8000.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def join_session(
-    ctx: typer.Context,
-    config: Path | None,
-    nats_url: str | None = None,
-    etcd_endpoints: str | None = None,
-    namespace: str | None = None,
-) -> Session:
-    """The session of this call, with the file and the cluster's addresses in it."""
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The model to serve, and its name."""
+
+    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or `bundled`.")] = (
+        "bundled"
+    )
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="The name in requests; by default the folder's name or the hub id."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """Options of the commands that start several processes."""
+
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs; a new temporary one by default.")
+    ] = None
+    is_verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")
+    ] = False
+    start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600
+
+
+def file_session(ctx: typer.Context, config: ConfigFile = None) -> Session:
+    """Return the session of this call with its config file."""
     session = ctx.find_object(Session)
     assert session is not None, "main() passes one"
     session.file = config
-    session.set("runtime.nats_url", nats_url, "--nats-url")
+    return session
+
+
+def etcd_session(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    etcd_endpoints: EtcdEndpoints = None,
+    namespace: Namespace = None,
+) -> Session:
+    """Return the session of a command that uses etcd."""
+    session = file_session(ctx, config)
     session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
     session.set("runtime.namespace", namespace, "--namespace")
     return session
+
+
+def cluster_session(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    nats_url: NatsUrl = None,
+    etcd_endpoints: EtcdEndpoints = None,
+    namespace: Namespace = None,
+) -> Session:
+    """Return the session of a command that uses NATS and etcd."""
+    session = etcd_session(ctx, config, etcd_endpoints, namespace)
+    session.set("runtime.nats_url", nats_url, "--nats-url")
+    return session
+
+
+def frontend_session(
+    ctx: typer.Context,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port to listen on; by default 8000.")
+    ] = None,
+    config: ConfigFile = None,
+    nats_url: NatsUrl = None,
+    etcd_endpoints: EtcdEndpoints = None,
+    namespace: Namespace = None,
+) -> Session:
+    """Return the session of a command that runs a frontend."""
+    session = cluster_session(ctx, config, nats_url, etcd_endpoints, namespace)
+    session.set("frontend.host", host, "--host")
+    session.set("frontend.port", port, "--port")
+    return session
+
+
+def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command: a parameter named in `makers` is made from options.
+
+    The options are the parameters of the maker; they follow the command's own options.
+    """
+    shared = {name: list(inspect.signature(maker).parameters) for name, maker in makers.items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            for name, maker in makers.items():
+                values[name] = maker(**{option: values.pop(option) for option in shared[name]})
+            command(**values)
+
+        parameters = inspect.signature(command).parameters
+        own = [parameter for name, parameter in parameters.items() if name not in makers]
+        for maker in makers.values():
+            own += inspect.signature(maker).parameters.values()
+        keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        run.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -1,4 +1,4 @@
-"""`tandem config`: effective values with their origin, and the live ones in etcd."""
+"""`tandem config`: effective values with their origin, and the live values in etcd."""
 
 import asyncio
 import json
@@ -19,30 +19,25 @@ from tandem.launch.config.model import (
     is_secret,
     section_model,
 )
-from tandem.launch.config.sources import Setting, nearest_word
+from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.discovery import Discovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.names import did_you_mean
 
 CALL_TIMEOUT_S = 5.0
 
 
 def show_config(effective: EffectiveConfig, *, live: bool | None, as_json: bool) -> None:
-    """Prints every value and its origin. `live` None: ask the cluster where one is known."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    if live is None:
-        live = effective.origin("runtime.etcd_endpoints") != "default"
-        optional = True
-    else:
-        optional = False
-    if live:
+    """Print every value and its origin. `live` None: read the cluster where one is known."""
+    if live is not False and (live or effective.origin("runtime.etcd_endpoints") != "default"):
         try:
-            effective = effective.with_settings(asyncio.run(_read_live(effective, errors)))
+            effective = _with_live(effective)
         except ServiceError as error:
-            if not optional:
+            if live:
                 raise
-            errors.print(f"warning: without live values: {error.message}", markup=False)
+            _warn(f"live values are not shown: {error.message}")
     rows = [(key, plain(effective, key), effective.origin(key)) for key in all_keys()]
     if as_json:
         values = {key: {"value": value, "origin": origin} for key, value, origin in rows}
@@ -58,13 +53,13 @@ def show_config(effective: EffectiveConfig, *, live: bool | None, as_json: bool)
 
 
 def get_value(effective: EffectiveConfig, key: str) -> None:
-    """Prints a live key's value in the cluster."""
+    """Print a live key's value in the cluster."""
     require_live(key)
     print(json.dumps(plain(_with_live(effective), key)))
 
 
 def set_value(effective: EffectiveConfig, key: str, text: str) -> None:
-    """Writes a live value after checking it. Raises ConfigError, and then nothing has changed."""
+    """Check a live value and write it. Raises ConfigError for a bad one and changes nothing."""
     require_live(key)
     before = _with_live(effective)
     after = before.with_settings([Setting(key, text, "new value", is_text=True)])
@@ -79,7 +74,7 @@ def set_value(effective: EffectiveConfig, key: str, text: str) -> None:
 
 
 def unset_value(effective: EffectiveConfig, key: str) -> None:
-    """Removes a live value: workers return to what they were started with."""
+    """Remove a live value: workers return to the value they were started with."""
     require_live(key)
 
     async def remove(discovery: Discovery) -> None:
@@ -90,7 +85,7 @@ def unset_value(effective: EffectiveConfig, key: str) -> None:
 
 
 def watch_values(effective: EffectiveConfig) -> None:
-    """Prints live values and their changes, one line each, until interrupted."""
+    """Print live values and their changes, one line each, until interrupted."""
     asyncio.run(_watch(effective, lambda line: print(line, flush=True)))
 
 
@@ -108,12 +103,13 @@ async def _watch(effective: EffectiveConfig, emit: Callable[[str], None]) -> Non
 
 
 def require_live(key: str) -> None:
-    """Raises ConfigError for a key that does not exist, or cannot be changed while serving."""
+    """Raise ConfigError for a key that does not exist, or cannot be changed while serving."""
     find_field(Setting(key, None, "command line"))
     if key.partition(".")[0] not in LIVE_SECTIONS:
-        known = nearest_word(key, live_keys())
+        hint = did_you_mean(key, live_keys())
         raise ConfigError(
-            f"{key} is read at the start only, so restart with it; {known}", param=key
+            f"{key} is read at the start only: restart to change it; of the live keys, {hint}",
+            param=key,
         )
 
 
@@ -122,7 +118,7 @@ def live_keys() -> list[str]:
 
 
 def plain(effective: EffectiveConfig, key: str) -> Any:
-    """A value as JSON has it; secrets are masked."""
+    """Return a value in JSON types; secrets are masked."""
     section, _, name = key.partition(".")
     if is_secret(find_field(Setting(key, None, ""))):
         return None if effective.value(key) is None else "***"
@@ -132,7 +128,7 @@ def plain(effective: EffectiveConfig, key: str) -> Any:
 def live_settings(
     namespace: str, items: Mapping[str, bytes], on_bad: Callable[[str], None]
 ) -> list[Setting]:
-    """The valid live values among `items`; what is not valid is told to `on_bad` and left out."""
+    """Return the valid live values among `items`; call `on_bad` for every other."""
     settings: list[Setting] = []
     for path, data in items.items():
         key = path.removeprefix(config_prefix(namespace))
@@ -148,15 +144,15 @@ def live_settings(
 
 
 def check_live(setting: Setting) -> None:
-    """Raises ConfigError when a live value would be refused."""
+    """Raise ConfigError for a live value that would be refused."""
     require_live(setting.key)
     compose([setting])
 
 
 @asynccontextmanager
 async def connected(effective: EffectiveConfig) -> AsyncIterator[Discovery]:
-    """A connection to the cluster's etcd. Raises ServiceError naming its address."""
-    # a person is waiting: say soon that nobody answers
+    """Connect to the cluster's etcd. Raises ServiceError naming its address."""
+    # a person is waiting: give up soon
     runtime = effective.config.runtime.model_copy(update={"connect_attempts": 2})
     discovery = EtcdDiscovery(runtime)
     await discovery.start()
@@ -171,15 +167,18 @@ async def _call(effective: EffectiveConfig, work: Callable[[Discovery], Awaitabl
         await work(discovery)
 
 
-async def _read_live(effective: EffectiveConfig, errors: Console) -> list[Setting]:
-    namespace = effective.config.runtime.namespace
+async def _read_live(effective: EffectiveConfig) -> Mapping[str, bytes]:
     async with connected(effective) as discovery:
-        items = await discovery.get_prefix(config_prefix(namespace))
-    return live_settings(
-        namespace, items, lambda text: errors.print(f"warning: {text}", markup=False)
-    )
+        return await discovery.get_prefix(config_prefix(effective.config.runtime.namespace))
 
 
 def _with_live(effective: EffectiveConfig) -> EffectiveConfig:
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    return effective.with_settings(asyncio.run(_read_live(effective, errors)))
+    items = asyncio.run(_read_live(effective))
+    return effective.with_settings(
+        live_settings(effective.config.runtime.namespace, items, on_bad=_warn)
+    )
+
+
+def _warn(text: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"warning: {text}", markup=False)

@@ -1,10 +1,9 @@
-"""Tandem's configuration: one frozen model per room, composed, with where every value came from.
+"""Tandem's configuration: one frozen model per room, composed, and the origin of every value.
 
 Sources, weakest first: defaults, the role's entry in a topology, the YAML file of `--config`, the
 environment (`TANDEM_SECTION__KEY`), flags (`--section.key=value`).
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 from tandem.decode.config import DisaggConfig
 from tandem.engine.config import EngineConfig
 from tandem.frontend.config import FrontendConfig
+from tandem.launch.config.flags import Flag
 from tandem.launch.config.sources import (
     Setting,
     from_environment,
@@ -30,13 +30,14 @@ from tandem.queue.config import QueueConfig
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.names import nearest
 from tandem.transfer.config import TransferConfig
 
 LIVE_SECTIONS = ("disagg",)  # sections whose keys `tandem config set` changes while serving
 
 
 class TandemConfig(BaseModel):
-    """Everything that a process of Tandem can be told, one section per room."""
+    """The configuration of a process of Tandem, one section per room."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +53,7 @@ class TandemConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EffectiveConfig:
-    """A validated config, and what set each key that is not at its default."""
+    """A validated config, and the setting of each key that is not at its default."""
 
     config: TandemConfig
     settings: Mapping[str, Setting]  # "section.key" |-> the setting that won
@@ -66,11 +67,11 @@ class EffectiveConfig:
         return getattr(getattr(self.config, section), name)
 
     def with_settings(self, settings: Iterable[Setting]) -> "EffectiveConfig":
-        """The same config with `settings` on top of what is there."""
+        """Return the config with `settings` in place of weaker ones."""
         return compose([*self.settings.values(), *settings])
 
     def with_defaults(self, settings: Iterable[Setting]) -> "EffectiveConfig":
-        """The same config with `settings` only where nothing else has spoken."""
+        """Return the config with `settings` for keys that have no other setting."""
         return compose([*settings, *self.settings.values()])
 
 
@@ -78,9 +79,9 @@ def load_config(
     *,
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    flags: Iterable[str] = (),
+    flags: Iterable[Flag] = (),
 ) -> EffectiveConfig:
-    """Reads all sources. Raises ConfigError naming key, value, where it stands and the reason."""
+    """Read all sources. Raises ConfigError naming key, value, origin and reason."""
     settings: list[Setting] = []
     if file is not None:
         settings += from_file(file)
@@ -91,7 +92,7 @@ def load_config(
 
 
 def compose(settings: Iterable[Setting]) -> EffectiveConfig:
-    """Validates settings, weakest first, into a config; later ones win."""
+    """Validate settings, weakest first, into a config; later ones win."""
     winners: dict[str, Setting] = {}
     for setting in settings:
         field = find_field(setting)
@@ -111,45 +112,39 @@ def section_names() -> list[str]:
 
 
 def section_model(name: str) -> type[BaseModel]:
-    """The model of a section."""
+    """Return the model of a section."""
     model = TandemConfig.model_fields[name].annotation
     assert isinstance(model, type) and issubclass(model, BaseModel)
     return model
 
 
 def all_keys() -> list[str]:
-    """Every key there is, in the order of the models."""
+    """Return every key, in the order of the models."""
     return [f"{s}.{name}" for s in section_names() for name in section_model(s).model_fields]
 
 
 def find_field(setting: Setting) -> FieldInfo:
-    """The field a setting means. Raises ConfigError naming the nearest key when there is none."""
+    """Return the field of a setting. Raises ConfigError naming the nearest known key."""
     section, _, name = setting.key.partition(".")
     if section in TandemConfig.model_fields:
         field = section_model(section).model_fields.get(name)
         if field is not None:
             return field
-    what = "key" if name else "section"
+    kind = "key" if name else "section"
     raise ConfigError(
-        f"unknown {what} {setting.key} ({setting.origin}){nearest(setting.key)}", param=setting.key
+        f"unknown {kind} {setting.key} ({setting.origin}); {_nearest_key(setting.key)}",
+        param=setting.key,
     )
 
 
-def nearest(key: str) -> str:
-    """What to say about the known key that `key` may have meant."""
+def _nearest_key(key: str) -> str:
+    """Return `did you mean X?`, also for the right name in the wrong section; else the sections."""
     name = key.partition(".")[2]
-    candidates = all_keys() if name else section_names()
-    found = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5)
-    if not found and name:  # the right name in the wrong section, or the section's own keys
-        same_name = [
-            k
-            for k in candidates
-            if difflib.SequenceMatcher(None, k.partition(".")[2], name).ratio() > 0.8
-        ]
-        found = same_name[:1]
-    if found:
-        return f"; did you mean {found[0]}?"
-    return f"; sections are {', '.join(section_names())}"
+    by_name = {known.partition(".")[2]: known for known in reversed(all_keys())}
+    found = nearest(key, all_keys() if name else section_names())
+    if found is None and (same := nearest(name, by_name, similarity=0.8)):
+        found = by_name[same]
+    return f"did you mean {found}?" if found else f"sections are {', '.join(section_names())}"
 
 
 def allows_none(field: FieldInfo) -> bool:
@@ -157,7 +152,7 @@ def allows_none(field: FieldInfo) -> bool:
 
 
 def wants_structure(field: FieldInfo) -> bool:
-    """True for lists and mappings, which text must be parsed into."""
+    """Return True for lists and mappings, which text must be parsed into."""
     kinds = [get_origin(kind) or kind for kind in _alternatives(field.annotation)]
     return any(kind in (list, dict, tuple, set, frozenset) for kind in kinds)
 

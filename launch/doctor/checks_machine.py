@@ -1,4 +1,4 @@
-"""Doctor's questions to the machine itself: Python, GPU, shared memory, limits, ports."""
+"""Doctor's checks of the machine itself: Python, GPU, shared memory, limits, ports."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem.launch.config.model import TandemConfig
 from tandem.launch.devices import driver_version, list_gpus, num_usable_cores
 from tandem.launch.doctor.findings import Finding, fail, ok, warn
-from tandem.launch.supervise.processes import is_port_free
+from tandem.launch.supervise.ports import is_port_free
 from tandem.runtime.errors import ConfigError
 
 MIN_PYTHON = (3, 11)
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def check_machine() -> Iterator[Finding]:
-    """Everything that can be read without starting anything."""
+    """Yield the findings that need no process."""
     yield _check_python()
     yield ok("cores", f"{num_usable_cores()} usable of {os.cpu_count()}")
     yield from _check_gpus()
@@ -32,7 +32,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_ports(config: TandemConfig) -> Iterator[Finding]:
-    """Whether the frontend could listen where it is configured to."""
+    """Yield a finding about the frontend's address: free, taken, or not of this machine."""
     frontend = config.frontend
     subject = f"port {frontend.port}"
     try:
@@ -61,7 +61,7 @@ def _check_gpus() -> Iterator[Finding]:
     yield ok("cuda driver", f"supports CUDA {driver}")
     gpus = list_gpus()
     if not gpus:
-        yield warn("gpu", "the driver shows none", "look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
+        yield warn("gpu", "the driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
     for gpu in gpus:
         yield ok(f"gpu {gpu.index}", f"{gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB")
 
@@ -70,7 +70,7 @@ def _check_shared_memory() -> Finding:
     try:
         free_bytes = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return warn("/dev/shm", "missing", "mount a tmpfs there: transfers on one host use it")
+        return warn("/dev/shm", "missing", "mount a tmpfs there: transfers within one host need it")
     detail = f"{free_bytes / GIB:.1f} GiB free"
     if free_bytes < MIN_SHARED_MEMORY_BYTES:
         return warn("/dev/shm", detail, "in a container: --shm-size=1g or --ipc=host")
@@ -78,7 +78,7 @@ def _check_shared_memory() -> Finding:
 
 
 def _check_ptrace() -> Finding:
-    """Processes of one host read one another's memory (CMA, CUDA IPC) where ptrace is allowed."""
+    """Check ptrace: where allowed, processes read each other's memory (CMA, CUDA IPC)."""
     subject = "memory of other processes"
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
@@ -107,13 +107,13 @@ def _check_environment() -> Iterator[Finding]:
         if "expandable_segments:True" in os.environ.get(name, ""):
             yield warn(
                 name,
-                "expandable_segments takes CUDA IPC from memory of that allocator",
-                "unset it: over such memory transfers are hundreds of times slower",
+                "expandable_segments: memory of that allocator cannot be shared by CUDA IPC",
+                "unset it: transfers from such memory are hundreds of times slower",
             )
     transports = os.environ.get("UCX_TLS")
     if transports and list_gpus() and "cuda_ipc" not in transports and transports != "all":
         yield warn(
             "UCX_TLS",
-            f"{transports} lacks cuda_ipc",
-            "unset it, or name cuda_copy,cuda_ipc,sm,self,tcp",
+            f"{transports} is without cuda_ipc",
+            "unset it, or set it to cuda_copy,cuda_ipc,sm,self,tcp",
         )

@@ -1,4 +1,4 @@
-"""Doctor's questions to the parts: versions, torch, NATS, etcd, and a transfer over NIXL."""
+"""Doctor's checks of the parts: versions, torch, NATS, etcd, and a transfer over NIXL."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from pathlib import Path
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.devices import list_gpus
 from tandem.launch.doctor.findings import Finding, fail, ok, warn
-from tandem.launch.supervise.local_services import (
-    EmbeddedEtcd,
-    EmbeddedNats,
-    EmbeddedService,
+from tandem.launch.supervise.local_servers import (
+    LocalEtcd,
+    LocalNats,
+    LocalServer,
     etcd_binary,
     nats_binary,
 )
@@ -31,7 +31,7 @@ SLOW_TRANSFER_GB_PER_S = 1.0
 
 
 def check_packages() -> Iterator[Finding]:
-    """The versions of what is imported or started."""
+    """Yield the versions of the packages and programs that Tandem needs."""
     for name in ("tandem-serve", *REQUIRED):
         version = _version(name)
         yield (
@@ -62,7 +62,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Whether torch loads, and sees the GPUs that the driver shows."""
+    """Check that torch loads and sees the GPUs that the driver shows."""
     script = (
         "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda,"
         " torch.cuda.device_count(), torch.get_num_threads()]))"
@@ -77,7 +77,7 @@ def check_torch() -> Iterator[Finding]:
     if list_gpus() and num_gpus == 0:
         yield fail(
             "torch",
-            f"{detail}; it sees none of the GPUs",
+            f"{detail}; it sees no GPU",
             "install the build of torch for this driver's CUDA",
         )
     else:
@@ -85,7 +85,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_cpu_kernels() -> Iterator[Finding]:
-    """Whether the kernels for a CPU can be compiled, where a model will run on one."""
+    """Check that the CPU kernels can be compiled, on a machine without a GPU."""
     if list_gpus():
         return
     script = "from tandem.kernels.cpu.build import load_library; print(load_library()._name)"
@@ -93,51 +93,61 @@ def check_cpu_kernels() -> Iterator[Finding]:
         yield ok("cpu kernels", _run_probe(["-c", script]).strip())
     except ServiceError as error:
         yield warn(
-            "cpu kernels", str(error), "install gcc: PyTorch's own are used instead, and are slower"
+            "cpu kernels", str(error), "install gcc: without it PyTorch's slower kernels are used"
         )
 
 
-def check_services(effective: EffectiveConfig) -> Iterator[Finding]:
-    """Starts NATS and etcd as `tandem serve` would, and reaches those that are configured."""
-    for service in (EmbeddedNats(), EmbeddedEtcd()):
-        yield asyncio.run(_start_and_stop(service))
+def check_servers(effective: EffectiveConfig) -> Iterator[Finding]:
+    """Start NATS and etcd as `tandem serve` does, and connect to the configured ones."""
+    for server in (LocalNats(), LocalEtcd()):
+        yield asyncio.run(_start_and_stop(server))
     for name, key in (("nats", "runtime.nats_url"), ("etcd", "runtime.etcd_endpoints")):
         if effective.origin(key) != "default":
             yield asyncio.run(_reach(name, effective))
 
 
 def check_nixl() -> Iterator[Finding]:
-    """Writes blocks from one NIXL agent to another over host memory."""
+    """Write blocks from one NIXL agent to another over host memory."""
     try:
         answer = json.loads(_run_probe(["-m", "tandem.launch.doctor.nixl_probe"]))
     except ServiceError as error:
-        yield fail("nixl transfer", str(error), "without NIXL prompts are prefilled locally only")
+        yield fail(
+            "nixl transfer",
+            str(error),
+            "without NIXL, prompts are prefilled on their decode worker only",
+        )
         return
     detail = (
         f"{answer['mebibytes']} MiB between two agents: {answer['gb_per_s']:.1f} GB/s, "
-        f"done on both sides after {answer['both_know_us']:.0f} us"
+        f"complete on both sides after {answer['both_know_us']:.0f} us"
     )
     if not answer["is_intact"]:
-        yield fail("nixl transfer", f"{detail}, but other bytes arrived", "report this")
+        yield fail(
+            "nixl transfer",
+            f"{detail}, but the bytes that arrived are wrong",
+            "report this as a bug",
+        )
     elif answer["gb_per_s"] < SLOW_TRANSFER_GB_PER_S:
         yield warn(
             "nixl transfer",
             detail,
-            "slower than memory should be: see memory of other processes and /dev/shm above",
+            "slow for a memory copy: see `memory of other processes` and `/dev/shm` above",
         )
     else:
         yield ok("nixl transfer", detail)
 
 
-async def _start_and_stop(service: EmbeddedService) -> Finding:
-    subject = f"{service.name} starts"
+async def _start_and_stop(server: LocalServer) -> Finding:
+    subject = f"{server.name} starts"
     started = time.perf_counter()
     try:
-        async with service:
+        async with server:
             took_ms = 1e3 * (time.perf_counter() - started)
-            return ok(subject, f"answered at {service.url} after {took_ms:.0f} ms")
+            return ok(subject, f"answered at {server.url} after {took_ms:.0f} ms")
     except (ServiceError, OSError) as error:
-        return fail(subject, str(error), "give the address of a running one instead")
+        return fail(
+            subject, str(error), "give the address of a running one: --nats-url or --etcd-endpoints"
+        )
 
 
 async def _reach(name: str, effective: EffectiveConfig) -> Finding:
@@ -147,7 +157,9 @@ async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     try:
         await connection.start()
     except TandemError as error:
-        return fail(f"{name} at {url}", error.message, "is it running, and is the address right?")
+        return fail(
+            f"{name} at {url}", error.message, "check that it runs, and that the address is right"
+        )
     finally:
         await connection.close()
     return ok(f"{name} at {url}", "reachable")
@@ -168,7 +180,7 @@ def _first_line(binary: Path) -> str:
 
 
 def _run_probe(arguments: list[str]) -> str:
-    """The last line that a Python of its own prints; a library that crashes ends only that one."""
+    """Return the last line of a new Python process: a library that crashes ends only that one."""
     command = [sys.executable, "-P", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""`tandem doctor`: what this machine has, what is wrong, and how to mend it."""
+"""`tandem doctor`: the state of this machine, with a remedy for everything that is wrong."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def run_doctor(effective: EffectiveConfig, *, as_json: bool) -> int:
-    """Prints every finding as it is made; the exit code is 1 when one is a failure."""
+    """Print every finding at once. Returns the exit code: 1 when a check failed."""
     console = Console(highlight=False, soft_wrap=True)
     findings: list[Finding] = []
     for finding in examine(effective):
@@ -33,30 +33,32 @@ def run_doctor(effective: EffectiveConfig, *, as_json: bool) -> int:
 
 
 def examine(effective: EffectiveConfig) -> Iterator[Finding]:
-    """All checks, quick ones first."""
+    """Yield the findings of all checks, quick ones first."""
     yield from checks_machine.check_machine()
     yield from checks_machine.check_ports(effective.config)
     yield from checks_parts.check_packages()
     yield from checks_parts.check_torch()
     yield from checks_parts.check_cpu_kernels()
-    yield from checks_parts.check_services(effective)
+    yield from checks_parts.check_servers(effective)
     yield from checks_parts.check_nixl()
     if effective.origin("runtime.etcd_endpoints") != "default":
         yield from check_links(effective)
 
 
 def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
-    """What the running prefill workers measured of their ways to the decode workers."""
+    """Yield what the running prefill workers measured of their links to decode workers."""
     try:
         report = asyncio.run(read_cluster(effective))
     except ServiceError:
-        return  # said by the check of the services
+        return  # check_servers reports it
     found = links(report)
     for line in found:
-        yield ok("kv path", line.removeprefix("kv path "))
+        yield ok("kv link", line.removeprefix("kv link "))
     if not found and any(i.instance.component == "prefill" for i in report.instances):
         yield warn(
-            "kv path", "no prefill worker has met a decode worker", "see `tandem status` and logs"
+            "kv link",
+            "no prefill worker is connected to a decode worker",
+            "see `tandem status` and the workers' logs",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a check of this machine found."""
+"""The result of a check of this machine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Grade = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `tandem doctor`; `remedy` says what to do when it is not ok."""
+    """One line of `tandem doctor`, with a remedy when it is not ok."""
 
     grade: Grade
     subject: str

@@ -1,4 +1,4 @@
-"""Two NIXL agents in this process, one write between them: prints what came of it as JSON."""
+"""Writes between two NIXL agents in this process and prints the result as JSON."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 
 
 def main() -> None:
-    """Exits with a message when the library refuses."""
+    """Exit with a message when the library fails."""
     try:
         sys.stdout.write(json.dumps(probe()) + "\n")
     except TransferError as error:
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def probe() -> dict[str, float | bool]:
-    """The best of a few writes: its rate, how long until both sides knew, whether bytes arrived."""
+    """Return the best of a few writes: rate, time until both sides knew, integrity of the bytes."""
     source = np.random.default_rng(0).integers(0, 256, BLOCK_BYTES * NUM_BLOCKS, dtype=np.uint8)
     target = np.zeros_like(source)
     sender, receiver = NixlTransport(f"probe-{new_id()}"), NixlTransport(f"probe-{new_id()}")
@@ -53,7 +53,7 @@ def _grid(memory: np.ndarray) -> BlockGrid:
 
 
 def _write(sender: NixlTransport, receiver: NixlTransport, tables: object) -> float:
-    """Seconds from the post until the receiver has been notified and the sender is done."""
+    """Return the seconds from the post until the receiver was notified and the sender is done."""
     blocks = range(NUM_BLOCKS)
     started = time.perf_counter()
     handle = sender.post("WRITE", tables, blocks, blocks, b"probe")

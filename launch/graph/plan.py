@@ -15,7 +15,7 @@ SYSTEM_PORT_VARIABLE = "TANDEM_SYSTEM_PORT"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to give away."""
+    """The resources of this machine."""
 
     num_cores: int
     memory_bytes: int
@@ -30,11 +30,11 @@ class ServicePlan:
     service: str
     gpus: tuple[GpuInfo, ...]
     variables: Mapping[str, str]
-    system_port: int | None = None  # of its health and metrics; None: no such server
+    system_port: int | None = None  # for health and metrics; None: no such server
 
     @property
-    def where(self) -> str:
-        """For the user: its GPUs, or CPU, and its port."""
+    def placement(self) -> str:
+        """Its GPUs, or CPU, and its port, for users."""
         device = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in self.gpus) or "CPU"
         return device if self.system_port is None else f"{device}, port {self.system_port}"
 
@@ -44,10 +44,10 @@ def plan_services(
     machine: Machine,
     first_port: int | None = None,
 ) -> list[ServicePlan]:
-    """Gives every instance what it needs, each GPU to one instance only.
+    """Give every instance the resources it needs, each GPU to one instance only.
 
-    `first_port` is the first instance's system port, and the others have the ones after it; with 0
-    each takes any. Raises ConfigError naming the service that there is not enough left for.
+    `first_port` is the system port of the first instance, and the others get the ports after it;
+    with 0 each takes a free one. Raises ConfigError naming the service that does not fit.
     """
     _check(wanted, machine)
     num_instances = sum(needs.num_workers for _, needs in wanted)
@@ -60,7 +60,7 @@ def plan_services(
             asked = needs.resources.num_cpus
             num_threads = share if asked is None else max(1, int(asked))
             variables = dict.fromkeys(THREAD_VARIABLES, str(num_threads))
-            # an empty list hides the GPUs of others from those that asked for none
+            # an empty list hides all GPUs from an instance that needs none
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible_id for gpu in mine)
             port = first_port + len(plans) if first_port else first_port
             if port is not None:

@@ -1,4 +1,4 @@
-"""The values for services in a YAML file and in `--Class.key=value` flags."""
+"""Settings of services, from a YAML file and from `--Class.key=value` flags."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from tandem.launch.config.flags import Flag
 from tandem.launch.config.sources import entries, is_empty, plain_value, read_yaml
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.service.config import COMMON, SERVICE_ARGS, ServiceConfig, unknown_key
@@ -17,35 +18,32 @@ ARGS_KEYS = ("workers", "resources")
 
 @dataclass(frozen=True, slots=True)
 class ServiceNeeds:
-    """How many instances of a service to start, and what each of them needs."""
+    """The number of instances of a service, and the resources of each."""
 
     num_workers: int
     resources: Resources
 
 
 def read_services(
-    file: Path | None, flags: Iterable[str], known: Sequence[ServiceSpec]
+    file: Path | None, flags: Iterable[Flag], known: Sequence[ServiceSpec]
 ) -> ServiceConfig:
-    """Both together; flags win. Raises ConfigError naming file and line, or the flag."""
+    """Return the settings of file and flags; flags win. Raises ConfigError naming line or flag."""
     names = [COMMON, *(spec.name for spec in known)]
     sections: dict[str, dict[str, Any]] = {}
     if file is not None:
         for name, line, node in entries(read_yaml(file), file, "the file"):
             _check_name(name, f"{file}:{line}", names)
-            values = {} if is_empty(node) else _mapping(node, file, name)
-            sections[name] = values
+            sections[name] = {} if is_empty(node) else _mapping(node, file, name)
     for flag in flags:
-        name, _, text = flag.partition("=")
-        path = name.removeprefix("--").split(".")
-        _check_name(path[0], f"flag {name}", names)
-        _put(sections.setdefault(path[0], {}), path[1:], _parsed(name, text), name)
+        _check_name(flag.section, f"flag {flag.name}", names)
+        _put(sections.setdefault(flag.section, {}), flag)
     config = ServiceConfig(sections)
     config.check_common()
     return config
 
 
 def needs_of(spec: ServiceSpec, config: ServiceConfig) -> ServiceNeeds:
-    """What `ServiceArgs` says over what the decorator said. Raises ConfigError."""
+    """Return the needs in `ServiceArgs`, else those in the decorator. Raises ConfigError."""
     where = f"{spec.name}.{SERVICE_ARGS}"
     given = config.get(spec.name, {}).get(SERVICE_ARGS, {})
     if not isinstance(given, Mapping):
@@ -72,20 +70,18 @@ def _mapping(node: yaml.Node, file: Path, name: str) -> dict[str, Any]:
     return {key: plain_value(value, file) for key, _, value in entries(node, file, name)}
 
 
-def _parsed(flag: str, text: str) -> Any:
+def _put(section: dict[str, Any], flag: Flag) -> None:
+    """Set a value at the flag's path of keys, and make the mappings on that path."""
+    keys = flag.path.split(".")[1:]
+    if not all(keys):
+        raise ConfigError(f"{flag.name}: must read --Service.key=VALUE", param=flag.name)
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(flag.value)
     except yaml.YAMLError as exc:
-        raise ConfigError(f"{flag}={text}: not valid YAML", param=flag) from exc
-
-
-def _put(section: dict[str, Any], path: Sequence[str], value: Any, flag: str) -> None:
-    """Sets a value at a path of keys, making the mappings on its way."""
-    if not all(path):
-        raise ConfigError(f"{flag}: must read --Service.key=VALUE", param=flag)
-    for key in path[:-1]:
-        inner = section.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{flag}: {key} is not a mapping", param=flag)
-        section = inner
-    section[path[-1]] = value
+        message = f"{flag.name}={flag.value}: not valid YAML"
+        raise ConfigError(message, param=flag.name) from exc
+    for key in keys[:-1]:
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{flag.name}: {key} is not a mapping", param=flag.name)
+    section[keys[-1]] = value

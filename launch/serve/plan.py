@@ -1,13 +1,15 @@
 """From a topology, a config and a machine to the processes to start. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tandem.launch.config.model import EffectiveConfig, find_field, is_secret
-from tandem.launch.config.sources import ENV_PREFIX, Setting, env_name
+from tandem.launch.config.sources import Setting
 from tandem.launch.devices import GpuInfo, require_gpu
 from tandem.launch.serve.topology import RoleSpec, Topology
 from tandem.runtime.messages import Role
+from tandem.runtime.names import VARIABLE_PREFIX, variable_name
 
 START_ORDER: tuple[Role, ...] = ("decode", "prefill", "frontend")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -24,10 +26,13 @@ class RolePlan:
     variables: Mapping[str, str] = field(default_factory=dict)  # added to its environment
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Its environment. Config variables are left out: its config file has their values."""
-        kept = {k: v for k, v in inherited.items() if not k.startswith(ENV_PREFIX)}
+        """Return the environment, without config variables: the config file has their values.
+
+        Secrets are the exception: they are in the environment, and not in the file.
+        """
+        kept = {k: v for k, v in inherited.items() if not k.startswith(VARIABLE_PREFIX)}
         secrets = {
-            env_name(s.key): s.value.get_secret_value()
+            variable_name(s.key): s.value.get_secret_value()
             if hasattr(s.value, "get_secret_value")
             else str(s.value)
             for s in self.config.settings.values()
@@ -36,7 +41,7 @@ class RolePlan:
         return {**kept, "PYTHONUNBUFFERED": "1", **self.variables, **secrets}
 
     def config_sections(self) -> dict[str, dict[str, object]]:
-        """What its config file says: every value that is not a default, but no secret."""
+        """Return the content of the config file: values other than defaults and secrets."""
         sections: dict[str, dict[str, object]] = {}
         for setting in self.config.settings.values():
             if not is_secret(find_field(setting)):
@@ -55,34 +60,36 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one worker runs; `num_sharing` workers are on its GPU, itself among them."""
+    """Where one worker runs: a GPU that `num_sharing` workers share, or None for the CPU."""
 
     spec: RoleSpec
     ordinal: int
     device: GpuInfo | None
-    num_sharing: int = 1
+    num_sharing: int
 
 
 def make_plan(
     topology: Topology, config: EffectiveConfig, gpus: Sequence[GpuInfo], num_cores: int
 ) -> LaunchPlan:
-    """Places every instance. Raises ConfigError when a GPU that is asked for is not there."""
-    notes: list[str] = []
-    placements = _place(topology, gpus, _automatic_gpus(config, gpus), notes)
+    """Place every instance. Raises ConfigError when a requested GPU is not there."""
+    workers = _in_start_order(topology)
+    free = _free_gpus(workers, _automatic_gpus(config, gpus))
+    placements = _place(workers, gpus, free)
     num_threads = max(1, num_cores // len(placements))
-    if all(placement.device is None for placement in placements) and len(placements) > 1:
-        each = f"{num_threads} compute thread{'s' if num_threads > 1 else ''} each"
-        notes.append(f"{len(placements)} workers share {num_cores} cores: {each}")
     roles = [_plan_worker(p, topology, config, num_threads) for p in placements]
     frontend = next(spec for spec in topology.roles if spec.role == "frontend")
-    config = config.with_defaults([*topology.settings, *frontend.settings])
+    roles.append(plan_frontend(config.with_defaults([*topology.settings, *frontend.settings])))
+    return LaunchPlan(tuple(roles), tuple(_notes(placements, free, num_cores, num_threads)))
+
+
+def plan_frontend(config: EffectiveConfig) -> RolePlan:
+    """Return the plan of the frontend, which computes nothing."""
     variables = dict.fromkeys(THREAD_VARIABLES, "1")
-    roles.append(RolePlan("frontend-0", "frontend", config, variables=variables))
-    return LaunchPlan(tuple(roles), tuple(notes))
+    return RolePlan("frontend-0", "frontend", config, variables=variables)
 
 
 def _automatic_gpus(config: EffectiveConfig, gpus: Sequence[GpuInfo]) -> Sequence[GpuInfo]:
-    """What `gpu: auto` may choose from: all, unless engine.device names one or the CPU."""
+    """Return the choice for `gpu: auto`: all, unless engine.device names one or the CPU."""
     kind, _, index = config.config.engine.device.partition(":")
     if kind == "cuda":
         asker = f"engine.device {kind}:{index} ({config.origin('engine.device')})"
@@ -90,39 +97,56 @@ def _automatic_gpus(config: EffectiveConfig, gpus: Sequence[GpuInfo]) -> Sequenc
     return [] if kind == "cpu" else gpus
 
 
-def _place(
-    topology: Topology,
-    gpus: Sequence[GpuInfo],
-    automatic: Sequence[GpuInfo],
-    notes: list[str],
-) -> list[Placement]:
-    workers = [
+def _in_start_order(topology: Topology) -> list[tuple[RoleSpec, int]]:
+    """Return (spec, ordinal) of every worker."""
+    return [
         (spec, ordinal)
         for role in START_ORDER
         for spec in topology.roles
         if spec.role == role and role != "frontend"
         for ordinal in range(spec.count)
     ]
-    asked = [spec.gpus[ordinal] for spec, ordinal in workers]
-    free = [gpu for gpu in automatic if gpu.index not in asked] or list(automatic)
-    num_auto = asked.count("auto")
-    if num_auto and not free:
-        notes.append("no GPU in use: workers run on the CPU")
-    elif num_auto > len(free):
-        notes.append(f"{num_auto} workers share {len(free)} GPU{'s' if len(free) > 1 else ''}")
-    placements: list[Placement] = []
-    num_placed = 0
-    for (spec, ordinal), gpu in zip(workers, asked, strict=True):
-        device = None
+
+
+def _free_gpus(
+    workers: Sequence[tuple[RoleSpec, int]], automatic: Sequence[GpuInfo]
+) -> list[GpuInfo]:
+    """Return the GPUs that no worker names; all of them where every one is named."""
+    named = [spec.gpus[ordinal] for spec, ordinal in workers]
+    return [gpu for gpu in automatic if gpu.index not in named] or list(automatic)
+
+
+def _place(
+    workers: Sequence[tuple[RoleSpec, int]], gpus: Sequence[GpuInfo], free: Sequence[GpuInfo]
+) -> list[Placement]:
+    """Give every worker the GPU that it names, or the free ones in turn."""
+    turns = itertools.cycle(free)
+    devices: list[GpuInfo | None] = []
+    for spec, ordinal in workers:
+        gpu = spec.gpus[ordinal]
         if isinstance(gpu, int):
             asker = f"{spec.where}: roles.{spec.role}.gpu {gpu}"
-            device = require_gpu(gpu, asker, "`gpu: cpu`", gpus)
-        elif gpu == "auto" and free:
-            device = free[num_placed % len(free)]
-            num_placed += 1
-        placements.append(Placement(spec, ordinal, device))
-    on_device = [p.device for p in placements]
-    return [replace(p, num_sharing=on_device.count(p.device)) for p in placements]
+            devices.append(require_gpu(gpu, asker, "`gpu: cpu`", gpus))
+        else:
+            devices.append(next(turns, None) if gpu == "auto" else None)
+    return [
+        Placement(spec, ordinal, device, devices.count(device))
+        for (spec, ordinal), device in zip(workers, devices, strict=True)
+    ]
+
+
+def _notes(
+    placements: Sequence[Placement], free: Sequence[GpuInfo], num_cores: int, num_threads: int
+) -> Iterator[str]:
+    """Yield for the user how workers share GPUs and cores."""
+    num_auto = sum(p.spec.gpus[p.ordinal] == "auto" for p in placements)
+    if num_auto and not free:
+        yield "no GPU in use: workers run on the CPU"
+    elif num_auto > len(free):
+        yield f"{num_auto} workers share {len(free)} GPU{'s' if len(free) > 1 else ''}"
+    if len(placements) > 1 and all(placement.device is None for placement in placements):
+        each = f"{num_threads} compute thread{'s' if num_threads > 1 else ''} each"
+        yield f"{len(placements)} workers share {num_cores} cores: {each}"
 
 
 def _plan_worker(
@@ -130,17 +154,15 @@ def _plan_worker(
 ) -> RolePlan:
     spec, device = placement.spec, placement.device
     origin = "launcher"
-    settings = [
-        Setting("engine.threads", num_threads, origin),
-    ]
+    settings = [Setting("engine.threads", num_threads, origin)]
     if device is not None and placement.num_sharing > 1:
-        # each takes its share of the memory that one alone would take
+        # each worker takes its share of the memory that one alone would take
         fraction = round(config.config.engine.kv_memory_fraction / placement.num_sharing, 3)
         settings.append(Setting("engine.kv_memory_fraction", fraction, origin))
     config = config.with_defaults([*settings, *topology.settings, *spec.settings])
     # CUDA_VISIBLE_DEVICES shows the process one GPU, which is its first
-    where = Setting("engine.device", "cpu" if device is None else "cuda:0", origin)
-    config = config.with_settings([where])
+    engine_device = Setting("engine.device", "cpu" if device is None else "cuda:0", origin)
+    config = config.with_settings([engine_device])
     chosen_threads = str(config.config.engine.threads or num_threads)
     variables = dict.fromkeys(THREAD_VARIABLES, chosen_threads)
     if device is not None:

@@ -1,4 +1,4 @@
-"""Topology files: which roles run on this machine, how many of each, where, and their overrides."""
+"""Topology files: the roles of one machine, their counts, GPUs and config overrides."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from tandem.launch.config.sources import (
     Setting,
     entries,
     is_empty,
-    nearest_word,
     plain_value,
     read_yaml,
 )
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import Role
+from tandem.runtime.names import did_you_mean
 
 TOPOLOGIES = Path(__file__).parents[1] / "topologies"
 ROLES: tuple[str, ...] = get_args(Role)
@@ -40,7 +40,7 @@ class RoleSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What `tandem serve` starts."""
+    """The roles that `tandem serve` starts."""
 
     name: str
     description: str
@@ -56,18 +56,20 @@ def topology_names() -> list[str]:
 
 
 def load_topology(name_or_path: str) -> Topology:
-    """A bundled topology by name, or a file. Raises ConfigError naming file, line and key."""
+    """Load a bundled topology by name, or a file. Raises ConfigError naming file, line and key."""
     if name_or_path in topology_names():
         return parse_topology(TOPOLOGIES / f"{name_or_path}.yaml")
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return parse_topology(path)
-    hint = nearest_word(name_or_path, topology_names())
-    raise ConfigError(f"no topology {name_or_path!r}, and no such file: {hint}", param="topology")
+    hint = did_you_mean(name_or_path, topology_names())
+    raise ConfigError(
+        f"{name_or_path!r} is neither a topology nor a file; {hint}", param="topology"
+    )
 
 
 def parse_topology(path: Path) -> Topology:
-    """Reads a topology file; raises ConfigError naming file, line and key."""
+    """Read a topology file. Raises ConfigError naming file, line and key."""
     description = ""
     roles: tuple[RoleSpec, ...] = ()
     shared: tuple[Setting, ...] = ()
@@ -83,7 +85,7 @@ def parse_topology(path: Path) -> Topology:
         elif key == "config":
             shared = _parse_settings(node, path)
         else:
-            raise ConfigError(f"{where}: unknown key {key}: {nearest_word(key, TOP_KEYS)}")
+            raise ConfigError(f"{where}: unknown key {key}; {did_you_mean(key, TOP_KEYS)}")
     topology = Topology(path.stem, description, roles, shared)
     _check_counts(topology, path)
     return topology
@@ -91,7 +93,7 @@ def parse_topology(path: Path) -> Topology:
 
 def _check_counts(topology: Topology, path: Path) -> None:
     if topology.count("frontend") != 1:
-        raise ConfigError(f"{path}: roles.frontend.count must be 1: one address for all clients")
+        raise ConfigError(f"{path}: roles.frontend.count must be 1: clients use one address")
     if topology.count("decode") < 1:
         raise ConfigError(f"{path}: roles.decode.count must be at least 1: it generates the tokens")
 
@@ -99,7 +101,7 @@ def _check_counts(topology: Topology, path: Path) -> None:
 def _parse_role(role: str, node: yaml.Node, path: Path, line: int) -> RoleSpec:
     where = f"{path}:{line}"
     if role not in ROLES:
-        raise ConfigError(f"{where}: unknown role {role}: {nearest_word(role, ROLES)}")
+        raise ConfigError(f"{where}: unknown role {role}; {did_you_mean(role, ROLES)}")
     count, gpu = 1, None
     settings: tuple[Setting, ...] = ()
     for key, key_line, value in entries(None if is_empty(node) else node, path, f"roles.{role}"):
@@ -112,7 +114,7 @@ def _parse_role(role: str, node: yaml.Node, path: Path, line: int) -> RoleSpec:
         elif key == "config":
             settings = _parse_settings(value, path)
         else:
-            raise ConfigError(f"{here}: unknown key: {nearest_word(key, ROLE_KEYS)}")
+            raise ConfigError(f"{here}: unknown key; {did_you_mean(key, ROLE_KEYS)}")
     gpus = _parse_gpus(role, gpu, count, f"{where}: roles.{role}.gpu")
     return RoleSpec(role, count, gpus, settings, where)  # type: ignore[arg-type]
 
@@ -126,7 +128,7 @@ def _parse_count(value: object, here: str) -> int:
 def _parse_gpus(role: str, value: object, count: int, here: str) -> tuple[Gpu, ...]:
     if role == "frontend":
         if value is not None:
-            raise ConfigError(f"{here} = {value!r}: a frontend computes nothing, remove the key")
+            raise ConfigError(f"{here} = {value!r}: a frontend uses no GPU, remove the key")
         return ()
     if value is None or value in ("auto", "cpu"):
         everywhere: Gpu = "cpu" if value == "cpu" else "auto"
@@ -136,7 +138,7 @@ def _parse_gpus(role: str, value: object, count: int, here: str) -> tuple[Gpu, .
         raise ConfigError(f"{here} = {value!r}: must be auto, cpu, an index or a list of indexes")
     if len(indexes) != count:
         raise ConfigError(
-            f"{here} = {value!r}: {len(indexes)} GPUs for count {count}; give one each"
+            f"{here} = {value!r}: {len(indexes)} GPUs for count {count}; give one GPU per instance"
         )
     return tuple(indexes)
 

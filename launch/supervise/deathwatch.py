@@ -1,8 +1,8 @@
 """Runs a command that the kernel kills when the process that started it dies.
 
-`python deathwatch.py PARENT_PID COMMAND ...`: asks for SIGKILL on the parent's death and becomes
-the command. A file to run, not to import: it stays between fork and exec, where a `preexec_fn`
-would run Python in a copy of a process that may have threads.
+`python deathwatch.py PARENT_PID COMMAND ...` requests SIGKILL on the parent's death and becomes the
+command. A file to run, not to import: a `preexec_fn` would do the same, but would run Python in a
+forked copy of a process that may have threads.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent_pid:  # it died before the request was in place
+    if os.getppid() != parent_pid:  # the parent died before the request was in place
         sys.exit(1)
     os.execv(command[0], command)
 

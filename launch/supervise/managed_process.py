@@ -1,17 +1,13 @@
-"""A child of the launcher that may die and come back: its log, and how often it may."""
+"""A child of the supervisor that can be started again after it died, and how often it may be."""
 
-import os
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.launch.supervise.processes import LOG_TAIL_LINES, ChildProcess, log_tail
+from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.errors import ServiceError
 
 FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
 MAX_RESTARTS = 6  # in a row, that is without STEADY_S of life between two of them
 STEADY_S = 60.0
 
@@ -23,80 +19,60 @@ class Backoff:
     num_restarts: int = 0
 
     def next_delay_s(self, lived_s: float) -> float | None:
-        """The wait before the next start of a process that lived so long; None: give up."""
+        """Return the wait before the restart of a process that lived so long; None: give up."""
         if lived_s >= STEADY_S:
             self.num_restarts = 0
         if self.num_restarts >= MAX_RESTARTS:
             return None
         self.num_restarts += 1
-        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_restarts - 1)))
+        return float(FIRST_DELAY_S * 2 ** (self.num_restarts - 1))
 
 
-class ManagedProcess(ABC):
-    """Starts one command, with what it needs beside it; can be started again after it died."""
+class ManagedProcess:
+    """A command that can be started again; `start` returns before the process is ready.
 
-    def __init__(self, name: str, where: str, run_dir: Path) -> None:
+    `kind`: the role or service that it is an instance of. `placement`: its GPU or CPU, for users.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        run_dir: Path,
+        *,
+        placement: str,
+    ) -> None:
         self.name = name  # decode-0
-        self.where = where  # for the user: its GPU, or CPU
+        self.kind = kind  # decode
+        self.placement = placement
         self.log_path = run_dir / f"{name}.log"
-        self.backoff = Backoff()
-        self.announced_pid: int | None = None  # the last one the user was told to be ready
+        self.announced_pid: int | None = None  # of the last process reported as ready
+        self._command = command
+        self._environment = environment
         self._child: ChildProcess | None = None
-        self._started = 0.0
-
-    @abstractmethod
-    def _command(self) -> list[str]: ...
-
-    @abstractmethod
-    def _environment(self, inherited: Mapping[str, str]) -> dict[str, str]: ...
-
-    def _write_files(self) -> None:
-        """What its command reads; written before every start."""
-        return
 
     @property
-    def child(self) -> ChildProcess | None:
+    def child(self) -> ChildProcess:
+        """The process of the last start. Raises ServiceError before `start`."""
+        if self._child is None:
+            raise ServiceError(f"{self.name} was not started")
         return self._child
 
     @property
     def pid(self) -> int | None:
-        """None when it is not running."""
-        child = self._child
-        return child.pid if child is not None and child.exit_code is None else None
-
-    @property
-    def lived_s(self) -> float:
-        return time.perf_counter() - self._started
+        """None while the process is not running."""
+        return self._child.pid if self._child and self._child.exit_code is None else None
 
     async def start(self) -> None:
-        self._write_files()
-        self._started = time.perf_counter()
-        self._child = await ChildProcess.start(
-            self.name, self._command(), self.log_path, env=self._environment(os.environ)
-        )
-
-    async def wait(self) -> int:
-        """Its exit code, when it has ended. Raises ServiceError before `start`."""
-        if self._child is None:
-            raise ServiceError(f"{self.name} was not started")
-        return await self._child.wait()
+        self._child = await ChildProcess.start(self._command, self.log_path, env=self._environment)
 
     async def stop(self, timeout_s: float, on_kill: Callable[[str], None]) -> None:
-        """Lets it drain; kills it after `timeout_s` and says so to `on_kill`."""
-        if self._child is None or self._child.exit_code is not None:
-            return
-        if not await self._child.stop(timeout_s):
+        """Let the process drain; after `timeout_s` kill it and report that to `on_kill`."""
+        if self.pid is not None and not await self.child.stop(timeout_s):
             on_kill(f"{self.name} did not drain in {timeout_s:.0f} s and was killed")
 
     def kill(self) -> None:
-        if self._child is not None and self._child.exit_code is None:
-            self._child.kill()
-
-    def tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of its log."""
-        return log_tail(self.log_path, num_lines)
-
-
-def describe_exit(code: int) -> str:
-    """`exited with 1` or `was killed by signal 9`."""
-    return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        if self.pid is not None:
+            self.child.kill()

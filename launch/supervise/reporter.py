@@ -1,4 +1,4 @@
-"""What the launcher tells the user: a line that moves on a terminal, plain lines elsewhere."""
+"""Progress lines for the user: a spinner on a terminal, plain lines elsewhere."""
 
 import time
 from types import TracebackType
@@ -12,7 +12,7 @@ NO_TERMINAL_WIDTH = 240
 
 
 def wide_console() -> Console:
-    """Standard output for tables: as wide as the terminal, and wide enough into a file or pipe."""
+    """Return a console for tables: as wide as the terminal, and wide in a file or pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=NO_TERMINAL_WIDTH)
 
@@ -38,7 +38,7 @@ class Reporter:
         self._clear()
 
     def working(self, text: str) -> None:
-        """What is going on now: a spinner on a terminal, a line elsewhere."""
+        """Show the current activity: a spinner on a terminal, a line elsewhere."""
         if not self._console.is_terminal:
             self._console.print(f"... {escape(text)}")
         elif self._status is None:
@@ -48,7 +48,7 @@ class Reporter:
             self._status.update(escape(text))
 
     def done(self, text: str) -> None:
-        """Something has been reached; says how long after the start."""
+        """Print a milestone and the time since the start."""
         elapsed_s = time.perf_counter() - self._started
         self._console.print(f"[green]ok[/]  {escape(text)} [dim]({elapsed_s:.1f} s)[/]")
 
@@ -59,7 +59,7 @@ class Reporter:
         self._console.print(f"[yellow]!![/]  {escape(text)}")
 
     def output(self, text: str) -> None:
-        """A result, on standard output as it is."""
+        """Print a result on standard output, unchanged."""
         self._clear()
         self._output.print(text, markup=False)
 

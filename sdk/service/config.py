@@ -1,6 +1,5 @@
 """What files and flags say about the services of a graph."""
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.names import did_you_mean
 
 CONFIG_VARIABLE = "TANDEM_SERVICE_CONFIG"  # the file that `tandem run` hands to its processes
 COMMON = "Common"
@@ -105,8 +105,4 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
 def unknown_key(where: str, key: str, known: Iterable[str]) -> ConfigError:
     """The error that names the known key which `key` may have meant."""
-    words = list(known)
-    near = difflib.get_close_matches(key, words, n=1, cutoff=0.5)
-    known_ones = f"known are {', '.join(words)}" if words else "there are none"
-    hint = f"did you mean {near[0]}?" if near else known_ones
-    return ConfigError(f"{where}: unknown key {key!r}; {hint}", param=key)
+    return ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, known)}", param=key)

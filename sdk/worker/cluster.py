@@ -8,11 +8,9 @@ from pydantic import ValidationError
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local_clusters import the_running_cluster
+from tandem.runtime.names import config_variables, means_none
 
-_PREFIX = "TANDEM_RUNTIME__"
-_NEAR_PREFIX = "TANDEM_RUNTIME_"
-_NONE_WORDS = ("null", "none", "~", "")
-_PLAIN_VARIABLES = {"NATS_SERVER": "nats_url", "ETCD_ENDPOINTS": "etcd_endpoints"}
+PLAIN_VARIABLES = {"NATS_SERVER": "nats_url", "ETCD_ENDPOINTS": "etcd_endpoints"}
 
 
 def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
@@ -25,19 +23,15 @@ def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
     environment = os.environ if environment is None else environment
     values: dict[str, str | None] = {}
     variables: dict[str, str] = {}
-    for name in _PLAIN_VARIABLES.keys() & environment.keys():
-        values[_PLAIN_VARIABLES[name]] = _as_url(name, environment[name])
-        variables[_PLAIN_VARIABLES[name]] = name
-    for name in sorted(environment):
-        if name.startswith(_NEAR_PREFIX) and not name.startswith(_PREFIX):
-            meant = _PREFIX + name.removeprefix(_NEAR_PREFIX)
-            raise ConfigError(f"environment variable {name}: did you mean {meant}?", param=name)
-        if name.startswith(_PREFIX):
-            field = name.removeprefix(_PREFIX).lower()
-            is_none = environment[name].strip().lower() in _NONE_WORDS
-            values[field] = None if is_none else environment[name]
+    for name in PLAIN_VARIABLES.keys() & environment.keys():
+        values[PLAIN_VARIABLES[name]] = as_url(name, environment[name])
+        variables[PLAIN_VARIABLES[name]] = name
+    for key, name in config_variables(environment, ["runtime"]):
+        section, _, field = key.partition(".")
+        if section == "runtime":
+            values[field] = None if means_none(environment[name]) else environment[name]
             variables[field] = name
-    if not values.keys() & set(_PLAIN_VARIABLES.values()):
+    if not values.keys() & set(PLAIN_VARIABLES.values()):
         cluster = the_running_cluster()
         if cluster is not None:
             values = {**cluster.runtime_values(), **values}
@@ -50,8 +44,8 @@ def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
         raise ConfigError(f"environment variable {name}: {first['msg']}", param=name) from error
 
 
-def _as_url(name: str, text: str) -> str:
-    """Addresses may come without a scheme, as in `ETCD_ENDPOINTS=localhost:2379`."""
+def as_url(name: str, text: str) -> str:
+    """Return the addresses of the variable `name`, with a scheme before those that lack one."""
     scheme = "nats" if name == "NATS_SERVER" else "http"
     urls = [url.strip() for url in text.split(",") if url.strip()]
     return ",".join(url if "://" in url else f"{scheme}://{url}" for url in urls)

@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
-from tandem.launch.supervise.processes import ChildProcess, free_port, is_port_free
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
+from tandem.launch.supervise.ports import free_port, is_port_free
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig
@@ -79,14 +80,14 @@ class Answer:
         return self.headers["x-tandem-prefill"]
 
 
-class RestartableNats(EmbeddedNats):
+class RestartableNats(LocalNats):
     """Its port cannot be taken by somebody's connection while it is down."""
 
     def _choose_ports(self) -> None:
         self.port = lasting_port()
 
 
-class RestartableEtcd(EmbeddedEtcd):
+class RestartableEtcd(LocalEtcd):
     """Its ports cannot be taken by somebody's connection while it is down."""
 
     def _choose_ports(self) -> None:
@@ -142,7 +143,7 @@ class Cluster:
         # a short lease: who dies without a word is forgotten soon
         command += ["--namespace", "test", "--runtime.lease_ttl_s=3", *flags]
         child = await ChildProcess.start(
-            name, command, self._run_dir / f"{name}.log", env={**os.environ, "OMP_NUM_THREADS": "1"}
+            command, self._run_dir / f"{name}.log", env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         self.children[name] = child
 

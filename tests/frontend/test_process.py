@@ -6,10 +6,11 @@ import sys
 
 import httpx
 
-from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import watch_instances
 from tandem.runtime.etcd import EtcdDiscovery
+from tests.processes import output_of
 
 PROGRAM = """
 import sys
@@ -23,8 +24,9 @@ uvloop.run(run_frontend(FrontendConfig(port=0), runtime, RouterConfig()))
 """
 
 
-async def start(config: RuntimeConfig) -> Process:
-    return await spawn(sys.executable, "-c", PROGRAM, config.model_dump_json(), stderr=PIPE)
+async def start(config: RuntimeConfig) -> ChildProcess:
+    command = [sys.executable, "-c", PROGRAM, config.model_dump_json()]
+    return await ChildProcess.start_piped(command, stderr=PIPE)
 
 
 async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConfig) -> None:
@@ -38,14 +40,14 @@ async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConf
         async with httpx.AsyncClient(base_url=f"http://{instance.address}") as http:
             assert (await http.get("/live")).status_code == 200
             assert (await http.get("/health")).status_code == 503
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         await view.wait_for(lambda items: not items, 5)
         async with asyncio.timeout(10):
-            _, log = await process.communicate()
-        assert process.returncode == 0, log.decode()
+            _, log = await output_of(process)
+        assert process.exit_code == 0, log.decode()
         assert b"Traceback" not in log, log.decode()
     finally:
-        if process.returncode is None:
+        if process.exit_code is None:
             process.kill()
             await process.wait()
         await discovery.close()
@@ -59,6 +61,6 @@ async def test_without_nats_it_ends_with_the_address_it_tried(
     )
     process = await start(lost)
     async with asyncio.timeout(20):
-        _, log = await process.communicate()
-    assert process.returncode != 0
+        _, log = await output_of(process)
+    assert process.exit_code != 0
     assert b"127.0.0.1:1" in log

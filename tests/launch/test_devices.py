@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from tandem.launch.devices import device_for, list_gpus, num_usable_cores
-from tandem.launch.supervise.processes import free_port, is_port_free, require_free_port
+from tandem.launch.supervise.ports import free_port, is_port_free, require_free_port
 from tandem.runtime.errors import ConfigError
 
 

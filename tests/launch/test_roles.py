@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import load_config
 from tandem.launch.roles import SPIN_COUNT, prepare_worker
 
@@ -14,10 +15,10 @@ def test_compute_threads_wait_briefly_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    prepare_worker(load_config(flags=[]), "bundled", None, None)
+    prepare_worker(load_config(), ModelOptions(), None)
     assert os.environ["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
-    prepare_worker(load_config(flags=[]), "bundled", None, None)
+    prepare_worker(load_config(), ModelOptions(), None)
     assert os.environ["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
 
 

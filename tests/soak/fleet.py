@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tandem.launch.supervise.processes import ChildProcess
+from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import WorkerStatus
 from tests.e2e.cluster import Cluster, lasting_port, write_sensitive_model

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from tandem.launch.supervise.processes import DEATHWATCH
-from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.messages import RankMetadata, TransferMetadata
 from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig
@@ -86,7 +85,7 @@ class PeerProcess:
 
     def __init__(
         self,
-        process: Process,
+        process: ChildProcess,
         layout: KvLayout,
         num_blocks: int,
         num_spare_blocks: int,
@@ -145,8 +144,7 @@ class PeerProcess:
         os.kill(self.process.pid, signal.SIGCONT)
 
     async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         await self.process.wait()
         await self._reader
 
@@ -190,13 +188,9 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
             "fill": fill,
             "layout": asdict(layout),
         }
-        process = await spawn(
-            sys.executable,
-            str(DEATHWATCH),  # a stopped peer, too, ends with the test process
-            str(os.getpid()),
-            sys.executable,
-            str(Path(__file__).with_name("peer_process.py")),
-            json.dumps(fields),
+        script = str(Path(__file__).with_name("peer_process.py"))
+        process = await ChildProcess.start_piped(
+            [sys.executable, script, json.dumps(fields)],
             stdin=PIPE,
             stdout=PIPE,
             limit=2**26,  # an answer may be a whole pool

@@ -11,9 +11,10 @@ import pytest
 
 from tandem.bench.load.metrics import RequestRecord
 from tandem.bench.load.plot import tokens_over_time
-from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.local_clusters import LocalCluster, announced
 from tests.bench.load.sse_server import Exchange, answer_in_full, answer_with_timeline, serving
+from tests.processes import output_of
 
 
 @dataclass
@@ -23,20 +24,20 @@ class Outcome:
     err: str
 
 
-async def start(*arguments: str) -> Process:
-    return await spawn(
-        *(sys.executable, "-m", "tandem.bench.load.cli", *arguments),
+async def start(*arguments: str) -> ChildProcess:
+    return await ChildProcess.start_piped(
+        [sys.executable, "-m", "tandem.bench.load.cli", *arguments],
         stdout=PIPE,
         stderr=PIPE,
         env={**os.environ, "COLUMNS": "200"},
     )
 
 
-async def finish(process: Process) -> Outcome:
+async def finish(process: ChildProcess) -> Outcome:
     async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
+        out, err = await output_of(process)
+    assert process.exit_code is not None
+    return Outcome(process.exit_code, out.decode(), err.decode())
 
 
 async def bench(*arguments: str) -> Outcome:
@@ -181,7 +182,7 @@ async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
         process = await start("--url", server.url, "--warmup", "0", "--output", str(output))
         async with asyncio.timeout(30):
             await reached.wait()
-        process.send_signal(signal.SIGINT)
+        process.signal(signal.SIGINT)
         outcome = await finish(process)
     assert outcome.code == 130
     assert "6 of 7 succeeded" in outcome.out

@@ -82,7 +82,11 @@ def test_config_show_has_one_line_per_key(tandem: Tandem) -> None:
     [
         (["config", "show", "--disagg.polcy=x"], 2, "did you mean disagg.policy"),
         (["config", "show", "--disagg.policy"], 2, "--disagg.policy needs a value"),
-        (["serve", "--topology", "disagg-1p2d"], 2, "no topology 'disagg-1p2d'"),
+        (
+            ["serve", "--topology", "disagg-1p2d"],
+            2,
+            "'disagg-1p2d' is neither a topology nor a file; did you mean",
+        ),
         (["serve", "no/such/model", "--port", "0"], 1, "no model 'no/such/model'"),
         (["serve", "--config", "/no/such/file"], 2, "cannot read /no/such/file"),
         (["prefill", "--gpu", "99"], 2, "--gpu cpu"),

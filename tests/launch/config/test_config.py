@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.launch.config.flags import Flag
 from tandem.launch.config.model import all_keys, load_config
 from tandem.launch.config.sources import Setting
 from tandem.runtime.errors import ConfigError
+from tests.launch.configs import config_of
 
 KEY = "disagg.max_local_prefill_length"
 
@@ -24,7 +26,7 @@ def test_defaults_have_the_origin_default() -> None:
 def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
     file = write(tmp_path, "# thresholds\ndisagg:\n  max_local_prefill_length: 2\n")
     environment = {"TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH": "3", "HOME": "/root"}
-    flags = [f"--{KEY}=4"]
+    flags = [Flag(f"--{KEY}", "4")]
     sources = [
         (load_config(), 1000, "default"),
         (load_config(file=file), 2, f"{file}:3"),
@@ -40,8 +42,8 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
         assert loaded.origin(KEY) == origin
 
 
-def test_defaults_given_later_do_not_override_what_somebody_said() -> None:
-    loaded = load_config(flags=[f"--{KEY}=4"])
+def test_defaults_given_later_do_not_override_given_values() -> None:
+    loaded = config_of(f"--{KEY}=4")
     mixed = loaded.with_defaults(
         [Setting(KEY, 9, "topology"), Setting("engine.max_num_seqs", 7, "topology")]
     )
@@ -62,7 +64,7 @@ def test_defaults_given_later_do_not_override_what_somebody_said() -> None:
 )
 def test_an_unknown_key_names_the_nearest_known_one(flag: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {nearest}") as caught:
-        load_config(flags=[flag])
+        config_of(flag)
     assert flag.partition("=")[0] in caught.value.message
 
 
@@ -83,7 +85,7 @@ def test_an_unknown_key_like_no_other_lists_the_sections(tmp_path: Path) -> None
 )
 def test_a_bad_value_names_key_value_and_reason(flag: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(flags=[flag])
+        config_of(flag)
     for word in words:
         assert word in caught.value.message
 
@@ -131,7 +133,7 @@ def test_null_as_text_clears_what_may_be_empty() -> None:
     loaded = load_config(environment={"TANDEM_ENGINE__NUM_BLOCKS": "null"})
     assert loaded.config.engine.num_blocks is None
     with pytest.raises(ConfigError, match=r"runtime\.namespace"):
-        load_config(flags=["--runtime.namespace="])
+        config_of("--runtime.namespace=")
 
 
 def test_a_secret_is_not_in_the_error_that_refuses_it(tmp_path: Path) -> None:

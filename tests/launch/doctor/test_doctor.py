@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.launch.config.model import load_config
 from tandem.launch.doctor import checks_machine, checks_parts
 from tandem.runtime.errors import ServiceError
+from tests.launch.configs import config_of
 
 Tandem = Callable[..., tuple[int, str, str]]
 
@@ -28,11 +28,11 @@ def test_a_failure_says_what_to_do_and_is_the_exit_code(
         raise ServiceError("exit code -11: no output")
 
     monkeypatch.setattr(checks_parts, "_run_probe", crash)
-    monkeypatch.setattr(checks_parts, "check_services", lambda effective: iter(()))
+    monkeypatch.setattr(checks_parts, "check_servers", lambda effective: iter(()))
     code, output, _ = tandem("doctor")
     assert code == 1
     assert "fail  nixl transfer: exit code -11" in output
-    assert "-> without NIXL prompts are prefilled locally only" in output
+    assert "-> without NIXL, prompts are prefilled on their decode worker only" in output
 
 
 def test_a_probe_that_fails_is_a_typed_error_with_its_last_line() -> None:
@@ -48,8 +48,8 @@ def test_memory_that_cannot_be_shared_between_processes_is_a_warning(
     assert "PYTORCH_CUDA_ALLOC_CONF" in subjects
 
 
-def test_services_that_are_configured_and_away_are_failures() -> None:
+def test_configured_servers_that_cannot_be_reached_are_failures() -> None:
     flags = ["--runtime.nats_url=nats://127.0.0.1:9", "--runtime.etcd_endpoints=http://127.0.0.1:9"]
-    findings = list(checks_parts.check_services(load_config(flags=flags)))
+    findings = list(checks_parts.check_servers(config_of(*flags)))
     assert [f.grade for f in findings] == ["ok", "ok", "fail", "fail"]
     assert "nats://127.0.0.1:9" in findings[2].subject

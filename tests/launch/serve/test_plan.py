@@ -8,6 +8,7 @@ from tandem.launch.devices import GpuInfo
 from tandem.launch.serve.plan import LaunchPlan, make_plan
 from tandem.launch.serve.topology import load_topology, parse_topology
 from tandem.runtime.errors import ConfigError
+from tests.launch.configs import config_of
 
 GPUS = [GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(4)]
 
@@ -15,7 +16,7 @@ GPUS = [GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(4)]
 def plan_for(
     topology: str, num_gpus: int = 0, num_cores: int = 2, flags: list[str] | None = None
 ) -> LaunchPlan:
-    config = load_config(flags=flags or [])
+    config = config_of(*flags or [])
     return make_plan(load_topology(topology), config, GPUS[:num_gpus], num_cores)
 
 

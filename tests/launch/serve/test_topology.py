@@ -54,14 +54,14 @@ def test_an_unknown_topology_names_the_nearest() -> None:
         ("count: 2", "count: two", r"mine.yaml:4: roles.decode.count = 'two'"),
         ("count: 2", "count: -1", r"roles.decode.count = -1: must be a whole number"),
         ("count: 2", "number: 2", r"mine.yaml:4: roles.decode.number: unknown key"),
-        ("  decode:", "  decoder:", r"mine.yaml:3: unknown role decoder: did you mean decode"),
+        ("  decode:", "  decoder:", r"mine.yaml:3: unknown role decoder; did you mean decode"),
         ("gpu: [0, 1]", "gpu: [0]", r"mine.yaml:5: .*1 GPUs for count 2"),
         ("gpu: [0, 1]", "gpu: fast", r"must be auto, cpu, an index"),
         ("engine.max_num_seqs", "engine.max_num_seq", r"mine.yaml:7.*engine.max_num_seqs"),
         ("config:\n  disagg", "configs:\n  disagg", r"mine.yaml:8: unknown key configs"),
         ("  frontend:\n", "", r"roles.frontend.count must be 1"),
         ("count: 2\n    gpu: [0, 1]", "count: 0", r"roles.decode.count must be at least 1"),
-        ("  frontend:\n", "  frontend:\n    gpu: 0\n", r"a frontend computes nothing"),
+        ("  frontend:\n", "  frontend:\n    gpu: 0\n", r"a frontend uses no GPU"),
     ],
 )
 def test_an_error_names_file_line_and_key(tmp_path: Path, old: str, new: str, reason: str) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.supervise.spawn import PIPE, Process, spawn
+from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError
 from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tests.processes import output_of
 from tests.services import eventually
 
 NOTICE_S = 3.0 + 0.5  # the promise, and what a loaded test machine may add
@@ -22,18 +23,18 @@ QUICK = RuntimeConfig(heartbeat_interval_s=0.1)
 
 
 @asynccontextmanager
-async def peer(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
+async def peer(*arguments: str) -> AsyncIterator[tuple[ChildProcess, str]]:
     """A plane_peer process and the first line it printed."""
     script = str(Path(__file__).parent / "plane_peer.py")
-    process = await spawn(sys.executable, script, *arguments, stdout=PIPE)
+    command = [sys.executable, script, *arguments]
+    process = await ChildProcess.start_piped(command, stdout=PIPE)
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), 30)
         yield process, line.decode().strip()
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        process.kill()
+        await output_of(process)
 
 
 async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:
@@ -67,7 +68,7 @@ async def test_a_dead_or_stopped_server_is_noticed_within_three_seconds(
         client = RequestClient(RuntimeConfig(), "client")
         stream = await client.open(address, "hold", b"", RequestContext())
         assert await anext(stream) == b"started"
-        process.send_signal(number)
+        process.signal(number)
         stopped_s = time.perf_counter()
         with pytest.raises(ConnectionLostError, match=address):
             await anext(stream)
@@ -82,7 +83,7 @@ async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
     ):
         assert item == "started"
         assert server.num_active == 1
-        process.send_signal(signal.SIGSTOP)
+        process.signal(signal.SIGSTOP)
         await eventually(lambda: server.num_active == 0, NOTICE_S)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.config.model import load_config
+from tandem.launch.config.flags import split_flags
 from tandem.launch.devices import GpuInfo
 from tandem.launch.graph.plan import Machine, plan_services
 from tandem.launch.graph.process import runtime_variables
@@ -14,6 +14,7 @@ from tandem.sdk import service
 from tandem.sdk.service.config import CONFIG_VARIABLE, ServiceConfig
 from tandem.sdk.service.spec import Resources, spec_of
 from tandem.sdk.worker.cluster import find_cluster
+from tests.launch.configs import config_of
 
 GPUS = tuple(GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(3))
 FILE = """
@@ -60,7 +61,7 @@ def test_a_service_sees_its_section_and_what_it_wants_of_the_common_one(file: Pa
 
 def test_flags_win_over_the_file_and_are_read_as_yaml(file: Path) -> None:
     flags = ["--Worker.block-size=8", "--Worker.ServiceArgs.workers=5", "--Front.list=[1, a]"]
-    config = read_services(file, flags, SPECS)
+    config = read_services(file, split_flags(flags)[1], SPECS)
     assert config.settings("Worker")["block-size"] == 8
     assert config.settings("Front") == {"list": [1, "a"]}
     needs = needs_of(spec_of(Worker), config)
@@ -69,7 +70,7 @@ def test_flags_win_over_the_file_and_are_read_as_yaml(file: Path) -> None:
 
 def test_a_parser_of_arguments_gets_words(file: Path) -> None:
     flags = ["--Front.a=1", "--Front.on=true", "--Front.off=false", "--Front.map={k: 1}"]
-    config = read_services(file, [*flags, "--Front.many=[x, y]"], SPECS)
+    config = read_services(file, split_flags([*flags, "--Front.many=[x, y]"])[1], SPECS)
     words = ["--a", "1", "--on", "--map", '{"k": 1}', "--many", "x", "y"]
     assert config.as_args("Front") == words
     assert config.as_args("Worker", prefix="block-") == ["--size", "32"]
@@ -115,7 +116,7 @@ def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, reaso
 )
 def test_a_wrong_flag_is_refused_with_its_name(file: Path, flag: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        needs_of(spec_of(Worker), read_services(file, [flag], SPECS))
+        needs_of(spec_of(Worker), read_services(file, split_flags([flag])[1], SPECS))
 
 
 def test_what_was_read_reaches_the_processes_by_a_private_file(
@@ -141,8 +142,8 @@ def test_every_instance_has_gpus_of_its_own_and_others_see_none() -> None:
     plans = plan_services(wanted, Machine(8, 1 << 40, GPUS))
     assert [plan.name for plan in plans] == ["Worker-0", "Front-0", "Front-1"]
     assert [plan.variables["CUDA_VISIBLE_DEVICES"] for plan in plans] == ["4,5", "", ""]
-    assert plans[0].where == "GPU 0 (GPU model 0), GPU 1 (GPU model 1)"
-    assert plans[1].where == "CPU"
+    assert plans[0].placement == "GPU 0 (GPU model 0), GPU 1 (GPU model 1)"
+    assert plans[1].placement == "CPU"
 
 
 def test_cores_decide_the_threads_and_are_shared_where_nobody_asked() -> None:
@@ -181,7 +182,7 @@ def test_a_process_finds_the_launchers_cluster_in_its_environment() -> None:
         *("--runtime.namespace=ours", "--runtime.nats_url=nats://there:1"),
         *("--runtime.cluster_token=hush", "--runtime.metrics_port=9100"),
     ]
-    variables = runtime_variables(load_config(flags=flags))
+    variables = runtime_variables(config_of(*flags))
     found = find_cluster(variables)
     assert (found.namespace, found.nats_url) == ("ours", "nats://there:1")
     assert found.etcd_endpoints == "http://127.0.0.1:2379"

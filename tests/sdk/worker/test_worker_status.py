@@ -2,10 +2,10 @@
 
 import msgspec
 
-from tandem.launch.config.model import load_config
 from tandem.launch.status import read_cluster
 from tandem.runtime.discovery import model_key
 from tandem.runtime.messages import ModelCard
+from tests.launch.configs import config_of
 from tests.sdk.kit_pair import Pair
 
 
@@ -29,7 +29,7 @@ async def test_a_worker_of_a_namespace_of_its_own_is_shown_with_its_model_and_lo
     flags = [f"--runtime.{name}={getattr(config, name)}" for name in (
         "namespace", "nats_url", "etcd_endpoints"
     )]  # fmt: skip
-    report = await read_cluster(load_config(file=None, environment={}, flags=flags))
+    report = await read_cluster(config_of(*flags))
     [shown] = report.instances
     assert (shown.instance.namespace, shown.instance.model) == ("mine", "m")
     assert shown.state == "serving"

@@ -1,50 +1,31 @@
-"""From a command's arguments to the effective config."""
+"""From the options of one call of the command to the effective config."""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.runtime.errors import ConfigError
+from tandem.launch.config.flags import Flag
 
 if TYPE_CHECKING:  # pydantic and the rooms' configs would slow `tandem --help`
     from tandem.launch.config.model import EffectiveConfig
 
 
-def split_config_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(the rest, the words of `--section.key=value` and `--section.key value`)."""
-    rest: list[str] = []
-    flags: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        if not name.startswith("--") or "." not in name:
-            rest.append(word)
-        elif has_value:
-            flags.append(word)
-        else:
-            value = next(words, None)
-            if value is None or value.startswith("--"):
-                raise ConfigError(f"{name} needs a value: {name}=VALUE", param=name)
-            flags.append(f"{name}={value}")
-    return rest, flags
-
-
 @dataclass(slots=True)
 class Session:
-    """What one call of the command was told about the config."""
+    """The config file, flags and options of one call of the command."""
 
-    flags: list[str]  # --section.key=value
+    flags: list[Flag]
     file: Path | None = None
     options: list[tuple[str, Any, str]] = field(default_factory=list)  # (key, value, option)
 
     def set(self, key: str, value: Any, option: str) -> None:
-        """A named option that stands for a config key; None means that it was not given."""
+        """Record a named option that stands for a config key; None means that it was not given."""
         if value is not None:
             self.options.append((key, value, option))
 
     def load(self) -> "EffectiveConfig":
-        """All sources together. Raises ConfigError."""
+        """Return the config of all sources together. Raises ConfigError."""
         from tandem.launch.config.model import load_config
         from tandem.launch.config.sources import Setting
 
@@ -53,7 +34,7 @@ class Session:
         return config.with_settings(named) if named else config
 
     def load_for_cluster(self) -> "EffectiveConfig":
-        """As `load`; where no address was given, those of the cluster that runs on this machine."""
+        """Return `load()`, joined to the cluster of this machine where no address was given."""
         from tandem.launch.config.sources import from_cluster
         from tandem.runtime.local_clusters import the_running_cluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats, EmbeddedService
-from tandem.launch.supervise.processes import ChildProcess
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
@@ -23,11 +23,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tandem.launch.supervise.local_services import EmbeddedEtcd, EmbeddedNats
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 
 async def main():
     run_dir = Path(sys.argv[1])
-    async with EmbeddedNats(run_dir) as nats, EmbeddedEtcd(run_dir) as etcd:
+    async with LocalNats(run_dir) as nats, LocalEtcd(run_dir) as etcd:
         print(nats.child.pid, etcd.child.pid, flush=True)
         await asyncio.Event().wait()
 
@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 async def test_etcd_keeps_its_address_and_store_over_a_restart(tmp_path: Path) -> None:
-    async with EmbeddedEtcd(tmp_path) as etcd:
+    async with LocalEtcd(tmp_path) as etcd:
         url = etcd.url
         discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=url))
         await discovery.start()
@@ -55,7 +55,7 @@ async def test_etcd_keeps_its_address_and_store_over_a_restart(tmp_path: Path) -
 
 
 async def test_nats_can_be_brought_back_on_its_address_with_an_empty_store(tmp_path: Path) -> None:
-    async with EmbeddedNats(tmp_path) as nats:
+    async with LocalNats(tmp_path) as nats:
         url = nats.url
         connection = NatsConnection(RuntimeConfig(nats_url=url))
         await connection.start()
@@ -68,9 +68,9 @@ async def test_nats_can_be_brought_back_on_its_address_with_an_empty_store(tmp_p
         await connection.close()
 
 
-@pytest.mark.parametrize("kind", [EmbeddedNats, EmbeddedEtcd])
+@pytest.mark.parametrize("kind", [LocalNats, LocalEtcd])
 async def test_a_stopped_service_leaves_only_its_log(
-    tmp_path: Path, kind: type[EmbeddedService]
+    tmp_path: Path, kind: type[LocalServer]
 ) -> None:
     async with kind(tmp_path) as service:
         pid = service.child.pid
@@ -82,7 +82,7 @@ async def test_a_stopped_service_leaves_only_its_log(
 async def test_a_service_that_cannot_start_shows_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    etcd = EmbeddedEtcd(tmp_path)
+    etcd = LocalEtcd(tmp_path)
     monkeypatch.setattr(etcd, "_command", lambda store: ["/bin/sh", "-c", "echo no disk; exit 3"])
     with pytest.raises(ServiceError, match=r"(?s)exited with 3; its log ends:.*no disk"):
         await etcd.start()
@@ -112,14 +112,14 @@ def test_services_die_with_a_launcher_that_is_killed(
 async def test_a_child_that_ignores_the_request_to_end_is_killed_in_time(tmp_path: Path) -> None:
     script = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\n"
     command = [sys.executable, "-c", f"{script}time.sleep(100)"]
-    child = await ChildProcess.start("deaf", command, tmp_path / "deaf.log")
+    child = await ChildProcess.start(command, tmp_path / "deaf.log")
     await eventually(lambda: child.log_tail() != "")
     assert not await child.stop(timeout_s=0.1)
     assert child.exit_code == -signal.SIGKILL
 
 
 async def test_a_child_ends_when_asked(tmp_path: Path) -> None:
-    child = await ChildProcess.start("cat", ["/bin/sleep", "100"], tmp_path / "log")
+    child = await ChildProcess.start(["/bin/sleep", "100"], tmp_path / "log")
     assert await child.stop(timeout_s=10)
     assert child.exit_code == -signal.SIGTERM
 

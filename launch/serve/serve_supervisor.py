@@ -1,0 +1,105 @@
+"""`tandem serve`: the roles of one topology as children of the supervisor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from tandem.launch.cli.options import LaunchOptions, ModelOptions
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.devices import list_gpus, num_usable_cores
+from tandem.launch.roles import find_model
+from tandem.launch.serve.plan import make_plan
+from tandem.launch.serve.role_process import role_process
+from tandem.launch.serve.topology import Topology, load_topology
+from tandem.launch.supervise.reporter import Reporter
+from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
+from tandem.runtime.discovery import WatchView
+from tandem.runtime.etcd import EtcdDiscovery
+
+
+def run_serve(
+    config: EffectiveConfig, options: LaunchOptions, model: ModelOptions, topology: str
+) -> int:
+    """Serve until a signal and return the exit code. Raises TandemError when that fails."""
+    roles = load_topology(topology)
+    config = with_free_port(config)
+    with Reporter() as reporter:
+        reporter.working(f"looking for {model.model}")
+        folder, name = find_model(config, model)
+        supervisor = ServeSupervisor(config, options, reporter, roles, folder, name)
+        return uvloop.run(supervisor.run())
+
+
+class ServeSupervisor(Supervisor):
+    """Runs a topology until a signal ends it."""
+
+    def __init__(
+        self,
+        config: EffectiveConfig,
+        options: LaunchOptions,
+        reporter: Reporter,
+        topology: Topology,
+        model: Path,
+        model_name: str,
+    ) -> None:
+        super().__init__(config, options, reporter)
+        self._topology = topology
+        self._model = model
+        self._model_name = model_name
+        self._disagg = config.config.disagg
+
+    async def _start_children(self, discovery: EtcdDiscovery) -> None:
+        plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
+        self._disagg = plan.roles[0].config.config.disagg
+        for note in plan.notes:
+            self._report.note(note)
+        for role in plan.roles:
+            await self._start_child(
+                role_process(role, self._run_dir, self._model, self._model_name)
+            )
+        names = ", ".join(child.name for child in self._children)
+        self._report.working(f"loading {self._model_name}: {names}")
+        view = discovery.watch(f"/tandem/{self._config.config.runtime.namespace}/instances/")
+        await view.ready()
+        view.subscribe(self._instance_changed)
+        await self._unless_one_dies(self._until_ready(view))
+
+    async def _until_ready(self, view: WatchView) -> None:
+        workers = [child for child in self._children if child.kind != "frontend"]
+        await view.wait_for(
+            lambda items: (
+                {worker.pid for worker in workers} <= {local_pid(v) for v in items.values()}
+            ),
+            self._options.start_timeout_s,
+        )
+        await self._until_answers("/health")
+
+    def _instance_changed(self, key: str, value: bytes | None) -> None:
+        pid = local_pid(value) if value is not None else None
+        for child in self._children:
+            if pid is not None and child.pid == pid:
+                self._report_child_ready(child)
+
+    def _drain_order(self) -> Sequence[str]:
+        return ("frontend", "decode", "prefill")
+
+    def _report_ready(self) -> None:
+        url, name = self._http_url(), self._model_name
+        message = {"role": "user", "content": "Tell me a story."}
+        body = msgspec.json.encode({"model": name, "messages": [message], "max_tokens": 64})
+        self._report.done(f"ready: {url} serves {name} ({self._topology.description})")
+        self._report.output(
+            f"\ncurl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"-d '{body.decode()}'\n"
+        )
+        self._report.note(f"logs: {self._run_dir}")
+        if self._topology.count("prefill"):
+            self._report.note(
+                f"policy {self._disagg.policy}: prompts up to "
+                f"{self._disagg.max_local_prefill_length} uncached tokens stay on their decode "
+                "worker; change that while serving: "
+                "tandem config set disagg.max_local_prefill_length 512"
+            )
+        self._report.note("Ctrl-C stops; tandem status shows the state of every process")

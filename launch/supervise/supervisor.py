@@ -1,0 +1,275 @@
+"""Children and local servers of one launch: started, watched, restarted, and ended together."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from tandem.launch.cli.options import LaunchOptions
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.config.sources import Setting
+from tandem.launch.supervise.child_process import describe_exit, log_tail
+from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
+from tandem.launch.supervise.ports import free_port, http_get, local_address, require_free_port
+from tandem.launch.supervise.reporter import Reporter
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.messages import Instance
+
+KILL_AFTER_DRAIN_S = 5.0
+HEALTH_RETRY_S = 0.05
+FOLLOW_INTERVAL_S = 0.2
+
+
+class Supervisor(ABC):
+    """Runs children until a signal ends them: startup, serve, drain, stop.
+
+    NATS and etcd are started here where the config has no address of them.
+    """
+
+    def __init__(self, config: EffectiveConfig, options: LaunchOptions, reporter: Reporter) -> None:
+        self._config = config
+        self._options = options
+        self._report = reporter
+        self._run_dir = _make_run_dir(options.run_dir)
+        self._servers: list[LocalServer] = []
+        self._children: list[ManagedProcess] = []
+        self._stop = asyncio.Event()
+        self._num_signals = 0
+        self._discovery: EtcdDiscovery | None = None
+
+    @abstractmethod
+    async def _start_children(self, discovery: EtcdDiscovery) -> None:
+        """Start the children and return when they are ready."""
+
+    @abstractmethod
+    def _drain_order(self) -> Sequence[str]:
+        """Return the kinds of children, callers first: a callee answers until its callers end."""
+
+    @abstractmethod
+    def _report_ready(self) -> None:
+        """Print how to use the cluster."""
+
+    def _http_url(self) -> str:
+        """Return the address of the frontend; empty where there is none."""
+        frontend = self._config.config.frontend
+        return f"http://{local_address(frontend.host)}:{frontend.port}"
+
+    def _is_announced(self) -> bool:
+        """Return True when other commands on this machine should find this cluster."""
+        return True
+
+    async def run(self) -> int:
+        """Return the exit code. Raises TandemError when a child cannot be started or kept up."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._shutdown)
+            if await self._unless_stopped(self._startup()):
+                if self._is_announced():
+                    stack.enter_context(announced(self._cluster()))
+                self._report_ready()
+                await self._unless_stopped(self._keep_all())
+        return 130 if self._num_signals > 1 else 0
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._stop.set()
+        if self._num_signals > 1:
+            self._report.warn("killing all processes")
+            for child in self._children:
+                child.kill()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Return True when `work` finished, False when a signal came first."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        for pending in (task, stopped):
+            if not pending.done():
+                pending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await pending
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+    # ---- startup ------------------------------------------------------------------------------
+
+    async def _startup(self) -> None:
+        servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
+        for key, server in servers.items():
+            if self._config.origin(key) == "default":
+                await self._start_server(server(self._run_dir), key)
+        self._discovery = EtcdDiscovery(self._config.config.runtime)
+        await self._discovery.start()
+        await self._start_children(self._discovery)
+
+    async def _start_server(self, server: LocalServer, key: str) -> None:
+        self._report.working(f"starting {server.name}")
+        self._servers.append(server)
+        await server.start()
+        self._config = self._config.with_settings([Setting(key, server.url, "launcher")])
+        self._report.done(f"{server.name} at {server.url}")
+
+    async def _start_child(self, child: ManagedProcess) -> None:
+        self._children.append(child)
+        await child.start()
+
+    async def _unless_one_dies(self, ready: Coroutine[Any, Any, None]) -> None:
+        """Wait for `ready`. Raises ServiceError when a child dies first, or time is up."""
+        waiting = asyncio.create_task(ready)
+        exits: dict[asyncio.Task[Any], ManagedProcess] = {
+            asyncio.create_task(child.child.wait()): child for child in self._children
+        }
+        try:
+            done, _ = await asyncio.wait(
+                (waiting, *exits),
+                timeout=self._options.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in done:
+                if child := exits.get(task):
+                    raise _died(child, "while starting")
+            if not done:
+                raise ServiceError(self._not_ready())
+            waiting.result()
+        finally:
+            for task in (waiting, *exits):
+                task.cancel()
+
+    async def _until_answers(self, path: str) -> None:
+        """Wait until the frontend of this config answers a GET of `path` with 200."""
+        frontend = self._config.config.frontend
+        while True:
+            with contextlib.suppress(ServiceError):
+                status, _ = await http_get(local_address(frontend.host), frontend.port, path)
+                if status == 200:
+                    return
+            await asyncio.sleep(HEALTH_RETRY_S)
+
+    def _report_child_ready(self, child: ManagedProcess) -> None:
+        """Print a line for every process that became ready, once."""
+        if child.announced_pid != child.pid:
+            child.announced_pid = child.pid
+            self._report.done(f"{child.name} is ready ({child.placement}, pid {child.pid})")
+
+    def _not_ready(self) -> str:
+        tails = "\n".join(
+            f"{child.name}: {log_tail(child.log_path, 3)}" for child in self._children
+        )
+        return f"not ready after {self._options.start_timeout_s:.0f} s; the logs end:\n{tails}"
+
+    # ---- serve --------------------------------------------------------------------------------
+
+    async def _keep_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in self._servers:
+                    group.create_task(self._keep(server))
+                for child in self._children:
+                    group.create_task(self._keep(child))
+                    if self._options.is_verbose:
+                        group.create_task(self._follow(child))
+        except* ServiceError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _keep(self, process: ManagedProcess | LocalServer) -> None:
+        """Restart a process whenever it ends. Raises ServiceError when it ends too often."""
+        backoff = Backoff()
+        while True:
+            how = describe_exit(await process.child.wait())
+            delay_s = backoff.next_delay_s(process.child.lived_s)
+            if delay_s is None:
+                raise _died(process, f"for the {backoff.num_restarts + 1}th time in a row")
+            self._report.warn(f"{process.name} {how}; starting it again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+            await process.start()
+            if isinstance(process, LocalServer):
+                self._report.done(f"{process.name} is back at {process.url}")
+
+    async def _follow(self, child: ManagedProcess) -> None:
+        with child.log_path.open("r", errors="replace") as log:
+            while True:
+                for line in log:
+                    self._report.note(f"{child.name}: {line.rstrip()}")
+                await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+    def _cluster(self) -> LocalCluster:
+        runtime = self._config.config.runtime
+        return LocalCluster(
+            pid=os.getpid(),
+            started_s=psutil.Process().create_time(),
+            namespace=runtime.namespace,
+            nats_url=runtime.nats_url,
+            etcd_endpoints=runtime.etcd_endpoints,
+            http_url=self._http_url(),
+            run_dir=str(self._run_dir),
+        )
+
+    # ---- drain and stop -----------------------------------------------------------------------
+
+    async def _shutdown(self) -> None:
+        if self._num_signals == 1:
+            self._report.working("draining; Ctrl-C again kills all processes")
+        timeout_s = self._config.config.runtime.drain_timeout_s + KILL_AFTER_DRAIN_S
+        for kind in self._drain_order():
+            together = [child for child in self._children if child.kind == kind]
+            await asyncio.gather(*(child.stop(timeout_s, self._report.warn) for child in together))
+        if self._discovery is not None:
+            with contextlib.suppress(ServiceError):
+                await self._discovery.close()
+        for server in reversed(self._servers):
+            await server.stop()
+        if self._num_signals:
+            self._report.done("stopped; nothing is left running")
+
+
+def with_free_port(config: EffectiveConfig) -> EffectiveConfig:
+    """Return the config with a free port in place of port 0. Raises ConfigError for a taken one."""
+    frontend = config.config.frontend
+    require_free_port(frontend.host, frontend.port, "--port")
+    if frontend.port != 0:
+        return config
+    chosen = Setting("frontend.port", free_port(frontend.host), "launcher")
+    return config.with_settings([chosen])
+
+
+def local_pid(instance: bytes) -> int | None:
+    """Return the process id in an instance's record; None for an instance of another machine."""
+    try:
+        decoded = msgspec.json.decode(instance, type=Instance)
+    except msgspec.DecodeError:
+        return None
+    return decoded.pid if decoded.host == socket.gethostname() else None
+
+
+def _died(process: ManagedProcess | LocalServer, when: str) -> ServiceError:
+    code = process.child.exit_code
+    how = describe_exit(code) if code is not None else "ended"
+    path = process.log_path
+    return ServiceError(f"{process.name} {how} {when}; its log, {path}, ends:\n{log_tail(path)}")
+
+
+def _make_run_dir(wanted: Path | None) -> Path:
+    """Return the folder for logs and stores, a temporary one by default. Raises ConfigError."""
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="tandem-run-"))
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"--run-dir {wanted}: {exc.strerror}", param="--run-dir") from exc
+    return wanted.resolve()
