@@ -25,12 +25,9 @@ class GpuInfo:
 @cache
 def list_gpus() -> tuple[GpuInfo, ...]:
     """Return the GPUs that the CUDA driver shows; empty without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ()
+    driver = _cuda_driver()
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
     return tuple(
@@ -41,12 +38,9 @@ def list_gpus() -> tuple[GpuInfo, ...]:
 
 def driver_version() -> str | None:
     """Return the CUDA version that the driver supports, such as 13.0; None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
+    driver = _cuda_driver()
     version = ctypes.c_int(0)
-    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
@@ -95,6 +89,13 @@ def usable_memory_bytes() -> int:
         return num_bytes if limit == "max" else min(num_bytes, int(limit))
     except (OSError, ValueError):
         return num_bytes
+
+
+def _cuda_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _describe(driver: ctypes.CDLL, index: int, visible_id: str) -> GpuInfo:

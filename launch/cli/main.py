@@ -96,7 +96,7 @@ def frontend(session: Session) -> None:
 )
 @shares(model=ModelOptions, session=cluster_session)
 def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
-    """Run one prefill worker: takes prompts from the queue and delivers their KV."""
+    """Run one prefill worker, which takes prompts from the queue and delivers their KV."""
     from tandem.launch.roles import run_worker_role
 
     run_worker_role("prefill", session.load(), model, gpu)
@@ -105,7 +105,7 @@ def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
 @app.command(epilog=f"Example: tandem decode Qwen/Qwen3-0.6B --gpu 1 {JOIN_EXAMPLE}. {CONFIG_HELP}")
 @shares(model=ModelOptions, session=cluster_session)
 def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
-    """Run one decode worker: generates tokens, and chooses where each prompt is prefilled."""
+    """Run one decode worker, which generates tokens and chooses where a prompt is prefilled."""
     from tandem.launch.roles import run_worker_role
 
     run_worker_role("decode", session.load(), model, gpu)
@@ -118,7 +118,7 @@ def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
 def run(
     session: Session,
     options: LaunchOptions,
-    graph: Annotated[str, typer.Argument(help="module:Class, the service to start with.")],
+    graph: Annotated[str, typer.Argument(help="The class to run: module:Class.")],
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="YAML file with a section per service.")
     ] = None,
@@ -126,10 +126,10 @@ def run(
         bool, typer.Option("--with-frontend", help="Run an OpenAI-compatible frontend as well.")
     ] = False,
 ) -> None:
-    """Run the service that is decorated with @service, and all services that it depends on.
+    """Run a class decorated with @service, and all services that it depends on.
 
-    It joins the cluster that runs on this machine, or the one whose addresses are given, and starts
-    NATS and etcd where there is none. --Class.key=VALUE sets a key of a service.
+    They join the cluster that runs on this machine, or the one whose addresses are given; NATS and
+    etcd are started where there is none. --Class.key=VALUE sets a key of a service.
     """
     _quiet_grpc()
     from tandem.launch.graph.graph_supervisor import run_graph

@@ -24,7 +24,6 @@ from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.discovery import Discovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.names import did_you_mean
 
 CALL_TIMEOUT_S = 5.0
 
@@ -106,9 +105,9 @@ def require_live(key: str) -> None:
     """Raise ConfigError for a key that does not exist, or cannot be changed while serving."""
     find_field(Setting(key, None, "command line"))
     if key.partition(".")[0] not in LIVE_SECTIONS:
-        hint = did_you_mean(key, live_keys())
         raise ConfigError(
-            f"{key} is read at the start only: restart to change it; of the live keys, {hint}",
+            f"{key} is read at the start only: restart to change it; "
+            f"live keys are {', '.join(live_keys())}",
             param=key,
         )
 

@@ -7,7 +7,7 @@ environment (`TANDEM_SECTION__KEY`), flags (`--section.key=value`).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import pydantic
@@ -30,7 +30,7 @@ from tandem.queue.config import QueueConfig
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.names import nearest
+from tandem.runtime.names import nearest, variable_name
 from tandem.transfer.config import TransferConfig
 
 LIVE_SECTIONS = ("disagg",)  # sections whose keys `tandem config set` changes while serving
@@ -65,6 +65,18 @@ class EffectiveConfig:
     def value(self, key: str) -> Any:
         section, _, name = key.partition(".")
         return getattr(getattr(self.config, section), name)
+
+    def variables(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the environment that sets `keys` to their values here, secrets included."""
+        values = {key: self.value(key) for key in keys}
+        return {
+            variable_name(key): "null"
+            if value is None
+            else value.get_secret_value()
+            if isinstance(value, SecretStr)
+            else str(value)
+            for key, value in values.items()
+        }
 
     def with_settings(self, settings: Iterable[Setting]) -> "EffectiveConfig":
         """Return the config with `settings` in place of weaker ones."""
@@ -162,8 +174,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    origin = get_origin(annotation)
-    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+    if get_origin(annotation) in (Union, UnionType):
         return [kind for part in get_args(annotation) for kind in _alternatives(part)]
     return [annotation]
 

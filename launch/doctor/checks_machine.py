@@ -56,7 +56,7 @@ def _check_python() -> Finding:
 def _check_gpus() -> Iterator[Finding]:
     driver = driver_version()
     if driver is None:
-        yield ok("cuda driver", "none: workers run on the CPU")
+        yield ok("cuda driver", "not found, workers run on the CPU")
         return
     yield ok("cuda driver", f"supports CUDA {driver}")
     gpus = list_gpus()

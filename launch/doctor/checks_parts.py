@@ -52,7 +52,7 @@ def check_packages() -> Iterator[Finding]:
     yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
     for name, find in (("nats-server", nats_binary), ("etcd", etcd_binary)):
         try:
-            yield ok(name, _first_line(find()))
+            yield ok(name, _binary_version(find()))
         except (ServiceError, OSError, subprocess.SubprocessError) as error:
             yield fail(
                 name,
@@ -172,11 +172,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _first_line(binary: Path) -> str:
+def _binary_version(binary: Path) -> str:
     done = subprocess.run(
         [binary, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
     )
-    return f"{done.stdout.splitlines()[0]} at {binary}"
+    version = done.stdout.splitlines()[0].rpartition(": ")[2]
+    return f"{version} at {binary}"
 
 
 def _run_probe(arguments: list[str]) -> str:

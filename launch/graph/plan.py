@@ -11,6 +11,7 @@ from tandem.sdk.service.config import SERVICE_ARGS
 from tandem.sdk.service.spec import ServiceSpec
 
 SYSTEM_PORT_VARIABLE = "TANDEM_SYSTEM_PORT"
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ServicePlan:
 
     @property
     def placement(self) -> str:
-        """Its GPUs, or CPU, and its port, for users."""
+        """For users: its GPUs, or CPU, and its port."""
         device = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in self.gpus) or "CPU"
         return device if self.system_port is None else f"{device}, port {self.system_port}"
 
@@ -71,35 +72,27 @@ def plan_services(
 
 
 def _check(wanted: Sequence[tuple[ServiceSpec, ServiceNeeds]], machine: Machine) -> None:
-    num_gpus, num_cpus, memory_bytes = 0, 0.0, 0
+    limits = {
+        "gpu": (float(len(machine.gpus)), "GPUs"),
+        "cpu": (float(machine.num_cores), "cores"),
+        "memory": (machine.memory_bytes / GIB, "GiB of memory"),
+    }
+    totals = dict.fromkeys(limits, 0.0)
     for spec, needs in wanted:
-        resources, count = needs.resources, needs.num_workers
-        num_gpus += count * resources.num_gpus
-        num_cpus += count * (resources.num_cpus or 0)
-        memory_bytes += count * (resources.memory_bytes or 0)
-        each = f"{count} x " if count > 1 else ""
-        if num_gpus > len(machine.gpus):
-            has = f"{len(machine.gpus)} GPU{'s' if len(machine.gpus) != 1 else ''}"
-            raise _too_much(spec, "gpu", f"{each}{resources.num_gpus} GPUs", num_gpus, has)
-        if num_cpus > machine.num_cores:
-            has = f"{machine.num_cores} cores"
-            raise _too_much(spec, "cpu", f"{each}{resources.num_cpus:g} cores", num_cpus, has)
-        if memory_bytes > machine.memory_bytes:
-            asked = f"{each}{_gib(resources.memory_bytes or 0)} of memory"
-            total = _gib(memory_bytes)
-            raise _too_much(spec, "memory", asked, total, _gib(machine.memory_bytes))
-
-
-def _too_much(
-    spec: ServiceSpec, resource: str, asked: str, total: float | str, has: str
-) -> ConfigError:
-    sum_of_all = f"{total:g}" if isinstance(total, float | int) else total
-    return ConfigError(
-        f"{spec.name} asks for {asked}, which with the services before it makes {sum_of_all}; this "
-        f"machine has {has}. Ask for less: --{spec.name}.{SERVICE_ARGS}.resources.{resource}=VALUE",
-        param=f"{spec.name}.{SERVICE_ARGS}.resources.{resource}",
-    )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB"
+        resources = needs.resources
+        asked = {
+            "gpu": float(resources.num_gpus),
+            "cpu": resources.num_cpus or 0.0,
+            "memory": (resources.memory_bytes or 0) / GIB,
+        }
+        for name, (limit, unit) in limits.items():
+            totals[name] += needs.num_workers * asked[name]
+            if totals[name] > limit:
+                count = f"{needs.num_workers} x " if needs.num_workers > 1 else ""
+                key = f"{spec.name}.{SERVICE_ARGS}.resources.{name}"
+                raise ConfigError(
+                    f"{spec.name} asks for {count}{asked[name]:.4g} {unit}, which with the "
+                    f"services before it makes {totals[name]:.4g}; this machine has {limit:.4g}. "
+                    f"Ask for less: --{key}=VALUE",
+                    param=key,
+                )

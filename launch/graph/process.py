@@ -40,10 +40,5 @@ def service_process(
 def runtime_variables(config: EffectiveConfig) -> dict[str, str]:
     """Return the environment from which a service's process finds this config's cluster."""
     keys = [key for key in config.settings if key.startswith(RUNTIME_SECTION)]
-    keys = [key for key in keys if key != METRICS_PORT]  # the plan gives each instance its own
-    variables: dict[str, str] = {}
-    for key in dict.fromkeys([*keys, *ADDRESSES]):
-        value = config.value(key)
-        plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
-        variables[variable_name(key)] = "null" if plain is None else str(plain)
-    return variables
+    keys = [key for key in keys if key != METRICS_PORT]  # every instance has its own, in its plan
+    return config.variables([*keys, *ADDRESSES])

@@ -9,7 +9,7 @@ from tandem.launch.config.sources import Setting
 from tandem.launch.devices import GpuInfo, require_gpu
 from tandem.launch.serve.topology import RoleSpec, Topology
 from tandem.runtime.messages import Role
-from tandem.runtime.names import VARIABLE_PREFIX, variable_name
+from tandem.runtime.names import VARIABLE_PREFIX
 
 START_ORDER: tuple[Role, ...] = ("decode", "prefill", "frontend")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -31,14 +31,9 @@ class RolePlan:
         Secrets are the exception: they are in the environment, and not in the file.
         """
         kept = {k: v for k, v in inherited.items() if not k.startswith(VARIABLE_PREFIX)}
-        secrets = {
-            variable_name(s.key): s.value.get_secret_value()
-            if hasattr(s.value, "get_secret_value")
-            else str(s.value)
-            for s in self.config.settings.values()
-            if s.value is not None and is_secret(find_field(s))
-        }
-        return {**kept, "PYTHONUNBUFFERED": "1", **self.variables, **secrets}
+        secrets = [s.key for s in self.config.settings.values() if is_secret(find_field(s))]
+        own = {"PYTHONUNBUFFERED": "1", **self.variables, **self.config.variables(secrets)}
+        return {**kept, **own}
 
     def config_sections(self) -> dict[str, dict[str, object]]:
         """Return the content of the config file: values other than defaults and secrets."""

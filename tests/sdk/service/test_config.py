@@ -163,9 +163,9 @@ def test_instances_have_ports_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("resources", "reason"),
     [
-        ({"num_gpus": 2}, "Front asks for 2 x 2 GPUs, .* makes 5; this machine has 3 GPUs"),
-        ({"num_cpus": 4}, "Front asks for 2 x 4 cores, .* makes 8; this machine has 6 cores"),
-        ({"memory_bytes": 3 << 30}, "Front asks for 2 x 3.0 GiB .* makes 6.0 GiB; .* has 5.0 GiB"),
+        ({"num_gpus": 2}, "Front asks for 2 x 2 GPUs, .* makes 5; this machine has 3\\."),
+        ({"num_cpus": 4}, "Front asks for 2 x 4 cores, .* makes 8; this machine has 6\\."),
+        ({"memory_bytes": 3 << 30}, "Front asks for 2 x 3 GiB .* makes 6; .* has 5\\."),
     ],
 )
 def test_too_little_is_refused_with_the_service_and_how_to_ask_for_less(
