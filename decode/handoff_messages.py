@@ -16,7 +16,7 @@ from tandem.runtime.messages import (
     Settled,
     encode,
 )
-from tandem.runtime.request_plane import RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from tandem.engine.outputs import SequenceOutput
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
 from tandem.runtime.messages import FirstToken, Instance
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tandem.transfer.handoff.decode import DecodeHandoff
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup

@@ -16,7 +16,7 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     encode,
 )
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 

@@ -46,7 +46,7 @@ from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
 from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tandem.runtime.trace import TraceFile
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig

@@ -22,7 +22,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.messages import Instance, ModelCard, ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     encode,
 )
-from tandem.runtime.request_plane import RequestClient, ResponseStream
+from tandem.runtime.plane.client import RequestClient, ResponseStream
 
 logger = logging.getLogger(__name__)
 

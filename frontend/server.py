@@ -30,7 +30,7 @@ from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import Instance
 from tandem.runtime.nats import NatsConnection
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 

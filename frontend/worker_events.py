@@ -12,7 +12,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import UnavailableError
 from tandem.runtime.events import Events, kv_subject, load_subject
 from tandem.runtime.messages import LoadReport
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 

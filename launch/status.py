@@ -22,7 +22,7 @@ from tandem.runtime.discovery import (
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, WorkerStatus
 from tandem.runtime.nats import NatsConnection
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 CALL_TIMEOUT_S = 3.0
 COMPONENTS = ("frontend", "decode", "prefill")

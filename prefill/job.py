@@ -31,7 +31,7 @@ from tandem.runtime.messages import (
     encode,
     unpack_tokens,
 )
-from tandem.runtime.request_plane import ResponseStream
+from tandem.runtime.plane.client import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime

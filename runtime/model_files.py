@@ -6,7 +6,7 @@ from pathlib import Path
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ModelError, NotFoundError
 from tandem.runtime.messages import ModelFiles, encode
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 
 MODEL_FILES_ENDPOINT = "model_files"
 REQUIRED = ("config.json", "tokenizer.json")

@@ -20,7 +20,7 @@ from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.local_clusters import the_running_cluster
 from tandem.runtime.messages import Instance, WorkerStatus
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 

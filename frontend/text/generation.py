@@ -19,7 +19,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import TextRequest, encode
-from tandem.runtime.request_plane import ResponseStream
+from tandem.runtime.plane.client import ResponseStream
 
 _BYTES_PER_TOKEN = 4  # of English text; the router wants to know how heavy a request is
 

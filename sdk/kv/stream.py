@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tandem.runtime.context import RequestContext
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 
 if TYPE_CHECKING:
     from tandem.sdk.worker.distributed_runtime import DistributedRuntime

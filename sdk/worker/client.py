@@ -12,7 +12,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
 from tandem.runtime.messages import Instance
-from tandem.runtime.request_plane import RequestClient, ResponseStream
+from tandem.runtime.plane.client import RequestClient, ResponseStream
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.values import decode_value, encode_call
 

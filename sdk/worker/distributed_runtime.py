@@ -25,7 +25,8 @@ from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import Instance, LoadReport, WorkerStatus, encode
 from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
-from tandem.runtime.request_plane import Handler, RequestClient, RequestServer, Responder
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import Handler, RequestServer, Responder
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.cluster import find_cluster

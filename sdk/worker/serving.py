@@ -18,7 +18,7 @@ from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, IncompleteError, ProtocolError
 from tandem.runtime.messages import Call, GenerateRequest, TextRequest
-from tandem.runtime.request_plane import RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.endpoint_metrics import EndpointCounts
 from tandem.sdk.worker.text_requests import TextExchange

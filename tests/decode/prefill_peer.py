@@ -40,7 +40,7 @@ from tandem.runtime.messages import (
     pack_tokens,
     unpack_tokens,
 )
-from tandem.runtime.request_plane import ResponseStream
+from tandem.runtime.plane.client import ResponseStream
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.link import Link

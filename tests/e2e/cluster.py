@@ -25,7 +25,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance, WorkerStatus
-from tandem.runtime.request_plane import RequestClient
+from tandem.runtime.plane.client import RequestClient
 
 READY_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 30.0

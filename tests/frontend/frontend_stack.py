@@ -38,7 +38,7 @@ from tandem.runtime.messages import (
     unpack_tokens,
 )
 from tandem.runtime.model_files import files_digest
-from tandem.runtime.request_plane import RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer, Responder
 
 MODEL = "test/model"
 CONTEXT_LENGTH = 128

@@ -12,7 +12,7 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     encode,
 )
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

@@ -14,7 +14,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

@@ -5,7 +5,7 @@ import pytest
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, REPORT, Stack, events_of, token_ids
 
 ASK = {"x-tandem-timeline": "true"}

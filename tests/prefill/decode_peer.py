@@ -36,7 +36,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, decode_landed, decode_settled
 from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config

@@ -6,7 +6,8 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import RequestServer, Responder
 
 CONFIG = RuntimeConfig(connect_timeout_s=2.0)
 

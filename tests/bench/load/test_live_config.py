@@ -17,7 +17,7 @@ from tandem.runtime.discovery import (
 )
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import Instance, LoadReport, WorkerStatus, encode
-from tandem.runtime.request_plane import RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer, Responder
 
 CONFIG = RuntimeConfig()
 KEY = "disagg.policy"

@@ -11,7 +11,7 @@ import pytest
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import IncompleteError, InvalidRequestError, OverloadedError
 from tandem.runtime.messages import TextRequest
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, Stack, events_of
 from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, delta, piece, says
 

@@ -7,7 +7,7 @@ import msgspec
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import TextRequest
-from tandem.runtime.request_plane import Responder
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import FakeWorker, Stack, TextScript
 
 TEXT_MODEL = "test/text"

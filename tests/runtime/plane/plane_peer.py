@@ -11,7 +11,8 @@ import uvloop
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import RequestServer, Responder
 
 
 async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError, ProtocolError, UnavailableError
+from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.framing import (
     PREAMBLE_BYTES,
     VERSION,
@@ -21,7 +22,7 @@ from tandem.runtime.plane.framing import (
     encode_preamble,
     token_digest,
 )
-from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer, Responder
 from tests.services import eventually
 
 # ---- who may talk -----------------------------------------------------------------------------

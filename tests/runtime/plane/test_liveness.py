@@ -14,7 +14,8 @@ from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError
-from tandem.runtime.request_plane import RequestClient, RequestServer, Responder
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import RequestServer, Responder
 from tests.processes import output_of
 from tests.services import eventually
 

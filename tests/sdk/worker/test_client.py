@@ -18,7 +18,8 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import Instance
-from tandem.runtime.request_plane import RequestClient, RequestServer
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import RequestServer
 from tandem.sdk import Client, Context
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint
 from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of, eventually
