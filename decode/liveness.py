@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tandem.runtime.messages import Instance
-from tandem.sdk.worker.distributed_runtime import pid_space
+from tandem.runtime.node import pid_space
 
 
 def is_dead(instance: Instance) -> bool:

@@ -3,20 +3,23 @@
 import asyncio
 import time
 from collections import deque
-from pathlib import Path
 
 from tandem.engine.engine import Engine
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.events import Events, kv_subject
 from tandem.runtime.messages import KvEvent, ModelCard, ModelFiles, encode
-from tandem.runtime.model_files import files_digest, weights_fingerprint
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+from tandem.runtime.model_files import files_digest
+from tandem.runtime.node import Node
 
 
 def model_card(
-    node: DistributedRuntime, engine: Engine, files: ModelFiles, folder: Path
+    node: Node,
+    endpoint: EndpointAddress,
+    engine: Engine,
+    files: ModelFiles,
+    weights_digest: str,
 ) -> ModelCard:
-    """What a decode worker serves, out of `folder`."""
+    """Return the card of the model that a decode worker serves at `endpoint`."""
     return ModelCard(
         name=node.model,
         context_length=engine.max_model_len,
@@ -25,9 +28,9 @@ def model_card(
         files_digest=files_digest(files),
         instance_id=node.instance_id,
         created_s=int(time.time()),
-        endpoint=str(EndpointAddress(node.config.namespace, "decode", "generate")),
+        endpoint=str(endpoint),
         sends_kv_events=True,
-        weights_digest=weights_fingerprint(folder),
+        weights_digest=weights_digest,
     )
 
 

@@ -37,8 +37,8 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
+from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.actions import (
@@ -67,7 +67,7 @@ class RemotePrefills:
     def __init__(
         self,
         *,
-        node: DistributedRuntime,
+        node: Node,
         queue: PrefillQueue,
         group: TransferGroup,
         loop: EngineLoop,

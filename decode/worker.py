@@ -1,9 +1,8 @@
-"""The decode role: generates tokens, and decides for each prompt who computes it."""
+"""The decode role: generates tokens, and decides for each prompt where it is computed."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,20 +15,14 @@ from tandem.decode.publisher import CachePublisher, model_card
 from tandem.decode.remote import RemotePrefills
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
-from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
-from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
-from tandem.queue.config import QueueConfig
-from tandem.queue.deployment import deployment_id
-from tandem.queue.jetstream import JetStreamQueue
-from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
     config_prefix,
-    model_key,
+    register_model,
     register_transfer,
     watch_instances,
 )
@@ -42,15 +35,11 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
-from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
-from tandem.runtime.model_files import read_model_files, weights_fingerprint
+from tandem.runtime.messages import GenerateRequest, ModelFiles, encode, unpack_tokens
+from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.trace import TraceFile
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
-from tandem.transfer.config import TransferConfig
-from tandem.transfer.pool import group_for, layout_of
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -58,87 +47,56 @@ LOOK_AROUND_INTERVAL_S = 0.25  # load reports of an idle worker, and looks at th
 _REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
 
 
-async def run_decode(
-    *,
-    runtime: RuntimeConfig,
-    engine: EngineConfig,
-    transfer: TransferConfig,
-    queue: QueueConfig,
-    disagg: DisaggConfig,
-    model_name: str,
-) -> None:
-    """Runs a decode worker until a signal ends it. `engine.model` is the model's folder."""
-    worker = DecodeWorker(runtime, engine, transfer, queue, disagg, model_name)
-    freeze_what_is_loaded()
-    lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-    worker.state = lambda: lifecycle.state.value
-    await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
+async def run_decode(settings: WorkerSettings, disagg: DisaggConfig) -> None:
+    """Run a decode worker until a signal ends it."""
+    files = read_model_files(Path(settings.engine.model))
+    worker = Worker(settings, "decode")
+    await worker.run(DecodeRole(worker, disagg, files))
 
 
-class DecodeWorker:
-    """One decode worker: its engine, its place in the cluster, and its open requests."""
+class DecodeRole:
+    """Generates tokens for frontends, and decides for each prompt where it is computed."""
 
-    def __init__(
-        self,
-        runtime: RuntimeConfig,
-        engine: EngineConfig,
-        transfer: TransferConfig,
-        queue: QueueConfig,
-        disagg: DisaggConfig,
-        model_name: str,
-    ) -> None:
-        self._runtime = runtime
-        self._transfer = transfer
-        self._queue_config = queue
+    def __init__(self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles) -> None:
+        self._worker = worker
         self._disagg = disagg
-        self._model_name = model_name
-        self._folder = Path(engine.model)
-        self._model_files = read_model_files(self._folder)
-        self.state: Callable[[], str] = lambda: "serving"
-        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
-        self.loop = EngineLoop(self.engine, self._on_outputs)
-        self.node = DistributedRuntime(
-            runtime, component="decode", model=model_name, progress=lambda: self.loop.progress
-        )
-        component = self.node.namespace(runtime.namespace).component("decode")
-        self.endpoint = component.endpoint("generate")
-        self.metrics = DecodeMetrics(model_name)
+        self._model_files = model_files
+        self._model_name = worker.settings.model_name
+        self._namespace = worker.settings.runtime.namespace
+        self.engine, self.loop = worker.engine, worker.loop
+        self.node, self.queue = worker.node, worker.queue
+        self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
+        self.metrics = DecodeMetrics(self._model_name)
         self.side = PrefillSide()
         self.active: dict[str, ActiveRequest] = {}
         self._num_queued_jobs = 0
         self._num_reserved = 0  # handoffs ever begun; counted on the engine thread
         self._is_draining = False
         self._aio = asyncio.get_running_loop()
-        self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
-    async def startup(self) -> None:
-        """Joins the cluster; returns when requests can be served."""
-        node, stack = self.node, self._stack
-        trace = TraceFile(self._runtime.trace_file, "decode", node.instance_id)
-        self.trace = await stack.enter_async_context(trace)  # closed last: all that ends is in it
-        stack.push_async_callback(node.close)
-        await node.connect()
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Publish the model; returns when requests can be served."""
+        node = self.node
         await self._watch_cluster()
-        await self._start_engine()
-        await self._start_remote()
-        self.endpoint.serve_raw(self._generate)
+        self._publish_cache()
+        await self._start_remote(stack)
+        stack.push_async_callback(self._end_requests)
+        node.server.register(str(self.endpoint), self._generate)
         for endpoint, handler in (
             ("status", self._status),
-            ("model_files", self._send_model_files),
+            (MODEL_FILES_ENDPOINT, self._send_model_files),
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
         stack.callback(asyncio.create_task(self._look_around()).cancel)
-        card = model_card(node, self.engine, self._model_files, self._folder)
-        key = model_key(self._runtime.namespace, self._model_name, node.instance_id)
-        await node.put(key, msgspec.json.encode(card))
-        await self.endpoint.register()
-        logger.info("decode worker %s serves %s", node.instance_id, self._model_name)
+        digest = self._worker.weights_digest
+        card = model_card(node, self.endpoint, self.engine, self._model_files, digest)
+        await register_model(node, self._namespace, card)
 
     async def drain(self) -> None:
-        """Takes no new request; running ones go on up to the drain timeout.
+        """Take no new request; running ones go on up to the drain timeout.
 
         The request server stays open: remote prefills of running requests need its endpoints.
         """
@@ -147,59 +105,45 @@ class DecodeWorker:
         while self.active:
             await asyncio.wait([active.done for active in self.active.values()])
 
-    async def stop(self) -> None:
-        """Ends what is left, in the order that keeps memory valid while it is written to."""
+    async def _end_requests(self) -> None:
+        """Fail the requests that are left, so that their callers resume elsewhere."""
         for active in list(self.active.values()):
             active.fail(IncompleteError("the decode worker stopped"))
-        await self._stack.aclose()
 
     async def _watch_cluster(self) -> None:
-        discovery, namespace = self.node.discovery, self._runtime.namespace
+        discovery, namespace = self.node.discovery, self._namespace
         view = discovery.watch(config_prefix(namespace))
         self._prefill_instances = watch_instances(discovery, namespace, "prefill")
         await view.ready()
         await self._prefill_instances.ready()
         self.thresholds = LiveThresholds(self._disagg, view, config_prefix(namespace))
 
-    async def _start_engine(self) -> None:
-        node, namespace = self.node, self._runtime.namespace
-        self._cache = CachePublisher(node.events, namespace, node.instance_id, node.epoch)
+    def _publish_cache(self) -> None:
+        node = self.node
+        self._cache = CachePublisher(node.events, self._namespace, node.instance_id, node.epoch)
         self.engine.block_pool.on_stored = self._cache.stored
         self.engine.block_pool.on_removed = self._cache.removed
-        await self.loop.start()
-        self._stack.push_async_callback(self.loop.stop)
 
-    async def _start_remote(self) -> None:
-        node, namespace, stack = self.node, self._runtime.namespace, self._stack
-        kv_cache = self.engine.runner.kv_cache
-        group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
-        self.queue = JetStreamQueue(node.nats, self._queue_config, namespace, self._model_name)
-        await self.queue.start()
-        stack.push_async_callback(self.queue.close)
+    async def _start_remote(self, stack: contextlib.AsyncExitStack) -> None:
+        worker = self._worker
         self.remote = RemotePrefills(
-            node=node,
+            node=self.node,
             queue=self.queue,
-            group=group,
+            group=worker.group,
             loop=self.loop,
             thresholds=lambda: self.thresholds.current,
-            transfer=self._transfer,
-            deployment=deployment_id(
-                namespace,
-                self._model_name,
-                weights_fingerprint(self._folder),
-                layout_of(kv_cache.tensor).digest(),
-            ),
+            transfer=worker.settings.transfer,
+            deployment=worker.deployment,
             prefill_instances=self._prefill_instances.items,
             metrics=self.metrics,
             rate=self.side.remote,
         )
-        stack.push_async_callback(group.close)
         stack.push_async_callback(self.remote.close)
         messages = HandoffMessages(self.remote)
-        messages.register(node.server)
-        await group.start(messages.on_notification)
+        messages.register(self.node.server)
+        worker.on_notification = messages.on_notification
         # Not by `node`, which takes its keys back at once: a draining worker is still written to.
-        await register_transfer(node.discovery, namespace, group.metadata())
+        await register_transfer(self.node.discovery, self._namespace, worker.group.metadata())
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -285,7 +229,7 @@ class DecodeWorker:
         if not is_whole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
-        active.record_in(self.trace)
+        active.record_in(self._worker.trace)
         if active.decision is not None:
             logger.debug(
                 "request %s: prefill %s (%s), %d prompt tokens, %d cached, %d sent, %s",
@@ -298,7 +242,7 @@ class DecodeWorker:
                 "done" if is_whole else "broken off",
             )
 
-    def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
+    def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             active = self.active.get(output.request_id)
             if active is None:
@@ -317,7 +261,7 @@ class DecodeWorker:
     # ---- what others ask ----------------------------------------------------------------------
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        load = await self.loop.call(lambda engine: engine.load())
+        load = await self._worker.load()
         thresholds = self.thresholds.current
         details = {f"disagg.{key}": value for key, value in thresholds.model_dump().items()}
         details |= {
@@ -326,11 +270,8 @@ class DecodeWorker:
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
-            "nats": self.node.nats.connected,
-            "etcd": self.node.discovery.connected,
         }
-        instance, report = self.node.instance(self.endpoint.address), self._report(load)
-        answer.send(encode(WorkerStatus(instance, self.state(), report, details)))
+        answer.send(encode(self._worker.status(self.endpoint, load, details)))
 
     async def _send_model_files(
         self, payload: bytes, context: RequestContext, answer: Responder
@@ -342,9 +283,6 @@ class DecodeWorker:
     ) -> None:
         answer.send(encode(self._cache.snapshot()))
 
-    def _report(self, load: LoadStats) -> LoadReport:
-        return load.report(self.node.instance_id, self.node.epoch, "decode")
-
     def _check_handoffs(self, stats: LoadStats, *, is_idle: bool) -> None:
         try:
             self.remote.check_invariants()
@@ -354,7 +292,6 @@ class DecodeWorker:
 
     async def _look_around(self) -> None:
         """Keeps the view of the queue fresh, and tells of the load also when it is quiet."""
-        subject = load_subject(self._runtime.namespace, self.node.instance_id)
         while True:
             try:
                 if self.queue.connected and self._prefill_instances.items:
@@ -362,11 +299,10 @@ class DecodeWorker:
             except ServiceError as error:
                 logger.debug("queue depth not known: %s", error)
             was_idle = self.remote.num_open == 0
-            stats = await self.loop.call(lambda engine: engine.load())
-            self._check_handoffs(stats, is_idle=was_idle and self.remote.num_open == 0)
-            load = self._report(stats)
-            self.metrics.loaded(stats)
+            load = await self._worker.load()
+            self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
+            self.metrics.loaded(load)
             self.metrics.excluded(len(self.remote.excluded()))
-            self.node.events.publish(subject, encode(load))
+            self._worker.publish(load)
             self._cache.beat()
             await asyncio.sleep(LOOK_AROUND_INTERVAL_S)

@@ -47,9 +47,9 @@ class EngineLoop:
     "Between" is between the collection of one step and the launch of another: where steps overlap
     the device computes one meanwhile.
 
-    `on_outputs` is called on the asyncio thread, once per step that has outputs; `on_layers` too,
-    within steps and before their outputs. Once it has been idle for a while the engine's
-    invariants are checked; a violation is logged, and if `strict` also raised by `stop`.
+    `on_outputs` is called on the asyncio thread, once per step that has outputs. Once it has been
+    idle for a while the engine's invariants are checked; a violation is logged, and if `strict`
+    also raised by `stop`.
     """
 
     def __init__(
@@ -57,14 +57,11 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[list[SequenceOutput]], None],
         *,
-        on_layers: LayersListener | None = None,
         strict: bool = False,
         idle_check_after_s: float = IDLE_CHECK_AFTER_S,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
-        if on_layers is not None:
-            engine.on_layers = partial(self._to_asyncio, on_layers)
         self._strict = strict
         self._idle_check_after_s = idle_check_after_s
         self._violation: AssertionError | None = None
@@ -80,6 +77,10 @@ class EngineLoop:
     def progress(self) -> tuple[int, bool]:
         """(steps done, whether one is under way or due), from any thread."""
         return self._num_steps, self._is_busy
+
+    def listen_to_layers(self, listener: LayersListener) -> None:
+        """Call `listener` on the asyncio thread, within steps and before their outputs."""
+        self._engine.on_layers = partial(self._to_asyncio, listener)
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from tandem.launch.devices import device_for
 from tandem.launch.supervise.ports import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.runtime.logs import setup_logging
+from tandem.worker.settings import WorkerSettings
 
 # How long a compute thread spins before it sleeps: some 50 us, the time between two operations of
 # a step and no more. By default OpenMP spins up to 5 ms, on a core that the frontend could use.
@@ -39,28 +40,17 @@ def run_worker_role(
     effective, model_name = prepare_worker(effective, model, gpu)
     config = effective.config
     setup_logging(config.runtime.log_level, role)
+    settings = WorkerSettings(
+        config.runtime, config.engine, config.transfer, config.queue, model_name
+    )
     if role == "prefill":
         from tandem.prefill.worker import run_prefill
 
-        work = run_prefill(
-            runtime=config.runtime,
-            engine=config.engine,
-            transfer=config.transfer,
-            queue=config.queue,
-            prefill=config.prefill,
-            model_name=model_name,
-        )
+        work = run_prefill(settings, config.prefill)
     else:
         from tandem.decode.worker import run_decode
 
-        work = run_decode(
-            runtime=config.runtime,
-            engine=config.engine,
-            transfer=config.transfer,
-            queue=config.queue,
-            disagg=config.disagg,
-            model_name=model_name,
-        )
+        work = run_decode(settings, config.disagg)
     uvloop.run(work)
 
 

@@ -31,10 +31,10 @@ from tandem.runtime.messages import (
     encode,
     unpack_tokens,
 )
+from tandem.runtime.node import Node
 from tandem.runtime.plane.client import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.decode import PostedWrite, PrefillHandoff
@@ -55,7 +55,7 @@ Step = SequenceOutput | LayerProgress
 class JobTools:
     """What every job of a worker uses."""
 
-    node: DistributedRuntime
+    node: Node
     group: TransferGroup
     loop: EngineLoop
     steps: dict[str, "asyncio.Queue[Step]"]  # request id |-> its steps' outcomes

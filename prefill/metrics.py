@@ -2,7 +2,8 @@
 
 import contextlib
 
-from tandem.runtime.messages import LinkReport, LoadReport
+from tandem.engine.outputs import LoadStats
+from tandem.runtime.messages import LinkReport
 from tandem.runtime.metrics import counter, gauge
 
 
@@ -54,7 +55,7 @@ class PrefillMetrics:
         with contextlib.suppress(KeyError):
             self._links.remove(self._model, decode_instance)
 
-    def loaded(self, load: LoadReport) -> None:
+    def loaded(self, load: LoadStats) -> None:
         self._blocks.labels(self._model, "total").set(load.num_blocks)
         self._blocks.labels(self._model, "free").set(load.num_free_blocks)
         self._blocks.labels(self._model, "cached").set(load.num_cached_blocks)

@@ -3,37 +3,23 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from pathlib import Path
 
-from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
-from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job, JobTools, Step
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import ComputeRate, PrefixPuller
-from tandem.queue.config import QueueConfig
-from tandem.queue.deployment import deployment_id
-from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import Delivery
-from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.errors import TandemError
-from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
-from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, encode
-from tandem.runtime.model_files import weights_fingerprint
+from tandem.runtime.messages import TransferMetadata, encode
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.trace import TraceFile
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
-from tandem.transfer.config import TransferConfig
 from tandem.transfer.link import GROUP_COUNTS
-from tandem.transfer.pool import group_for, layout_of
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.worker import Details, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -42,94 +28,44 @@ RETRY_S = 0.5  # after an error that nobody expected
 MEET_AGAIN_S = 5.0  # after a decode worker could not be connected to, or measured
 
 
-async def run_prefill(
-    *,
-    runtime: RuntimeConfig,
-    engine: EngineConfig,
-    transfer: TransferConfig,
-    queue: QueueConfig,
-    prefill: PrefillConfig,
-    model_name: str,
-) -> None:
-    """Runs a prefill worker until a signal ends it. `engine.model` is the model's folder."""
-    worker = PrefillWorker(runtime, engine, transfer, queue, prefill, model_name)
-    freeze_what_is_loaded()
-    lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-    worker.state = lambda: lifecycle.state.value
-    await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
+async def run_prefill(settings: WorkerSettings, prefill: PrefillConfig) -> None:
+    """Run a prefill worker until a signal ends it."""
+    worker = Worker(settings, "prefill")
+    await worker.run(PrefillRole(worker, prefill))
 
 
-class PrefillWorker:
-    """One prefill worker: its engine, its place in the cluster, and the jobs in its hands."""
+class PrefillRole:
+    """Pulls tickets, computes their prompts, and writes the KV to decode workers."""
 
-    def __init__(
-        self,
-        runtime: RuntimeConfig,
-        engine: EngineConfig,
-        transfer: TransferConfig,
-        queue: QueueConfig,
-        prefill: PrefillConfig,
-        model_name: str,
-    ) -> None:
-        self._runtime = runtime
-        self._engine_config = engine
-        self._transfer = transfer
-        self._queue_config = queue
-        self._config = prefill
-        self._model_name = model_name
-        self._folder = Path(engine.model)
-        self.state: Callable[[], str] = lambda: "serving"
-        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
-        self.loop = EngineLoop(self.engine, self._on_outputs, on_layers=self._on_layers)
-        self.node = DistributedRuntime(
-            runtime, component="prefill", model=model_name, progress=lambda: self.loop.progress
-        )
-        component = self.node.namespace(runtime.namespace).component("prefill")
-        self.endpoint = component.endpoint("prefill")
-        self.metrics = PrefillMetrics(model_name)
+    def __init__(self, worker: Worker, config: PrefillConfig) -> None:
+        self._worker = worker
+        self._config = config
+        self._namespace = worker.settings.runtime.namespace
+        self.engine, self.loop = worker.engine, worker.loop
+        self.node, self.queue, self._group = worker.node, worker.queue, worker.group
+        self.loop.listen_to_layers(self._on_layers)
+        self.endpoint = EndpointAddress(self._namespace, "prefill", "prefill")
+        self.metrics = PrefillMetrics(worker.settings.model_name)
         self._steps: dict[str, asyncio.Queue[Step]] = {}
         self._jobs: dict[asyncio.Task[None], Job] = {}
         self._rate = ComputeRate()
         self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None  # once it is up
-        self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
-    async def startup(self) -> None:
-        """Joins the cluster and begins to pull tickets."""
-        node, stack, namespace = self.node, self._stack, self._runtime.namespace
-        trace = TraceFile(self._runtime.trace_file, "prefill", node.instance_id)
-        self.trace = await stack.enter_async_context(trace)  # closed last: all that ends is in it
-        stack.push_async_callback(node.close)
-        await node.connect()
-        await self.loop.start()
-        stack.push_async_callback(self.loop.stop)
-        kv_cache = self.engine.runner.kv_cache
-        self._group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
-        stack.push_async_callback(self._group.close)
-        await self._group.start(lambda rank, data: None)
-        self._deployment = deployment_id(
-            namespace,
-            self._model_name,
-            weights_fingerprint(self._folder),
-            layout_of(kv_cache.tensor).digest(),
-        )
-        self.queue = JetStreamQueue(node.nats, self._queue_config, namespace, self._model_name)
-        await self.queue.start()
-        stack.push_async_callback(self.queue.close)
-        await self._watch_peers()
-        node.server.register("status", self._status)
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Follow the decode workers and begin to pull tickets."""
+        await self._watch_peers(stack)
+        self.node.server.register("status", self._status)
         stack.push_async_callback(self._end_jobs)
         self._receiving = asyncio.create_task(self._receive())
         reporting = asyncio.create_task(self._report_load())
         stack.callback(self._receiving.cancel)
         stack.callback(reporting.cancel)
-        await self.endpoint.register()
-        logger.info("prefill worker %s serves %s", node.instance_id, self._model_name)
 
     async def drain(self) -> None:
-        """Takes no new ticket; jobs in hand go on up to the drain timeout."""
+        """Take no new ticket; jobs in hand go on up to the drain timeout."""
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
@@ -138,13 +74,9 @@ class PrefillWorker:
         if self._jobs:
             await asyncio.wait(self._jobs)
 
-    async def stop(self) -> None:
-        """Leaves the cluster; the pool is unregistered when no write can read it any more."""
-        await self._stack.aclose()
-
-    async def _watch_peers(self) -> None:
-        """Connects to every decode worker before the first ticket of it comes."""
-        self._peers = watch_transfer(self.node.discovery, self._runtime.namespace)
+    async def _watch_peers(self, stack: contextlib.AsyncExitStack) -> None:
+        """Connect to every decode worker before its first ticket comes."""
+        self._peers = watch_transfer(self.node.discovery, self._namespace)
         await self._peers.ready()
         connecting: set[asyncio.Task[None]] = set()
 
@@ -157,8 +89,8 @@ class PrefillWorker:
             for task in connecting:
                 task.cancel()
 
-        self._stack.callback(stop_meeting)
-        self._stack.callback(self._peers.subscribe(changed))
+        stack.callback(stop_meeting)
+        stack.callback(self._peers.subscribe(changed))
 
     async def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Again and again while the peer is there: it may be stopped, or busy, when it is met."""
@@ -183,7 +115,8 @@ class PrefillWorker:
 
     async def _receive(self) -> None:
         """Takes tickets while there is room, up to a budget of jobs and of uncached tokens."""
-        config, block_size = self._config, self.engine.block_pool.block_size
+        config, settings = self._config, self._worker.settings
+        block_size = self.engine.block_pool.block_size
         tools = JobTools(
             node=self.node,
             group=self._group,
@@ -191,13 +124,13 @@ class PrefillWorker:
             steps=self._steps,
             peers=self._peers,
             metrics=self.metrics,
-            trace=self.trace,
-            deployment=self._deployment,
+            trace=self._worker.trace,
+            deployment=self._worker.deployment,
             puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
             block_size=block_size,
-            max_chunk_tokens=self._engine_config.max_num_batched_tokens,
-            transfer=self._transfer,
-            renew_interval_s=self._queue_config.ack_wait_s / 3,
+            max_chunk_tokens=settings.engine.max_num_batched_tokens,
+            transfer=settings.transfer,
+            renew_interval_s=settings.queue.ack_wait_s / 3,
         )
         while True:
             is_full = len(self._jobs) >= config.max_batch_jobs
@@ -242,7 +175,7 @@ class PrefillWorker:
             job.cancel("the prefill worker stopped")
         await asyncio.gather(*self._jobs, return_exceptions=True)
 
-    def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
+    def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             if (steps := self._steps.get(output.request_id)) is not None:
                 steps.put_nowait(output)
@@ -255,26 +188,18 @@ class PrefillWorker:
     # ---- what others ask ----------------------------------------------------------------------
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        load = await self._load()
-        details: dict[str, str | int | float | bool] = {
+        load = await self._worker.load()
+        details: Details = {
             "num_jobs": len(self._jobs),
             "num_job_tokens": self._num_tokens,
             "num_peers": len(self._peers.items),
-            "nats": self.node.nats.connected,
-            "etcd": self.node.discovery.connected,
         }
-        instance = self.node.instance(self.endpoint.address)
         links = self._group.reports()
-        answer.send(encode(WorkerStatus(instance, self.state(), load, details, links)))
-
-    async def _load(self) -> LoadReport:
-        load = await self.loop.call(lambda engine: engine.load())
-        return load.report(self.node.instance_id, self.node.epoch, "prefill")
+        answer.send(encode(self._worker.status(self.endpoint, load, details, links)))
 
     async def _report_load(self) -> None:
-        subject = load_subject(self._runtime.namespace, self.node.instance_id)
         while True:
-            load = await self._load()
+            load = await self._worker.load()
             self.metrics.loaded(load)
-            self.node.events.publish(subject, encode(load))
+            self._worker.publish(load)
             await asyncio.sleep(LOAD_INTERVAL_S)

@@ -17,6 +17,11 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
+def host_port(host: str, port: int) -> str:
+    """Return "host:port", with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
     """`namespace.component.endpoint`; the endpoint's name may have parts, as "chat/completions".

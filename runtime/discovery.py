@@ -102,7 +102,15 @@ class WatchView:
         self._is_ready.set()
 
 
-class Discovery(Protocol):
+class Records(Protocol):
+    """A place for records that live as long as this process: discovery, or a node."""
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Keep `key` in the store for as long as this process lives, across losses of the store."""
+        ...
+
+
+class Discovery(Records, Protocol):
     """One process's access to the store all processes share."""
 
     @property
@@ -112,10 +120,6 @@ class Discovery(Protocol):
 
     async def start(self) -> None:
         """Connect. Raises ServiceError naming the address after bounded retries."""
-        ...
-
-    async def put(self, key: str, value: bytes) -> None:
-        """Keep `key` in the store for as long as this process lives, across losses of the store."""
         ...
 
     async def delete(self, key: str) -> None:
@@ -300,27 +304,25 @@ def endpoint_of(instance: Instance) -> str:
     return f"{instance.namespace}.{instance.component}.{instance.endpoint}"
 
 
-async def register_instance(discovery: Discovery, instance: Instance) -> str:
-    """Make an instance known; returns its key, for `discovery.delete`."""
+async def register_instance(records: Records, instance: Instance) -> str:
+    """Put the record of an instance and return its key."""
     address = EndpointAddress(instance.namespace, instance.component, instance.endpoint)
     key = address.instance_key(instance.instance_id)
-    await discovery.put(key, msgspec.json.encode(instance))
+    await records.put(key, msgspec.json.encode(instance))
     return key
 
 
-async def register_model(discovery: Discovery, namespace: str, card: ModelCard) -> str:
-    """Make known that `card.instance_id` serves a model; returns the key."""
+async def register_model(records: Records, namespace: str, card: ModelCard) -> str:
+    """Put the card of a model that `card.instance_id` serves and return its key."""
     key = model_key(namespace, card.name, card.instance_id)
-    await discovery.put(key, msgspec.json.encode(card))
+    await records.put(key, msgspec.json.encode(card))
     return key
 
 
-async def register_transfer(
-    discovery: Discovery, namespace: str, metadata: TransferMetadata
-) -> str:
-    """Make known how to reach a worker's KV pool; returns the key."""
+async def register_transfer(records: Records, namespace: str, metadata: TransferMetadata) -> str:
+    """Put how to reach a worker's KV pools and return the key."""
     key = transfer_prefix(namespace) + metadata.instance_id
-    await discovery.put(key, msgspec.json.encode(metadata))
+    await records.put(key, msgspec.json.encode(metadata))
     return key
 
 

@@ -15,7 +15,7 @@ from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 from tandem.runtime.model_files import weights_fingerprint
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime
+from tandem.runtime.node import Node
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.pool import group_for, layout_of
 
@@ -62,7 +62,7 @@ class HandoffPeer:
     def __init__(
         self, runtime: RuntimeConfig, model: Path, component: str, transfer: TransferConfig
     ) -> None:
-        self.node = DistributedRuntime(runtime, component=component, model=MODEL)
+        self.node = Node(runtime, component=component, model=MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
         kv_cache = self.engine.runner.kv_cache
         self.group = group_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)

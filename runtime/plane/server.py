@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from tandem.runtime.address import new_id
+from tandem.runtime.address import host_port, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -266,7 +266,7 @@ class RequestServer:
         host = self._config.advertise_host or host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        self.address = f"[{host}]:{bound_port}" if ":" in host else f"{host}:{bound_port}"
+        self.address = host_port(host, bound_port)
         logger.info("request plane of %s listens on %s", self._instance_id, self.address)
 
     @property

@@ -8,17 +8,14 @@ POST /engine/update/NAME      the same
 """
 
 import asyncio
-import contextlib
 import logging
 import os
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,11 +23,11 @@ from starlette.routing import Route
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, InvalidRequestError, NotFoundError, TandemError
+from tandem.runtime.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
 
 _VARIABLES = ("TANDEM_SYSTEM_PORT", "DYN_SYSTEM_PORT")
-_GRACE_S = 1
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Action = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -73,61 +70,17 @@ def system_port(config: RuntimeConfig) -> int | None:
     return int(text) if int(text) >= 0 else None  # -1 is how some write "none"
 
 
-class _Http(uvicorn.Server):
-    """uvicorn without its signal handlers: the worker has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class SystemServer:
-    """Serves `routes` until `close`."""
+class SystemServer(HttpServer):
+    """Serves `routes` from `start` until `close`."""
 
     def __init__(self, host: str, port: int, routes: SystemRoutes) -> None:
-        self._host = host
-        self._routes = routes
-        self._serving: asyncio.Task[None] | None = None
-        self._http: _Http | None = None
-        self.port = port  # the real one after `start`, where it was 0
+        super().__init__(_app(routes), host, port, param="runtime.metrics_port")
 
     async def start(self) -> None:
-        """Listens. Raises ConfigError when the port is taken."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._host, self.port))
-            listener.listen()
-        except OSError as error:
-            listener.close()
-            raise ConfigError(
-                f"runtime.metrics_port: cannot serve on {self._host}:{self.port}: {error}",
-                param="runtime.metrics_port",
-            ) from error
-        listener.setblocking(False)
-        self.port = int(listener.getsockname()[1])
-        self._http = _Http(
-            uvicorn.Config(
-                _app(self._routes),
-                log_level="warning",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
-        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
-        logger.info("health and metrics on http://%s:%d", self._host, self.port)
-
-    async def close(self) -> None:
-        """Stops; idempotent."""
-        if self._http is not None and self._serving is not None:
-            self._http.should_exit = True
-            await asyncio.gather(self._serving, return_exceptions=True)
-            self._http = self._serving = None
+        """Listen and serve. Raise ConfigError when the port is taken."""
+        self.bind()
+        self.serve()
+        logger.info("health and metrics on http://%s", self.address)
 
 
 def _app(routes: SystemRoutes) -> Starlette:

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.decode.worker import DecodeWorker
+from tandem.decode.worker import DecodeRole
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
-from tandem.runtime.address import new_id
+from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_instance
@@ -40,11 +40,14 @@ from tandem.runtime.messages import (
     pack_tokens,
     unpack_tokens,
 )
+from tandem.runtime.model_files import read_model_files
 from tandem.runtime.plane.client import ResponseStream
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.link import Link
 from tandem.transfer.reactor import HELLO
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
 from tests.services import eventually
 
@@ -121,12 +124,14 @@ class Stage:
         fields = {"policy": Policy.ALWAYS_REMOTE, "handoff_timeout_ms": 5000}
         disagg = DisaggConfig.model_validate({**fields, **config})
         self.peer = HandoffPeer(runtime, model, "prefill", transfer)
-        self.worker = DecodeWorker(runtime, engine_config(model), transfer, QUEUE, disagg, MODEL)
+        settings = WorkerSettings(runtime, engine_config(model), transfer, QUEUE, MODEL)
+        self.process = Worker(settings, "decode")
+        self.worker = DecodeRole(self.process, disagg, read_model_files(model))
         self.readers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Stage":
         await self.peer.__aenter__()
-        await self.worker.startup()
+        await self.process.startup(self.worker)
         await self.register(os.getpid())
         await self.connect()
         return self
@@ -135,14 +140,14 @@ class Stage:
         return await self.peer.group.connect(self.worker.remote._group.metadata())
 
     async def __aexit__(self, *_: object) -> None:
-        await self.worker.stop()
+        await self.process.stop()
         await self.peer.__aexit__()
         await asyncio.gather(*self.readers)
 
     async def register(self, pid: int) -> None:
         """Makes the puppet known as a prefill worker with this process id."""
         node = self.peer.node
-        instance = node.instance(node.endpoint(f"{node.config.namespace}.prefill.prefill").address)
+        instance = node.instance(EndpointAddress(node.config.namespace, "prefill", "prefill"))
         instance = msgspec.structs.replace(instance, pid=pid, host=socket.gethostname())
         await register_instance(self.peer.node.discovery, instance)
         view = self.worker._prefill_instances
@@ -174,7 +179,7 @@ class Stage:
         answer = Answer(RequestContext(timeout_s=20))
         stream = await self.peer.node.client.open(
             self.worker.node.server.address,
-            str(self.worker.endpoint.address),
+            str(self.worker.endpoint),
             encode(request),
             answer.context,
         )

@@ -255,7 +255,7 @@ async def test_a_stopped_worker_retracts_its_claims_and_fails_its_requests(
     async with Stage(runtime_config, tiny_model) as stage:
         answers = [await stage.ask(PROMPT), await stage.ask(fresh_prompt(9, seed=1))]
         work = await stage.claimed()
-        await stage.worker.stop()
+        await stage.process.stop()
         await stage.retracted(work)
         for answer in answers:
             with pytest.raises(IncompleteError, match="stopped"):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
 
     async def put_without_answer(key: str, value: bytes) -> None:
         await put(key, value)
-        if key == worker.endpoint.address.instance_key(node.instance_id):
+        if key == worker.endpoint.instance_key(node.instance_id):
             is_known.set()
             await asyncio.Event().wait()
 
@@ -32,7 +33,11 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
         discovery = stage.peer.node.discovery
         view = watch_instances(discovery, runtime_config.namespace, "decode")
         running = asyncio.create_task(
-            lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
+            lifecycle.run(
+                startup=partial(stage.process.startup, worker),
+                drain=worker.drain,
+                stop=stage.process.stop,
+            )
         )
         async with asyncio.timeout(20):
             await is_known.wait()

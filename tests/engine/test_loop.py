@@ -91,7 +91,8 @@ async def test_news_of_layers_comes_on_the_asyncio_thread_before_its_steps_outpu
         order.append([output.request_id for output in outputs])
         ended.set()
 
-    loop = EngineLoop(fake.make_harness().engine, on_outputs, on_layers=on_layers, strict=True)
+    loop = EngineLoop(fake.make_harness().engine, on_outputs, strict=True)
+    loop.listen_to_layers(on_layers)
     await loop.start()
     seq = fake.make_seq("r", [1, 2, 3], 1, prefill_only=True, num_layer_groups=3)
     loop.post(lambda engine: engine.add(seq))
@@ -107,7 +108,8 @@ async def test_a_step_does_not_wait_until_the_news_of_its_layers_is_heard(
     told = threading.Event()
     heard: list[LayerProgress] = []
     engine = fake.make_harness().engine
-    async with running(engine, on_layers=heard.extend) as (loop, outputs):
+    async with running(engine) as (loop, outputs):
+        loop.listen_to_layers(heard.extend)
         announce = engine.on_layers
 
         def announce_and_tell(progress: list[LayerProgress]) -> None:

@@ -38,6 +38,7 @@ from tandem.runtime.messages import (
     unpack_tokens,
 )
 from tandem.runtime.model_files import files_digest
+from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
 
 MODEL = "test/model"
@@ -241,11 +242,11 @@ class Stack:
         self._exits = AsyncExitStack()
         for _ in range(self.num_workers):
             await self.add_worker()
-        discovery = MemoryDiscovery(self.store)
-        await discovery.start()
-        events = MemoryEvents(self.listeners)
-        await events.start()
-        self.server = FrontendServer(self.config, self.runtime, self.router, discovery, events)
+        node = self.node()
+        self._exits.push_async_callback(node.client.close)
+        await node.discovery.start()
+        await node.events.start()
+        self.server = FrontendServer(self.config, self.router, node)
         self._exits.push_async_callback(self.server.stop)
         await self.server.start()
         self.url = f"http://{self.server.address}"
@@ -257,6 +258,12 @@ class Stack:
 
     async def __aexit__(self, *_: object) -> None:
         await self._exits.aclose()
+
+    def node(self) -> Node:
+        """A frontend's node over the stack's store and events."""
+        node = Node(self.runtime, component="frontend", serves=False)
+        node.discovery, node.events = MemoryDiscovery(self.store), MemoryEvents(self.listeners)
+        return node
 
     async def add_worker(
         self,

@@ -10,7 +10,6 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
 from tandem.router.config import RouterConfig
 from tandem.runtime.block_hash import block_hashes
-from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
@@ -83,8 +82,9 @@ async def test_a_start_that_was_broken_off_is_drained(stack: Stack) -> None:
             is_known.set()
             await asyncio.Event().wait()
 
-    discovery = WithoutAnswer(stack.store)
-    server = FrontendServer(stack.config, stack.runtime, stack.router, discovery, MemoryEvents())
+    node = stack.node()
+    node.discovery = WithoutAnswer(stack.store)
+    server = FrontendServer(stack.config, stack.router, node)
     starting = asyncio.create_task(server.start())
     await asyncio.wait_for(is_known.wait(), 10)
     starting.cancel()
@@ -97,10 +97,7 @@ async def test_a_start_that_was_broken_off_is_drained(stack: Stack) -> None:
 
 async def test_a_port_that_is_taken_is_a_config_error(stack: Stack) -> None:
     port = int(stack.server.address.rpartition(":")[2])
-    discovery, events = MemoryDiscovery(), MemoryEvents()
-    server = FrontendServer(
-        FrontendConfig(port=port), RuntimeConfig(), RouterConfig(), discovery, events
-    )
+    server = FrontendServer(FrontendConfig(port=port), RouterConfig(), stack.node())
     with pytest.raises(ConfigError, match=str(port)):
         await server.start()
     await server.stop()

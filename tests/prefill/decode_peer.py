@@ -14,7 +14,7 @@ import msgspec
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.worker import PrefillWorker
+from tandem.prefill.worker import PrefillRole
 from tandem.queue.config import QueueConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
@@ -39,6 +39,8 @@ from tandem.runtime.messages import (
 from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, decode_landed, decode_settled
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
 from tests.services import eventually
 
@@ -86,13 +88,11 @@ class Stage:
     ) -> None:
         self.queue_config = QueueConfig(ack_wait_s=0.3, max_deliver=QUEUE.max_deliver)
         self.peer = HandoffPeer(runtime, model, "decode", transfer)
-        self.worker = PrefillWorker(
-            runtime,
-            engine_config(model, max_num_batched_tokens=32),
-            transfer,
-            self.queue_config,
-            PrefillConfig.model_validate({"receive_timeout_s": 1.0, **config}),
-            MODEL,
+        engine = engine_config(model, max_num_batched_tokens=32)
+        settings = WorkerSettings(runtime, engine, transfer, self.queue_config, MODEL)
+        self.process = Worker(settings, "prefill")
+        self.worker = PrefillRole(
+            self.process, PrefillConfig.model_validate({"receive_timeout_s": 1.0, **config})
         )
         self.offers: dict[bytes, Offer] = {}
 
@@ -105,7 +105,7 @@ class Stage:
         await self.peer.__aenter__()
         node = self.peer.node
         await register_transfer(node.discovery, node.config.namespace, self.peer.group.metadata())
-        await self.worker.startup()
+        await self.process.startup(self.worker)
         await eventually(self.is_known)
         return self
 
@@ -117,7 +117,7 @@ class Stage:
     async def __aexit__(self, *_: object) -> None:
         for offer in self.offers.values():
             offer.ended.set()
-        await self.worker.stop()
+        await self.process.stop()
         await self.peer.__aexit__()
 
     # ---- the puppet's endpoints ---------------------------------------------------------------

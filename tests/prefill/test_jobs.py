@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.lifecycle import Lifecycle, State
+from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
 from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
@@ -193,7 +193,7 @@ async def before_the_first_step(stage: Stage, offer: Offer) -> None:
 
 
 def stop(stage: Stage, offer: Offer) -> Awaitable[None]:
-    return stage.worker.stop()
+    return stage.process.stop()
 
 
 async def retract(stage: Stage, offer: Offer) -> None:
@@ -358,10 +358,10 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
 async def test_a_worker_that_is_ended_before_it_is_up_ends_quietly(
     runtime_config: RuntimeConfig, tiny_model: Path
 ) -> None:
-    worker, lifecycle = Stage(runtime_config, tiny_model).worker, Lifecycle()
-    lifecycle.shut_down("changed my mind")
-    await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
-    assert lifecycle.state is State.STOPPED
+    stage = Stage(runtime_config, tiny_model)
+    stage.process.lifecycle.shut_down("changed my mind")
+    await stage.process.run(stage.worker)
+    assert stage.process.lifecycle.state is State.STOPPED
 
 
 async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_back(

@@ -15,7 +15,8 @@ from tandem.frontend.server import FrontendServer
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
-from tandem.sdk import Context, DisaggregationMode, DistributedRuntime, ModelInput
+from tandem.runtime.node import Node
+from tandem.sdk import Context, DisaggregationMode, ModelInput
 from tandem.sdk.engine.health_check import is_probe
 from tandem.sdk.sample_engine import (
     FIRST_TOKEN_ID,
@@ -142,10 +143,8 @@ async def test_its_blocks_are_counted_while_requests_run_and_given_back() -> Non
 
 @contextlib.asynccontextmanager
 async def frontend_of(config: RuntimeConfig) -> AsyncIterator[httpx.AsyncClient]:
-    async with DistributedRuntime(config, component="frontend") as runtime:
-        server = FrontendServer(
-            FrontendConfig(port=0), config, RouterConfig(), runtime.discovery, runtime.events
-        )
+    async with Node(config, component="frontend", serves=False) as node:
+        server = FrontendServer(FrontendConfig(port=0), RouterConfig(), node)
         await server.start()
         url = f"http://{server.address}/v1"
         try:

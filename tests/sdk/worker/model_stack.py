@@ -16,9 +16,7 @@ from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.events import NatsEvents
-from tandem.runtime.nats import NatsConnection
+from tandem.runtime.node import Node
 from tandem.sdk import DistributedRuntime, Endpoint
 from tests.sdk.kit_pair import eventually
 
@@ -34,18 +32,9 @@ class ModelStack:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            discovery = EtcdDiscovery(self.config)
-            stack.push_async_callback(discovery.close)
-            await discovery.start()
-            nats = NatsConnection(self.config)
-            stack.push_async_callback(nats.close)
-            await nats.start()
-            events = NatsEvents(nats)
-            stack.push_async_callback(events.close)
-            await events.start()
-            self.server = FrontendServer(
-                FrontendConfig(port=0), self.config, RouterConfig(), discovery, events
-            )
+            node = Node(self.config, component="frontend", serves=False)
+            await stack.enter_async_context(node)
+            self.server = FrontendServer(FrontendConfig(port=0), RouterConfig(), node)
             stack.push_async_callback(self.server.stop)
             await self.server.start()
             self.http = await stack.enter_async_context(

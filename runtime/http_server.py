@@ -1,0 +1,103 @@
+"""An HTTP server of a process: uvicorn on a socket that was bound before, without signals."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from tandem.runtime.address import host_port
+from tandem.runtime.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves an ASGI application from `serve` until `close`; `bind` takes the port before.
+
+    `param` is the config key of the port, for the error. Port 0 is any free port.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        host: str,
+        port: int,
+        *,
+        param: str,
+        grace_s: int = 1,
+        keep_alive_s: int = 5,
+    ) -> None:
+        self._host = host
+        self._param = param
+        self.port = port  # the real one after `bind`
+        self._listener: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=keep_alive_s,
+                timeout_graceful_shutdown=grace_s,
+            )
+        )
+
+    def bind(self) -> None:
+        """Listen; connections wait for `serve`. Raise ConfigError when the port is taken."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            listener.bind((self._host, self.port))
+            listener.listen(_BACKLOG)  # here, because a port that is taken may show only now
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"{self._param}: cannot listen on {self._host}:{self.port}: {error.strerror}; "
+                "choose another port, or 0 for a free one",
+                param=self._param,
+            ) from error
+        listener.setblocking(False)
+        self.port = int(listener.getsockname()[1])
+        self._listener = listener
+
+    @property
+    def address(self) -> str:
+        """The host and port, as "host:port"."""
+        return host_port(self._host, self.port)
+
+    def serve(self) -> None:
+        """Answer requests from now on."""
+        assert self._listener is not None, "serve before bind"
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def close(self) -> None:
+        """Stop: requests under way get `grace_s`. Idempotent, also after a `bind` that failed."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
+            self._serving = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the process has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,1 @@
+"""The worker process: the parts that a role stands on."""

@@ -1,0 +1,147 @@
+"""One worker process: the parts that its role stands on, started and closed in one order."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+from tandem.engine.engine import Engine
+from tandem.engine.loop import EngineLoop, built_apart
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.queue.deployment import deployment_id
+from tandem.queue.jetstream import JetStreamQueue
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.discovery import register_instance
+from tandem.runtime.events import load_subject
+from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.messages import LinkReport, LoadReport, WorkerStatus, encode
+from tandem.runtime.model_files import weights_fingerprint
+from tandem.runtime.node import Node
+from tandem.runtime.trace import TraceFile
+from tandem.transfer.pool import group_for, layout_of
+from tandem.worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+Details = dict[str, str | int | float | bool]
+
+
+class Role(Protocol):
+    """A role of a worker; its methods are called on the event loop."""
+
+    endpoint: EndpointAddress
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Begin to work; the worker's parts are up. `stack` is closed before they are."""
+        ...
+
+    async def drain(self) -> None:
+        """Leave discovery, take no new work, and wait for the work in hand."""
+        ...
+
+    def on_outputs(self, outputs: list[SequenceOutput]) -> None:
+        """Take the outputs of one step; those of unknown requests are not this role's."""
+        ...
+
+
+class Worker:
+    """Engine, node, transfer group over the KV pool, queue and trace of one process.
+
+    Closing ends them in an order that keeps the pool's memory valid while a peer may write to it.
+    """
+
+    def __init__(self, settings: WorkerSettings, component: Literal["decode", "prefill"]) -> None:
+        runtime, engine = settings.runtime, settings.engine
+        self.settings = settings
+        self.component = component
+        self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
+        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
+        self.loop = EngineLoop(self.engine, self._on_outputs)
+        self.node = node = Node(
+            runtime,
+            component=component,
+            model=settings.model_name,
+            progress=lambda: self.loop.progress,
+        )
+        kv_cache = self.engine.runner.kv_cache
+        self.group = group_for(settings.transfer, kv_cache, node.instance_id, node.epoch)
+        self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
+        self.queue = JetStreamQueue(
+            node.nats, settings.queue, runtime.namespace, settings.model_name
+        )
+        self.trace = TraceFile(runtime.trace_file, component, node.instance_id)
+        self.weights_digest = weights_fingerprint(Path(engine.model))
+        self.deployment = deployment_id(
+            runtime.namespace,
+            settings.model_name,
+            self.weights_digest,
+            layout_of(kv_cache.tensor).digest(),
+        )
+        self._load_subject = load_subject(runtime.namespace, node.instance_id)
+        self._roles: list[Role] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    async def run(self, role: Role) -> None:
+        """Serve as `role` until a signal ends the process."""
+        freeze_what_is_loaded()
+        await self.lifecycle.run(
+            startup=partial(self.startup, role), drain=role.drain, stop=self.stop
+        )
+
+    async def startup(self, role: Role) -> None:
+        """Join the cluster, start `role`, and register it."""
+        node, stack = self.node, self._stack
+        self._roles.append(role)
+        await stack.enter_async_context(self.trace)  # closed last: it has all that ends before
+        stack.push_async_callback(node.close)
+        await node.connect()
+        await self.loop.start()
+        stack.push_async_callback(self.loop.stop)
+        stack.push_async_callback(self.group.close)
+        await self.group.start(lambda rank, data: self.on_notification(rank, data))
+        await self.queue.start()
+        stack.push_async_callback(self.queue.close)
+        await role.start(stack)
+        await register_instance(node, node.instance(role.endpoint))
+        name = self.settings.model_name
+        logger.info("%s worker %s serves %s", self.component, node.instance_id, name)
+
+    async def stop(self) -> None:
+        """End everything; can be called after a `startup` that failed."""
+        await self._stack.aclose()
+
+    def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
+        for role in self._roles:
+            role.on_outputs(outputs)
+
+    # ---- status -------------------------------------------------------------------------------
+
+    async def load(self) -> LoadStats:
+        """Return the engine's load, read between two steps."""
+        return await self.loop.call(lambda engine: engine.load())
+
+    def status(
+        self,
+        endpoint: EndpointAddress,
+        load: LoadStats,
+        details: Details,
+        links: Sequence[LinkReport] = (),
+    ) -> WorkerStatus:
+        """Return the answer to `tandem status`, with the `details` of a role."""
+        details |= {"nats": self.node.nats.connected, "etcd": self.node.discovery.connected}
+        instance, state = self.node.instance(endpoint), self.lifecycle.state.value
+        return WorkerStatus(instance, state, self._report(load), details, list(links))
+
+    def publish(self, load: LoadStats) -> None:
+        """Send the load to the frontends."""
+        self.node.events.publish(self._load_subject, encode(self._report(load)))
+
+    def _report(self, load: LoadStats) -> LoadReport:
+        return load.report(self.node.instance_id, self.node.epoch, self.component)
+
+
+def _ignore(rank: int, data: bytes) -> None:
+    """Drop a notification: no role of this worker is written to."""
