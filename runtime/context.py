@@ -4,10 +4,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import CancelledRequestError, DeadlineError, TandemError
+from tandem.runtime.listeners import Listeners
 
 Callback = Callable[[], None]
 _DEADLINE = "deadline"
@@ -34,8 +34,8 @@ class RequestContext:
         self._deadline = math.inf if timeout_s is None else time.perf_counter() + timeout_s
         self._reason: str | None = None
         self._is_stopped = False
-        self._callbacks: dict[object, Callback] = {}
-        self._stop_callbacks: dict[object, Callback] = {}
+        self._on_cancel: Listeners[[]] = Listeners()
+        self._on_stop: Listeners[[]] = Listeners()
         self._timer: asyncio.TimerHandle | None = None
         self._leave_parent: Callback | None = None
 
@@ -58,9 +58,7 @@ class RequestContext:
         if self._is_stopped or self._reason is not None:
             return
         self._is_stopped = True
-        callbacks = list(self._stop_callbacks.values())
-        self._stop_callbacks.clear()
-        for callback in callbacks:
+        for callback in self._on_stop.take():
             callback()
 
     def cancel(self, reason: str) -> None:
@@ -68,7 +66,7 @@ class RequestContext:
         if self._reason is not None:
             return
         self._reason = reason
-        callbacks = list(self._callbacks.values())
+        callbacks = self._on_cancel.take()
         self.close()
         for callback in callbacks:
             callback()
@@ -88,9 +86,7 @@ class RequestContext:
         if self._is_stopped:
             callback()
             return lambda: None
-        key = object()
-        self._stop_callbacks[key] = callback
-        return lambda: self._stop_callbacks.pop(key, None) and None
+        return self._on_stop.add(callback)
 
     async def cancelled(self) -> str:
         """Wait until cancelled or past the deadline; returns the reason."""
@@ -109,15 +105,14 @@ class RequestContext:
             self.cancel(_DEADLINE)
             callback()
             return lambda: None
-        key = object()
-        self._callbacks[key] = callback
+        forget = self._on_cancel.add(callback)
         if self._timer is None and self._deadline != math.inf:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.remaining_s(), self.cancel, _DEADLINE)
 
         def remove() -> None:
-            self._callbacks.pop(key, None)
-            if not self._callbacks and self._timer is not None:
+            forget()
+            if not self._on_cancel and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
 
@@ -143,8 +138,8 @@ class RequestContext:
 
     def close(self) -> None:
         """Forget callbacks, timer and parent."""
-        self._callbacks.clear()
-        self._stop_callbacks.clear()
+        self._on_cancel.clear()
+        self._on_stop.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -155,10 +150,5 @@ class RequestContext:
     async def __aenter__(self) -> "RequestContext":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()

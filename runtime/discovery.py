@@ -19,22 +19,13 @@ import msgspec
 
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import ConfigError, DeadlineError
+from tandem.runtime.listeners import Listeners
 from tandem.runtime.messages import Instance, ModelCard, TransferMetadata
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Change = Callable[[str, bytes | None], None]  # key, its value; None: deleted
-
-
-def _tell(
-    subscribers: dict[object, Callable[[str, T | None], None]], name: str, value: T | None
-) -> None:
-    for change in list(subscribers.values()):
-        try:
-            change(name, value)
-        except Exception:
-            logger.exception("a subscriber failed on %s", name)
 
 
 class WatchView:
@@ -44,7 +35,7 @@ class WatchView:
         self.prefix = prefix
         self._items: dict[str, bytes] = {}
         self.items: Mapping[str, bytes] = MappingProxyType(self._items)
-        self._subscribers: dict[object, Change] = {}
+        self._listeners: Listeners[str, bytes | None] = Listeners()
         self._is_ready = asyncio.Event()
         self._on_close = on_close
 
@@ -54,15 +45,10 @@ class WatchView:
 
     def subscribe(self, change: Change) -> Callable[[], None]:
         """Call `change` for every key now known and for each change after; returns the undo."""
-        token = object()
-        self._subscribers[token] = change
+        remove = self._listeners.add(change)
         for key, value in list(self._items.items()):
             change(key, value)
-
-        def undo() -> None:
-            self._subscribers.pop(token, None)
-
-        return undo
+        return remove
 
     async def wait_for(
         self, predicate: Callable[[Mapping[str, bytes]], bool], timeout_s: float
@@ -84,7 +70,7 @@ class WatchView:
 
     async def close(self) -> None:
         """Stop following."""
-        self._subscribers.clear()
+        self._listeners.clear()
         self._on_close(self)
 
     def apply(self, key: str, value: bytes | None) -> None:
@@ -95,7 +81,7 @@ class WatchView:
             del self._items[key]
         else:
             self._items[key] = value
-        _tell(self._subscribers, key, value)
+        self._listeners.tell(key, value)
 
     def mark_ready(self) -> None:
         """The store's way in: the first snapshot has been applied."""
@@ -213,7 +199,7 @@ class TypedView(Generic[T]):
         self._num_parts = num_parts
         self._decoder = msgspec.json.Decoder(kind)
         self._items: dict[str, T] = {}
-        self._subscribers: dict[object, Callable[[str, T | None], None]] = {}
+        self._listeners: Listeners[str, T | None] = Listeners()
         self.items: Mapping[str, T] = MappingProxyType(self._items)
         view.subscribe(self._apply)
 
@@ -230,7 +216,7 @@ class TypedView(Generic[T]):
             self._items.pop(name, None)
         else:
             self._items[name] = value
-        _tell(self._subscribers, name, value)
+        self._listeners.tell(name, value)
 
     async def ready(self) -> None:
         """Wait until the first snapshot of the store has arrived."""
@@ -238,15 +224,10 @@ class TypedView(Generic[T]):
 
     def subscribe(self, change: Callable[[str, T | None], None]) -> Callable[[], None]:
         """Call `change(name, value)` for all now known and each change after; returns the undo."""
-        token = object()
-        self._subscribers[token] = change
+        remove = self._listeners.add(change)
         for name, value in list(self._items.items()):
             change(name, value)
-
-        def undo() -> None:
-            self._subscribers.pop(token, None)
-
-        return undo
+        return remove
 
     async def wait_for(
         self, predicate: Callable[[Mapping[str, T]], bool], timeout_s: float
@@ -256,7 +237,7 @@ class TypedView(Generic[T]):
 
     async def close(self) -> None:
         """Stop following."""
-        self._subscribers.clear()
+        self._listeners.clear()
         await self._view.close()
 
 

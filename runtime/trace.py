@@ -15,7 +15,6 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 import msgspec
@@ -97,12 +96,7 @@ class TraceFile:
             logger.info("requests are traced to %s", self.path)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._writing is None:
             return
         self._closing.set()

@@ -5,7 +5,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
@@ -109,12 +108,7 @@ class ResponseStream:
     async def __aenter__(self) -> "ResponseStream":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
     def _listen(self) -> None:
