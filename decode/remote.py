@@ -55,7 +55,6 @@ from tandem.transfer.handoff.landed import Landed
 
 logger = logging.getLogger(__name__)
 
-NUM_AFFINITY_HASHES = 8
 CLAIMANT_CHECK_INTERVAL_S = 0.25  # between looks at the process that a quarantine is for
 _UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
 _ENDED = (HandoffState.ADMITTED, HandoffState.CLOSED)
@@ -163,7 +162,6 @@ class RemotePrefills:
             decode_epoch=self._node.epoch,
             num_tokens=active.seq.num_given_tokens,
             num_uncached_tokens=remote.num_uncached_tokens,
-            prefix_hashes=active.seq.block_hashes[:NUM_AFFINITY_HASHES],
             deadline_ms=timeout_ms,
             trace=active.context.headers,
         )

@@ -1,10 +1,10 @@
-"""What a decode and a prefill worker must have in common for a ticket to make sense."""
+"""The id that a decode and a prefill worker must share to serve one another's tickets."""
 
 from hashlib import blake2b
 
 
 def deployment_id(namespace: str, model_name: str, weights: str, layout_digest: str) -> str:
-    """Equal for workers that can serve one another's tickets; 16 hex characters.
+    """Return the id: 16 hex characters.
 
     `weights` is the fingerprint of the model's weights: KV of others would be silently wrong.
     """

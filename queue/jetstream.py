@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 class JetStreamDelivery:
     """A job pulled from a JetStreamQueue."""
 
-    def __init__(self, queue: "JetStreamQueue", message: Msg, job: PrefillJob) -> None:
-        self._queue = queue
+    def __init__(self, message: Msg, job: PrefillJob) -> None:
         self._message = message
         self._job = job
         self._answered = False
@@ -47,10 +46,6 @@ class JetStreamDelivery:
     @property
     def job(self) -> PrefillJob:
         return self._job
-
-    @property
-    def num_delivered(self) -> int:
-        return self._message.metadata.num_delivered
 
     async def ack(self) -> None:
         if self._answer():
@@ -63,10 +58,6 @@ class JetStreamDelivery:
     async def in_progress(self) -> None:
         if not self._answered:
             await _best_effort(self._message.in_progress())
-
-    async def term(self, reason: str) -> None:
-        if self._answer():
-            await self._queue.bury(self._message, reason)
 
     def _answer(self) -> bool:
         first, self._answered = not self._answered, True
@@ -143,16 +134,18 @@ class JetStreamQueue:
         for message in await self._pulls.close():
             await _best_effort(message.nak())
 
-    async def bury(self, message: Msg, reason: str) -> None:
-        """Make a delivered message a dead letter; when that fails it comes again."""
+    async def _dead_letter(self, message: Msg, reason: str) -> None:
+        """Move a delivered message to the dead letters; when that fails it is delivered again."""
         identity = (message.headers or {}).get(_DEDUP_HEADER, "")
         headers = {_REASON_HEADER: reason[:_MAX_REASON_CHARS], _DEDUP_HEADER: f"dead-{identity}"}
         try:
             await self._publish(self._names.dead_subject, message.data, headers)
         except (*_NATS_ERRORS, ServiceError) as exc:
-            logger.warning("%s: a dead letter stays: %s", self._names.stream, exc)
+            logger.warning(
+                "%s: job %s was not dead-lettered: %s", self._names.stream, identity, exc
+            )
             return
-        logger.warning("%s: job %s is dead: %s", self._names.stream, identity, reason)
+        logger.warning("%s: job %s is a dead letter: %s", self._names.stream, identity, reason)
         await _best_effort(message.term())
 
     @property
@@ -176,19 +169,21 @@ class JetStreamQueue:
         return []
 
     async def _admit(self, message: Msg) -> JetStreamDelivery | None:
-        """The job in a message; what is no job, or came too often, becomes a dead letter."""
+        """Return a message's job; dead-letter what is not a job or was delivered too often."""
         try:
             job = _DECODER.decode(message.data)
         except msgspec.MsgspecError as exc:
-            await self.bury(message, f"no prefill job: {exc}")
+            await self._dead_letter(message, f"not a prefill job: {exc}")
             return None
         if message.metadata.num_delivered > self._config.max_deliver:
-            await self.bury(message, f"given up after {self._config.max_deliver} deliveries")
+            await self._dead_letter(
+                message, f"given up after {self._config.max_deliver} deliveries"
+            )
             return None
-        return JetStreamDelivery(self, message, job)
+        return JetStreamDelivery(message, job)
 
     async def _on_reconnect(self) -> None:
-        """The broker has forgotten our pull, and may have come back empty."""
+        """Create the streams and pull again: the broker forgot the pull and may be empty."""
         if self._closed:
             return
         try:
@@ -219,4 +214,4 @@ async def _best_effort(call: Awaitable[object]) -> None:
     try:
         await call
     except (nats.errors.Error, OSError) as exc:
-        logger.debug("an answer was not sent: %s", exc)
+        logger.debug("an answer to the broker was not sent: %s", exc)

@@ -1,4 +1,4 @@
-"""The prefill queue in one process: the twin of the JetStream queue."""
+"""The prefill queue in one process, without a broker."""
 
 import asyncio
 import time
@@ -25,16 +25,11 @@ class MemoryDelivery:
     def __init__(self, queue: "MemoryQueue", entry: _Entry) -> None:
         self._queue = queue
         self._entry = entry
-        self._turn = entry.num_delivered
         self._answered = False
 
     @property
     def job(self) -> PrefillJob:
         return self._entry.job
-
-    @property
-    def num_delivered(self) -> int:
-        return self._turn
 
     async def ack(self) -> None:
         if self._answer():
@@ -48,17 +43,13 @@ class MemoryDelivery:
         if not self._answered:
             self._queue.hide(self._entry, self._queue.config.ack_wait_s, in_progress=True)
 
-    async def term(self, reason: str) -> None:
-        if self._answer():
-            self._queue.bury(self._entry)
-
     def _answer(self) -> bool:
         first, self._answered = not self._answered, True
         return first
 
 
 class MemoryQueue:
-    """A PrefillQueue without a broker; both sides hold the same object."""
+    """A PrefillQueue without a broker; decode and prefill side share the object."""
 
     def __init__(self, config: QueueConfig | None = None) -> None:
         self.config = config or QueueConfig()
@@ -113,21 +104,15 @@ class MemoryQueue:
         self.connected = False
 
     def remove(self, entry: _Entry) -> None:
-        """The job is done."""
+        """Forget a job that is done."""
         if entry in self._entries:
             self._entries.remove(entry)
 
     def hide(self, entry: _Entry, delay_s: float, *, in_progress: bool) -> None:
-        """Deliver it again, but not before `delay_s`."""
+        """Deliver a job again, after `delay_s` at the earliest."""
         entry.visible_at = time.perf_counter() + delay_s
         entry.in_progress = in_progress
         self._changed.set()
-
-    def bury(self, entry: _Entry) -> None:
-        """The job is a dead letter."""
-        if entry in self._entries:
-            self._entries.remove(entry)
-            self._num_dead += 1
 
     def _take(self, max_jobs: int) -> list[Delivery]:
         if not self.connected:
@@ -137,7 +122,8 @@ class MemoryQueue:
         taken: list[Delivery] = []
         for entry in [entry for entry in self._entries if entry.visible_at <= now]:
             if entry.num_delivered == self.config.max_deliver:
-                self.bury(entry)
+                self._entries.remove(entry)
+                self._num_dead += 1
             elif len(taken) < max_jobs:
                 entry.num_delivered += 1
                 self.hide(entry, self.config.ack_wait_s, in_progress=True)

@@ -1,7 +1,7 @@
 """The prefill queue: tickets from decode workers, pulled by prefill workers.
 
-The queue is a hint, never the truth: a job may come twice, late or not at all, and the handoff
-copes. Losing the broker fails `publish` and `depth` at once; `receive` waits for its return.
+The queue is a hint: a job may come twice, late or not at all, and the handoff allows for that.
+Without the broker `publish` and `depth` fail at once; `receive` waits for its return.
 """
 
 from dataclasses import dataclass
@@ -12,39 +12,31 @@ from tandem.runtime.messages import PrefillJob
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """What the queue holds right now."""
+    """Counts of the jobs on the queue now."""
 
     num_jobs: int  # waiting for a worker
     num_tokens: int  # uncached prompt tokens of all jobs that are not done: waiting or in progress
     num_in_progress: int  # delivered and not answered
-    num_dead: int  # given up, ever
+    num_dead: int  # dead-lettered since the queue exists
 
 
 class Delivery(Protocol):
-    """One job in a worker's hands; `ack`, `nak` or `term` ends it, and only the first counts.
+    """One job in a worker's hands; `ack` or `nak` ends it, and only the first counts.
 
-    None of them raises: an answer that the broker does not hear only means that the job comes
-    again.
+    Neither raises: when an answer does not reach the broker, the broker delivers the job again.
     """
 
     @property
     def job(self) -> PrefillJob: ...
 
-    @property
-    def num_delivered(self) -> int:
-        """1 on the first delivery."""
-
     async def ack(self) -> None:
-        """Done; the job leaves the queue."""
+        """Remove the job from the queue."""
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Not now, not me: deliver it again, to anyone, after a delay."""
+        """Give the job back; after the delay any worker may get it."""
 
     async def in_progress(self) -> None:
-        """Still working; restarts the wait for an answer."""
-
-    async def term(self, reason: str) -> None:
-        """Never again; the job becomes a dead letter."""
+        """Restart the wait for an answer, for a job that takes longer."""
 
 
 class PrefillQueue(Protocol):
@@ -52,25 +44,26 @@ class PrefillQueue(Protocol):
 
     @property
     def connected(self) -> bool:
-        """A publish could succeed now."""
+        """True when a `publish` may succeed now."""
 
     async def start(self) -> None:
-        """Make the queue exist. Raises ServiceError."""
+        """Create the queue where it does not exist. Raise ServiceError."""
 
     async def publish(self, job: PrefillJob) -> None:
         """Put a job on the queue; the same (handoff, attempt) twice is one job.
 
-        Raises ServiceError: at once when the broker is known to be away, else within a second.
+        Raise ServiceError at once when the broker is known to be away, else within a second.
         """
 
     async def receive(self, max_jobs: int, timeout_s: float) -> list[Delivery]:
-        """Wait for a first job, then take what else is there. Empty after `timeout_s`.
+        """Wait for a first job, then take the others that wait. Empty after `timeout_s`.
 
-        One caller at a time. May be cancelled: a job that was on its way comes first next time.
+        One caller at a time. After a cancellation the next call returns the job that was on its
+        way.
         """
 
     async def depth(self) -> QueueDepth:
-        """Raises ServiceError like `publish`."""
+        """Return the counts. Raise ServiceError like `publish`."""
 
     async def close(self) -> None:
-        """Give back what was delivered and not taken; jobs on the queue stay."""
+        """Give back the jobs that were delivered and not returned; jobs on the queue stay."""

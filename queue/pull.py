@@ -1,8 +1,8 @@
 """Pulling from a JetStream consumer with the latency of a push.
 
-One request waits at the broker, which answers it the moment a job is published. What waits behind
-that job is then asked for without waiting, and only if the first message says that there is some.
-The client library's own `fetch` of several messages waits for all of them.
+One request waits at the broker, which answers it the moment a job is published. A second request,
+which does not wait, takes the jobs behind it, if the first message counts any. The client library's
+own `fetch` of several messages waits for all of them.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ class PullConsumer:
         self._standing_until = 0.0
 
     async def pull(self, max_messages: int, deadline: float) -> list[Msg]:
-        """Messages, the first of them at `deadline` (perf_counter seconds) or never.
+        """Return messages, none when the first has not come by `deadline` (perf_counter seconds).
 
-        Raises NoRespondersError when the consumer does not exist, and the client's errors.
+        Raise NoRespondersError when the consumer does not exist, and the client's errors.
         """
         await self._subscribe()
         now = time.perf_counter()
@@ -63,7 +63,7 @@ class PullConsumer:
         return messages
 
     async def wait(self, timeout_s: float) -> None:
-        """Sleep until something happens that makes another pull worth while."""
+        """Wait until a message or a status arrives, or `timeout_s` has passed."""
         self._wake.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -72,13 +72,13 @@ class PullConsumer:
             return
 
     def reset(self) -> None:
-        """The broker has forgotten our pulls, as after a reconnection."""
+        """Forget the pulls under way: the broker has, after a reconnection."""
         self._standing_until = 0.0
         self._ended[self._standing] = "reset"
         self._wake.set()
 
     async def close(self) -> list[Msg]:
-        """Stop listening; the messages that came and were not taken."""
+        """Stop listening; return the messages that came and were not taken."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None and self._connection.connected:
             await subscription.unsubscribe()
@@ -94,7 +94,7 @@ class PullConsumer:
             )
 
     async def _request(self, batch: int, expires_s: float | None) -> str:
-        """Ask for messages; with `expires_s` None only for those that are there."""
+        """Request messages, only waiting ones if `expires_s` is None; return the reply subject."""
         self._num_pulls += 1
         self._ended.clear()
         reply = f"{self._inbox}.{self._num_pulls}"
@@ -109,7 +109,7 @@ class PullConsumer:
         return reply
 
     async def _take(self, reply: str, until: float) -> Msg | None:
-        """The next message; None when the pull `reply` ended without one, or at `until`."""
+        """Return the next message; None when the pull `reply` ended without one, or at `until`."""
         while not self._messages:
             status = self._ended.pop(reply, None)
             if status == _NO_RESPONDERS:

@@ -22,7 +22,7 @@ _MAX_DEDUP_WINDOW_S = 120.0
 
 
 def escape(name: str) -> str:
-    """A name as one token of a stream name or subject; different names stay different."""
+    """Return a name as one token of a stream name or subject; different names stay different."""
     return re.sub(
         r"[^A-Za-z0-9-]", lambda m: "".join(f"={byte:02X}" for byte in m[0].encode()), name
     )
@@ -30,7 +30,7 @@ def escape(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueNames:
-    """What one namespace and model's queue is called at the broker."""
+    """Names at the broker of the queue of one namespace and model."""
 
     stream: str
     subject: str  # one more token follows: the job's number of uncached tokens
@@ -52,7 +52,7 @@ class QueueNames:
 async def create_streams(
     jetstream: JetStreamContext, names: QueueNames, config: QueueConfig
 ) -> None:
-    """Make streams and consumer as configured, unless they are so already."""
+    """Create or update streams and consumer to match the configuration."""
     storage = StorageType.MEMORY if config.storage == "memory" else StorageType.FILE
     jobs = StreamConfig(
         name=names.stream,
@@ -80,7 +80,7 @@ async def create_streams(
             durable_name=CONSUMER,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=config.ack_wait_s,
-            max_deliver=-1,  # a broker that gives up on a job tells nobody; we count instead
+            max_deliver=-1,  # a broker drops a job without notice; the queue counts instead
             max_ack_pending=_MAX_IN_PROGRESS,
         ),
     )

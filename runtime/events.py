@@ -37,8 +37,6 @@ def kv_subject(namespace: str, instance_id: str = "*") -> str:
 class Events(Protocol):
     """Publish and subscribe, at most once, in order per publisher."""
 
-    num_dropped: int
-
     @property
     def connected(self) -> bool:
         """Whether what is published now has a chance to arrive."""
@@ -49,7 +47,7 @@ class Events(Protocol):
         ...
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Send without waiting; dropped and counted while disconnected."""
+        """Send without waiting; dropped while disconnected."""
         ...
 
     async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
@@ -72,7 +70,6 @@ class NatsEvents:
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._wake = asyncio.Event()
         self._publisher: asyncio.Task[None] | None = None
-        self.num_dropped = 0
 
     @property
     def connected(self) -> bool:
@@ -83,7 +80,6 @@ class NatsEvents:
 
     def publish(self, subject: str, payload: bytes) -> None:
         if not self.connected or len(self._outbox) >= _MAX_OUTBOX:
-            self.num_dropped += 1
             return
         self._outbox.append((subject, payload))
         self._wake.set()
@@ -97,7 +93,6 @@ class NatsEvents:
                 try:
                     await self._connection.client.publish(subject, payload)
                 except (nats.errors.Error, OSError) as error:
-                    self.num_dropped += 1
                     logger.debug("%s was dropped: %r", subject, error)
 
     async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
@@ -125,7 +120,6 @@ class MemoryEvents:
     def __init__(self, listeners: list[tuple[str, Listener]] | None = None) -> None:
         self._listeners = listeners if listeners is not None else []
         self._own: list[tuple[str, Listener]] = []
-        self.num_dropped = 0
         self.connected = False
 
     async def start(self) -> None:
@@ -133,7 +127,6 @@ class MemoryEvents:
 
     def publish(self, subject: str, payload: bytes) -> None:
         if not self.connected:
-            self.num_dropped += 1
             return
         for pattern, listener in list(self._listeners):
             if _matches(pattern, subject):

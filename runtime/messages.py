@@ -157,7 +157,6 @@ class PrefillJob(Message, frozen=True):
     decode_epoch: str  # its transfer epoch
     num_tokens: int
     num_uncached_tokens: int
-    prefix_hashes: list[bytes]  # of the first full blocks, at most 8, for affinity
     deadline_ms: int  # left at publish
     trace: dict[str, str] = {}
 

@@ -236,9 +236,9 @@ class RequestServer:
         self.progress = progress
         self.connections: set[ServerConnection] = set()
         self._handlers: dict[str, Handler] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.running: set[asyncio.Task[None]] = set()  # of handlers
         self._server: asyncio.Server | None = None
-        self._is_draining = False
+        self._is_stopping = False
         self.address = ""
 
     def register(self, endpoint: str, handler: Handler) -> None:
@@ -269,15 +269,10 @@ class RequestServer:
         self.address = host_port(host, bound_port)
         logger.info("request plane of %s listens on %s", self._instance_id, self.address)
 
-    @property
-    def num_active(self) -> int:
-        """How many handlers are running."""
-        return len(self._tasks)
-
     def admit(self, endpoint: str) -> Handler:
-        """The endpoint's handler. Raises NotFoundError, or UnavailableError while draining."""
-        if self._is_draining:
-            raise UnavailableError(f"{self._instance_id} is draining")
+        """Return the endpoint's handler. Raise UnavailableError without one, or after `stop`."""
+        if self._is_stopping:
+            raise UnavailableError(f"{self._instance_id} is stopping")
         handler = self._handlers.get(endpoint)
         if handler is None:
             # Not yet: a worker that has just taken over the address of one that died is starting.
@@ -285,15 +280,9 @@ class RequestServer:
         return handler
 
     def track(self, task: "asyncio.Task[None]") -> None:
-        """Count a handler's task until it is done."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def drain(self) -> None:
-        """Refuse new streams and wait for the running ones."""
-        self._is_draining = True
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        """Keep a handler's task in `running` until it is done."""
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
 
     async def stop(self) -> None:
         """Stop listening, end what still runs, close all connections.
@@ -301,10 +290,10 @@ class RequestServer:
         Handlers are cancelled; one that will not end after `STOP_PATIENCE_S` is left behind, and
         its caller learns from the closed connection.
         """
-        self._is_draining = True
+        self._is_stopping = True
         if self._server is not None:
             self._server.close()
-        tasks = list(self._tasks)
+        tasks = list(self.running)
         for task in tasks:
             task.cancel()
         if tasks:

@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_a_stream_cancels_its_worker(stack: Stack) ->
             break
     async with asyncio.timeout(2):
         await stack.worker.contexts[0].cancelled()
-    await stack.wait_until(lambda: stack.worker.server.num_active == 0)
+    await stack.wait_until(lambda: not stack.worker.server.running)
     await stack.wait_until(lambda: 'status="499"' in stack.metrics())
     assert 'tandem_frontend_inflight_requests{model="test/model"} 0.0' in stack.metrics()
 

@@ -190,7 +190,6 @@ class Stage:
             decode_epoch=node.epoch,
             num_tokens=len(prompt),
             num_uncached_tokens=len(prompt) - reservation.num_cached_tokens,
-            prefix_hashes=[],
             deadline_ms=10_000,
         )
         grant = Claimed(

@@ -49,7 +49,6 @@ async def test_subscribers_hear_their_subjects_in_order(events: Events) -> None:
     await eventually(lambda: len(loads) == 100 and bool(kvs))
     assert loads == [("tandem.ns.load.a", b"%d" % i) for i in range(100)]
     assert kvs == [b"kv"]
-    assert events.num_dropped == 0
 
 
 async def test_a_failing_listener_hears_the_next_message(events: Events) -> None:
@@ -122,7 +121,6 @@ async def test_while_nats_is_away_events_are_dropped_and_counted_and_then_flow_a
         await eventually(lambda: not events.connected)
         for _ in range(10):
             events.publish("tandem.ns.load.a", b"lost")
-        assert events.num_dropped == 10
         server.restart(empty=True)
         await asyncio.wait_for(back.wait(), 15)
         events.publish("tandem.ns.load.a", b"after")

@@ -83,9 +83,9 @@ async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
         peer("call", server.address) as (process, item),
     ):
         assert item == "started"
-        assert server.num_active == 1
+        assert len(server.running) == 1
         process.signal(signal.SIGSTOP)
-        await eventually(lambda: server.num_active == 0, NOTICE_S)
+        await eventually(lambda: not server.running, NOTICE_S)
 
 
 async def test_a_quiet_stream_outlives_many_heartbeats() -> None:
