@@ -13,7 +13,7 @@ _SCHEMES = ("tandem://", "dyn://")
 
 
 def new_id() -> str:
-    """A cluster-unique id: 16 hexadecimal characters, random."""
+    """Return a cluster-unique id: 16 hexadecimal characters, random."""
     return secrets.token_hex(8)
 
 
@@ -26,7 +26,7 @@ def host_port(host: str, port: int) -> str:
 class EndpointAddress:
     """`namespace.component.endpoint`; the endpoint's name may have parts, as "chat/completions".
 
-    Raises ConfigError when a part is not a plain name.
+    Raise ConfigError when a part is not a plain name.
     """
 
     namespace: str
@@ -46,7 +46,7 @@ class EndpointAddress:
 
     @classmethod
     def parse(cls, text: str) -> "EndpointAddress":
-        """The address that `str()` wrote; a scheme before it, or '/' between, do no harm."""
+        """Parse the text of an address, with or without a scheme, with '.' or '/' between parts."""
         path = text
         for scheme in _SCHEMES:
             path = path.removeprefix(scheme)
@@ -59,10 +59,10 @@ class EndpointAddress:
         return f"{self.namespace}.{self.component}.{self.endpoint}"
 
     def key_prefix(self) -> str:
-        """The discovery prefix of all instances of this endpoint."""
+        """Return the discovery prefix of all instances of this endpoint."""
         endpoint = quote(self.endpoint, safe="")
         return f"/tandem/{self.namespace}/instances/{self.component}/{endpoint}/"
 
     def instance_key(self, instance_id: str) -> str:
-        """The discovery key of one instance."""
+        """Return the discovery key of one instance."""
         return self.key_prefix() + instance_id

@@ -14,12 +14,12 @@ _DEADLINE = "deadline"
 
 
 class RequestContext:
-    """Cancelling it, or its deadline passing, reaches every child and every callback once.
+    """One request in this process; children are the calls that it makes.
 
-    Stopping it is milder: it reaches children and callbacks likewise, but the request goes on, and
-    who works on it should come to a good end soon.
-    `headers` travel with the request between processes. `async with` releases the timer and leaves
-    the parent; it does not cancel. Not thread-safe: it belongs to one event loop.
+    A cancellation, or the deadline, ends the context: every child and every callback is called
+    once. A stop is milder: it reaches children and callbacks too, but the request continues and
+    should end well soon. `headers` travel with the request between processes. `async with` releases
+    the timer and leaves the parent; it does not cancel. Not thread-safe: one event loop.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RequestContext:
         self._leave_parent: Callback | None = None
 
     def child(self, id: str | None = None, *, timeout_s: float | None = None) -> "RequestContext":
-        """A context that ends no later than this one; it may have an earlier deadline."""
+        """Return a context that ends no later than this one; it may have an earlier deadline."""
         child = RequestContext(id or self.id, timeout_s=timeout_s, headers=dict(self.headers))
         child._deadline = min(child._deadline, self._deadline)
         leave = self.on_cancel(lambda: child.cancel(self._reason or _DEADLINE))
@@ -54,7 +54,7 @@ class RequestContext:
         return child
 
     def stop(self) -> None:
-        """Ask for a good end soon; idempotent, and nothing after the request is over."""
+        """Ask for a good end soon; idempotent, without effect once the request is over."""
         if self._is_stopped or self._reason is not None:
             return
         self._is_stopped = True
@@ -82,14 +82,14 @@ class RequestContext:
         return self._is_stopped or self.is_cancelled
 
     def on_stop(self, callback: Callback) -> Callback:
-        """Call `callback` at `stop` (at once if it was); returns what takes it back."""
+        """Call `callback` at `stop`, or now if stopped; return the function that removes it."""
         if self._is_stopped:
             callback()
             return lambda: None
         return self._on_stop.add(callback)
 
     async def cancelled(self) -> str:
-        """Wait until cancelled or past the deadline; returns the reason."""
+        """Wait until cancelled or past the deadline; return the reason."""
         if not self.is_cancelled:
             future = asyncio.get_running_loop().create_future()
             remove = self.on_cancel(lambda: None if future.done() else future.set_result(None))
@@ -100,7 +100,7 @@ class RequestContext:
         return self._reason or _DEADLINE
 
     def on_cancel(self, callback: Callback) -> Callback:
-        """Call `callback` when this ends (at once if it has); returns what takes it back."""
+        """Call `callback` at the end, or now if ended; return the function that removes it."""
         if self.is_cancelled:
             self.cancel(_DEADLINE)
             callback()
@@ -119,11 +119,11 @@ class RequestContext:
         return remove
 
     def remaining_s(self) -> float:
-        """Seconds left, never negative; infinite without a deadline."""
+        """Return the seconds left, never negative; infinite without a deadline."""
         return max(0.0, self._deadline - time.perf_counter())
 
     def error(self) -> TandemError | None:
-        """Why this request is over, as the error to raise; None while it is not."""
+        """Return the error of a request that is over; None before."""
         if not self.is_cancelled:
             return None
         if self._reason in (None, _DEADLINE):
@@ -131,7 +131,7 @@ class RequestContext:
         return CancelledRequestError(f"request {self.id}: {self._reason}")
 
     def raise_if_done(self) -> None:
-        """Raises CancelledRequestError or DeadlineError when the request is over."""
+        """Raise CancelledRequestError or DeadlineError when the request is over."""
         error = self.error()
         if error is not None:
             raise error

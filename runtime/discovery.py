@@ -1,11 +1,11 @@
-"""Who is alive and what is configured: a small key-value store with leases and live views.
+"""The processes that live and the live config: a key-value store with leases and views.
 
     /tandem/{namespace}/instances/{component}/{endpoint}/{instance_id}    Instance
     /tandem/{namespace}/models/{model}/{instance_id}                      ModelCard
     /tandem/{namespace}/transfer/{instance_id}                            TransferMetadata
     /tandem/{namespace}/config/{section.key}                              JSON value, no lease
 
-Values are JSON. `MemoryDiscovery` is the service-free twin of `tandem.runtime.etcd`.
+Values are JSON. `tandem.runtime.etcd` is the store of a cluster, `MemoryDiscovery` one in memory.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Change = Callable[[str, bytes | None], None]  # key, its value; None: deleted
 
 
 class WatchView:
-    """A live mirror of the keys under a prefix; keeps what it knows while the store is away."""
+    """A live mirror of the keys under a prefix; it keeps them while the store is away."""
 
     def __init__(self, prefix: str, on_close: Callable[["WatchView"], None]) -> None:
         self.prefix = prefix
@@ -44,7 +44,7 @@ class WatchView:
         await self._is_ready.wait()
 
     def subscribe(self, change: Change) -> Callable[[], None]:
-        """Call `change` for every key now known and for each change after; returns the undo."""
+        """Call `change` for every known key and each later change; return the undo function."""
         remove = self._listeners.add(change)
         for key, value in list(self._items.items()):
             change(key, value)
@@ -53,7 +53,7 @@ class WatchView:
     async def wait_for(
         self, predicate: Callable[[Mapping[str, bytes]], bool], timeout_s: float
     ) -> None:
-        """Wait until `predicate(items)` holds. Raises DeadlineError after `timeout_s`."""
+        """Wait until `predicate(items)` holds. Raise DeadlineError after `timeout_s`."""
         changed = asyncio.Event()
         undo = self.subscribe(lambda key, value: changed.set())
         try:
@@ -63,7 +63,7 @@ class WatchView:
                     await changed.wait()
         except TimeoutError as error:
             raise DeadlineError(
-                f"{self.prefix} was not as awaited after {timeout_s:g} s"
+                f"the awaited state of {self.prefix} did not come within {timeout_s:g} s"
             ) from error
         finally:
             undo()
@@ -74,7 +74,7 @@ class WatchView:
         self._on_close(self)
 
     def apply(self, key: str, value: bytes | None) -> None:
-        """The store's way in: one key changed; an equal value is not reported."""
+        """Take over a change of the store; an equal value is not reported."""
         if self._items.get(key) == value:
             return
         if value is None:
@@ -84,7 +84,7 @@ class WatchView:
         self._listeners.tell(key, value)
 
     def mark_ready(self) -> None:
-        """The store's way in: the first snapshot has been applied."""
+        """Note that the first snapshot of the store has been applied."""
         self._is_ready.set()
 
 
@@ -97,27 +97,27 @@ class Records(Protocol):
 
 
 class Discovery(Records, Protocol):
-    """One process's access to the store all processes share."""
+    """The access of one process to the store that all processes share."""
 
     @property
     def connected(self) -> bool:
-        """Whether the store answered when it was last asked."""
+        """True when the store answered the last request."""
         ...
 
     async def start(self) -> None:
-        """Connect. Raises ServiceError naming the address after bounded retries."""
+        """Connect. Raise ServiceError naming the address after bounded retries."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Take back a key."""
+        """Delete a key."""
         ...
 
     async def put_config(self, key: str, value: bytes) -> None:
-        """Set a key that outlives this process. Raises ServiceError when the store is away."""
+        """Set a key that outlives this process. Raise ServiceError when the store is away."""
         ...
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
-        """What is under a prefix now. Raises ServiceError when the store is away."""
+        """Return the keys under a prefix. Raise ServiceError when the store is away."""
         ...
 
     def watch(self, prefix: str) -> WatchView:
@@ -125,19 +125,19 @@ class Discovery(Records, Protocol):
         ...
 
     async def close(self) -> None:
-        """Leave: everything `put` here disappears at once."""
+        """Leave the store: every key that was `put` here disappears at once."""
         ...
 
 
 class MemoryStore:
-    """What the MemoryDiscovery objects of one process share."""
+    """The store that MemoryDiscovery objects of one process share."""
 
     def __init__(self) -> None:
         self.items: dict[str, bytes] = {}
         self.views: set[WatchView] = set()
 
     def set(self, key: str, value: bytes | None) -> None:
-        """Change a key (None: delete) and tell the views."""
+        """Change a key (None: delete it) in the store and in the views."""
         if value is None:
             self.items.pop(key, None)
         else:
@@ -148,7 +148,7 @@ class MemoryStore:
 
 
 class MemoryDiscovery:
-    """Discovery within one process; give several the same store to let them see one another."""
+    """Discovery within one process; those with one store see one another."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self._store = store or MemoryStore()
@@ -189,7 +189,7 @@ class MemoryDiscovery:
 
 
 class TypedView(Generic[T]):
-    """A WatchView decoded: the last `num_parts` parts of the key |-> the value.
+    """A decoded WatchView: the last `num_parts` parts of the key |-> the value.
 
     The last part is an instance id.
     """
@@ -223,7 +223,7 @@ class TypedView(Generic[T]):
         await self._view.ready()
 
     def subscribe(self, change: Callable[[str, T | None], None]) -> Callable[[], None]:
-        """Call `change(name, value)` for all now known and each change after; returns the undo."""
+        """Call `change` for every known item and each later change; return the undo function."""
         remove = self._listeners.add(change)
         for name, value in list(self._items.items()):
             change(name, value)
@@ -232,7 +232,7 @@ class TypedView(Generic[T]):
     async def wait_for(
         self, predicate: Callable[[Mapping[str, T]], bool], timeout_s: float
     ) -> None:
-        """Wait until `predicate(items)` holds. Raises DeadlineError after `timeout_s`."""
+        """Wait until `predicate(items)` holds. Raise DeadlineError after `timeout_s`."""
         await self._view.wait_for(lambda _: predicate(self.items), timeout_s)
 
     async def close(self) -> None:
@@ -245,43 +245,43 @@ class TypedView(Generic[T]):
 
 
 def instances_prefix(namespace: str, component: str) -> str:
-    """All instances of a component."""
+    """Return the prefix of all instances of a component."""
     return f"/tandem/{namespace}/instances/{component}/"
 
 
 def models_prefix(namespace: str, model: str = "") -> str:
-    """All model cards, or those of one model."""
+    """Return the prefix of all model cards, or of those of one model."""
     return f"/tandem/{namespace}/models/" + (f"{quote(model, safe='')}/" if model else "")
 
 
 def model_key(namespace: str, model: str, instance_id: str) -> str:
-    """One worker's card for a model; the model's name is percent-encoded."""
+    """Return the key of a worker's card for a model, whose name is percent-encoded."""
     return models_prefix(namespace, model) + instance_id
 
 
 def transfer_prefix(namespace: str) -> str:
-    """The transfer metadata of all workers."""
+    """Return the prefix of the transfer metadata of all workers."""
     return f"/tandem/{namespace}/transfer/"
 
 
 def config_prefix(namespace: str) -> str:
-    """All live config values."""
+    """Return the prefix of all live config values."""
     return f"/tandem/{namespace}/config/"
 
 
 def config_key(namespace: str, name: str) -> str:
-    """A live config value, `name` as in "disagg.max_local_prefill_length"."""
+    """Return the key of a live config value, `name` as in "disagg.max_local_prefill_length"."""
     section, dot, field = name.partition(".")
     if not (section and dot and field) or "/" in name:
         raise ConfigError(f"{name!r} is not section.key")
     return config_prefix(namespace) + name
 
 
-# ---- what is registered and watched -----------------------------------------------------------
+# ---- records ----------------------------------------------------------------------------------
 
 
 def endpoint_of(instance: Instance) -> str:
-    """The name under which the instance's request plane has the endpoint of this record."""
+    """Return the name of the instance's endpoint on its request plane."""
     return f"{instance.namespace}.{instance.component}.{instance.endpoint}"
 
 
@@ -308,20 +308,20 @@ async def register_transfer(records: Records, namespace: str, metadata: Transfer
 
 
 def watch_instances(discovery: Discovery, namespace: str, component: str) -> TypedView[Instance]:
-    """Instance id |-> Instance, of all endpoints of a component."""
+    """Follow instance id |-> Instance, of all endpoints of a component."""
     return TypedView(discovery.watch(instances_prefix(namespace, component)), Instance)
 
 
 def watch_endpoint(discovery: Discovery, address: EndpointAddress) -> TypedView[Instance]:
-    """Instance id |-> Instance, of one endpoint."""
+    """Follow instance id |-> Instance, of one endpoint."""
     return TypedView(discovery.watch(address.key_prefix()), Instance)
 
 
 def watch_models(discovery: Discovery, namespace: str) -> TypedView[ModelCard]:
-    """ "model/instance id", the model percent-encoded, |-> the card: one per model and instance."""
+    """Follow "model/instance id" |-> card; the model's name is percent-encoded."""
     return TypedView(discovery.watch(models_prefix(namespace)), ModelCard, num_parts=2)
 
 
 def watch_transfer(discovery: Discovery, namespace: str) -> TypedView[TransferMetadata]:
-    """Instance id |-> TransferMetadata."""
+    """Follow instance id |-> TransferMetadata."""
     return TypedView(discovery.watch(transfer_prefix(namespace)), TransferMetadata)

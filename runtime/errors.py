@@ -4,19 +4,19 @@ TandemError                     code              http
 ├── InvalidRequestError         invalid_request   400   the caller's input; names the field
 │   └── ContextLengthError      context_length    400   prompt and answer do not fit the model
 ├── NotFoundError               not_found         404   no such model, endpoint or request
-├── OverloadedError             overloaded        503   come back after `retry_after_s`
-│   └── UnavailableError        unavailable       503   nobody is there to do it
+├── OverloadedError             overloaded        503   retry after `retry_after_s`
+│   └── UnavailableError        unavailable       503   no instance can take the request
 ├── CancelledRequestError       cancelled         499   the caller went away
 ├── DeadlineError               deadline          504   the request's time is up
 ├── ConnectionLostError         connection_lost   502   the peer died, stopped, or closed mid-stream
-│   └── IncompleteError         incomplete        502   the peer gave the stream up: go on elsewhere
-├── ProtocolError               protocol          502   a peer sent what the protocol forbids
-├── TransferError               transfer          500   KV was not moved, or is not what was sent
+│   └── IncompleteError         incomplete        502   the peer gave up: resume elsewhere
+├── ProtocolError               protocol          502   a peer violated the protocol
+├── TransferError               transfer          500   KV was not moved, or arrived corrupt
 ├── ServiceError                service           500   etcd or NATS failed; names the address
 ├── ConfigError                 config            500   a config value; names the key
 ├── ModelError                  model             500   a model folder; names the file or key
 ├── CapacityError               capacity          500   not enough memory or blocks, in numbers
-└── InternalError               internal          500   a bug of ours; the log has the rest
+└── InternalError               internal          500   a bug in Tandem; the log has the details
 """
 
 from typing import ClassVar
@@ -52,7 +52,7 @@ class NotFoundError(TandemError):
 
 
 class OverloadedError(TandemError):
-    """`retry_after_s` is what the Retry-After header says, in seconds."""
+    """`retry_after_s` is the value of the Retry-After header, in seconds."""
 
     code = "overloaded"
     status = 503
@@ -124,7 +124,7 @@ def _tree(root: type[TandemError]) -> dict[str, type[TandemError]]:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> TandemError:
-    """The error that a peer named by `code`; an unknown code becomes InternalError."""
+    """Return the error of a peer's `code`; an unknown code becomes InternalError."""
     kind = KINDS.get(code, InternalError)
     return kind(message, param=param)
 

@@ -18,7 +18,7 @@ _MAX_BACKOFF_S = 1.0
 
 
 class EtcdDiscovery:
-    """Discovery over etcd. Outages are survived: views stay, keys of ours are put again."""
+    """Discovery over etcd. After an outage views are kept and own keys are put again."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
@@ -28,14 +28,14 @@ class EtcdDiscovery:
         self._lease_id = 0
         self._followers: dict[WatchView, _Follower] = {}
         self._keeper: asyncio.Task[None] | None = None
-        self._suspect = asyncio.Event()  # something failed: look at the lease now
-        self._is_behind = False  # etcd may lack a change of our keys
+        self._suspect = asyncio.Event()  # something failed: check the lease now
+        self._is_behind = False  # etcd may lack a change of own keys
         self.connected = False
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect and take a lease. Raises ServiceError after `connect_attempts`."""
+        """Connect and take a lease. Raise ServiceError after `connect_attempts`."""
         await self._client.open()
         started_s = time.perf_counter()
         num_attempts = self._config.connect_attempts
@@ -73,7 +73,7 @@ class EtcdDiscovery:
         self.connected = False
         await self._client.close()
 
-    # ---- our own keys -------------------------------------------------------------------------
+    # ---- own keys -----------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes) -> None:
         self._own[key] = value
@@ -89,7 +89,7 @@ class EtcdDiscovery:
         try:
             await attempt
         except ServiceError as error:
-            logger.warning("%s waits: %s", what, error)
+            logger.warning("%s waits for etcd: %s", what, error)
             self._is_behind = True
             self._suspect.set()
 
@@ -99,7 +99,7 @@ class EtcdDiscovery:
             self._withdrawn.discard(key)
 
     async def _establish(self) -> None:
-        """Have a live lease, with all our keys on it."""
+        """Make sure of a live lease with every own key on it."""
         if not self._lease_id or await self._client.keep_alive(self._lease_id) <= 0:
             self._lease_id = await self._client.grant(self._config.lease_ttl_s)
         self._is_behind = False
@@ -109,7 +109,7 @@ class EtcdDiscovery:
         self.connected = True
 
     async def _keep(self) -> None:
-        """Prolong the lease every third of its life; after a loss, try until all is back."""
+        """Prolong the lease every third of its life; after a loss, retry until it is back."""
         attempt = 0
         while True:
             if attempt:
@@ -127,11 +127,11 @@ class EtcdDiscovery:
                 attempt = 0
             except ServiceError as error:
                 if not attempt:
-                    logger.warning("etcd is away, serving what is known: %s", error)
+                    logger.warning("etcd is away; the last state is used: %s", error)
                 self.connected = False
                 attempt += 1
 
-    # ---- the keys of all ----------------------------------------------------------------------
+    # ---- shared keys --------------------------------------------------------------------------
 
     async def put_config(self, key: str, value: bytes) -> None:
         await self._client.put(key, value)
@@ -154,7 +154,7 @@ class EtcdDiscovery:
 
 
 class _Follower:
-    """Keeps one view up to date, telling a deleted key from one that an empty store forgot."""
+    """Keeps one view up to date; tells deleted keys from those that an empty store lost."""
 
     def __init__(
         self, client: EtcdClient, view: WatchView, grace_s: float, suspect: asyncio.Event
@@ -203,8 +203,8 @@ class _Follower:
     def _resync(self, snapshot: Snapshot) -> None:
         """Bring the view up to date.
 
-        Keys that a *new* store lacks were not deleted, they were forgotten: leased ones get the
-        time of a lease to be put again by their owners, config keys stay as they were.
+        Keys that a *new* store lacks were lost, not deleted: their owners have the time of a lease
+        to put leased ones again; config keys stay as they were.
         """
         vanished = self._view.items.keys() - snapshot.items.keys()
         if self._store_id not in (None, snapshot.store_id):

@@ -1,4 +1,4 @@
-"""etcd's API as Tandem uses it; the only module that knows aetcd.
+"""The part of etcd's API that Tandem uses; the only module that imports aetcd.
 
 Only aetcd's generated stubs are used: its own client's watcher hangs when a stream ends without an
 error, and its channel cannot fail over. The one gRPC channel here reconnects by itself.
@@ -29,28 +29,28 @@ _CHANNEL_OPTIONS = [
 
 
 class Entry(NamedTuple):
-    """A key's value; `is_leased` tells whether it goes when its owner goes."""
+    """A key's value; an `is_leased` key goes when its owner goes."""
 
     value: bytes
     is_leased: bool
 
 
 class Snapshot(NamedTuple):
-    """What was under a prefix at one revision; `store_id` is new when etcd came back empty."""
+    """The keys under a prefix at one revision; `store_id` is new when etcd came back empty."""
 
     store_id: str
     revision: int
     items: dict[str, Entry]
 
 
-Changes = list[tuple[str, Entry | None]]  # key, what it is now; None: deleted
+Changes = list[tuple[str, Entry | None]]  # key, its entry now; None: deleted
 
 
 class EtcdClient:
-    """Every method raises ServiceError, naming the addresses, when etcd does not do its part.
+    """A client whose methods raise ServiceError, naming the addresses, when etcd fails.
 
-    `endpoints` is a comma-separated list of URLs; any one of them that answers will do. `store_key`
-    is where the store's random name is kept.
+    `endpoints` is a comma-separated list of URLs, of which one must answer. `store_key` is the key
+    of the store's random name.
     """
 
     def __init__(self, endpoints: str, store_key: str) -> None:
@@ -60,7 +60,7 @@ class EtcdClient:
         self._channel: Any = None
 
     async def open(self) -> None:
-        """Create the channel; etcd is not asked yet."""
+        """Create the channel, without a request to etcd."""
         target = "{}:{}".format(*self._targets[0])
         if len(self._targets) > 1:
             target = "ipv4:" + ",".join([await _resolve(*target) for target in self._targets])
@@ -76,7 +76,7 @@ class EtcdClient:
             await channel.close()
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> None:
-        """Set a key; with a lease, until that ends."""
+        """Set a key; with a lease, until the lease ends."""
         request = rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
         with self._translated():
             await self._kv.Put(request, timeout=_TIMEOUT_S)
@@ -88,7 +88,7 @@ class EtcdClient:
             await self._kv.DeleteRange(request, timeout=_TIMEOUT_S)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease's id."""
+        """Take a new lease and return its id."""
         with self._translated():
             grant = await self._leases.LeaseGrant(
                 rpc.LeaseGrantRequest(TTL=ttl_s), timeout=_TIMEOUT_S
@@ -96,7 +96,7 @@ class EtcdClient:
             return int(grant.ID)
 
     async def keep_alive(self, lease_id: int) -> int:
-        """Prolong a lease; the seconds it has now, 0 when etcd does not know it any more."""
+        """Prolong a lease; return its seconds, 0 when etcd has lost it."""
         request = rpc.LeaseKeepAliveRequest(ID=lease_id)
         with self._translated():
             call = self._leases.LeaseKeepAlive([request], timeout=_TIMEOUT_S)
@@ -111,7 +111,7 @@ class EtcdClient:
             await self._leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease_id), timeout=_TIMEOUT_S)
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read a prefix and the store's name in one transaction, naming the store if it is new."""
+        """Read a prefix and the store's name in one transaction; name a new store."""
         start = prefix.encode()
         candidate = new_id()
         read = rpc.RequestOp(
@@ -138,10 +138,10 @@ class EtcdClient:
         return Snapshot(store_id, reply.header.revision, items)
 
     async def watch(self, prefix: str, snapshot: Snapshot) -> AsyncGenerator[Changes, None]:
-        """What changes after the snapshot, until etcd ends the watch (restart, compaction).
+        """Yield the changes after the snapshot, until etcd ends the watch (restart, compaction).
 
-        gRPC may carry a young call over to a restarted etcd unseen; an empty one would then wait
-        for a revision that is far off. So the store's name is compared once the watch stands.
+        gRPC may move a young call to a restarted etcd without notice; an empty store would then
+        wait for a revision that is far off. So the store's name is compared once the watch stands.
         """
         start = prefix.encode()
         create = rpc.WatchCreateRequest(

@@ -1,4 +1,4 @@
-"""Events that nobody depends on for correctness: load reports and KV events, over core NATS.
+"""Events that correctness does not depend on: load reports and KV events, over core NATS.
 
 tandem.{namespace}.load.{instance_id}    LoadReport
 tandem.{namespace}.kv.{instance_id}      KvEvent
@@ -25,12 +25,12 @@ Unsubscribe = Callable[[], Awaitable[None]]
 
 
 def load_subject(namespace: str, instance_id: str = "*") -> str:
-    """Where an instance reports its load; of all instances by default."""
+    """Return the subject of an instance's load reports; of all instances by default."""
     return f"tandem.{namespace}.load.{instance_id}"
 
 
 def kv_subject(namespace: str, instance_id: str = "*") -> str:
-    """Where an instance reports its prefix cache; of all instances by default."""
+    """Return the subject of an instance's KV events; of all instances by default."""
     return f"tandem.{namespace}.kv.{instance_id}"
 
 
@@ -39,11 +39,11 @@ class Events(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether what is published now has a chance to arrive."""
+        """True when a published message may arrive."""
         ...
 
     async def start(self) -> None:
-        """Begin; the connection underneath is up already."""
+        """Begin; the connection underneath is up."""
         ...
 
     def publish(self, subject: str, payload: bytes) -> None:
@@ -53,7 +53,7 @@ class Events(Protocol):
     async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
         """Call `listener` for every message; `*` in the subject stands for one part.
 
-        The function it returns ends that; so does the end of the connection.
+        Return the function that ends the subscription; the end of the connection ends it too.
         """
         ...
 
@@ -63,7 +63,7 @@ class Events(Protocol):
 
 
 class NatsEvents:
-    """Events over NATS; subscriptions survive its loss, messages of that time do not."""
+    """Events over NATS; subscriptions survive its loss, messages sent meanwhile do not."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
@@ -115,7 +115,7 @@ class NatsEvents:
 
 
 class MemoryEvents:
-    """Events within one process; give several the same list of listeners to connect them."""
+    """Events within one process; those with one list of listeners are connected."""
 
     def __init__(self, listeners: list[tuple[str, Listener]] | None = None) -> None:
         self._listeners = listeners if listeners is not None else []

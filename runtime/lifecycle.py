@@ -1,4 +1,4 @@
-"""Every process is startup, serve, drain, stop; shutdown is a state, not a flag."""
+"""The life of every process: startup, serve, drain, stop."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def freeze_what_is_loaded() -> None:
 
 
 class State(Enum):
-    """Where a process is in its life; it only moves forward."""
+    """The state of a process; it only moves forward."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -52,9 +52,10 @@ class Lifecycle:
     async def run(self, *, startup: Stage, drain: Stage, stop: Stage) -> None:
         """Startup, serve until asked to end, drain for at most `drain_timeout_s`, stop.
 
-        Asked during startup, it breaks that off and drains too: callers may know the process by
-        then. `stop` always runs, also when startup fails. Both may find things half started.
-        A second signal ends the process at once with status 70. Only the main thread can call this.
+        A request to end during startup cancels the startup and drains too: callers may know the
+        process by then. `stop` always runs, also when startup fails; both must allow for parts that
+        did not start. A second signal ends the process at once with status 70. Only the main thread
+        can call this.
         """
         with self._signals():
             try:
@@ -69,7 +70,7 @@ class Lifecycle:
                 self.state = State.STOPPED
 
     async def _start(self, startup: Stage) -> bool:
-        """True when startup completed before the end was asked for; its errors are raised."""
+        """Return True when startup completed before the end was requested; raise its errors."""
         starting = asyncio.ensure_future(startup())
         ending = asyncio.ensure_future(self._ending.wait())
         try:

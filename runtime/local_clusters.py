@@ -1,4 +1,4 @@
-"""The clusters that `tandem serve` runs on this machine now, so that other commands find them."""
+"""The clusters that `tandem serve` runs on this machine, for other commands to find."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ from tandem.runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """How to join what a launcher of this machine serves."""
+    """The addresses of a cluster that a launcher of this machine serves."""
 
     pid: int
-    started_s: float  # of the process, so that a reused pid is not taken for it
+    started_s: float  # start of the process: tells it from a later one with its pid
     namespace: str
     nats_url: str
     etcd_endpoints: str
@@ -25,7 +25,7 @@ class LocalCluster:
     run_dir: str
 
     def runtime_values(self) -> dict[str, str]:
-        """The fields of RuntimeConfig that lead there."""
+        """Return the fields of RuntimeConfig that lead to the cluster."""
         return {
             "namespace": self.namespace,
             "nats_url": self.nats_url,
@@ -34,13 +34,14 @@ class LocalCluster:
 
 
 def state_dir() -> Path:
+    """Return the folder with one file per cluster."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "tandem" / "clusters"
 
 
 @contextlib.contextmanager
 def announced(cluster: LocalCluster) -> Iterator[None]:
-    """Makes a cluster findable while it is served."""
+    """List a cluster while it is served."""
     path = state_dir() / f"{cluster.pid}.json"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_text(json.dumps(asdict(cluster)))
@@ -51,7 +52,7 @@ def announced(cluster: LocalCluster) -> Iterator[None]:
 
 
 def running_clusters() -> list[LocalCluster]:
-    """Those whose launcher is alive; forgets the others."""
+    """Return the clusters whose launcher is alive; delete the records of others."""
     clusters: list[LocalCluster] = []
     for path in sorted(state_dir().glob("*.json")):
         try:
@@ -67,7 +68,7 @@ def running_clusters() -> list[LocalCluster]:
 
 
 def the_running_cluster() -> LocalCluster | None:
-    """The one there is. Raises ConfigError when there are several to choose from."""
+    """Return the only cluster, None without one. Raise ConfigError when there are several."""
     clusters = running_clusters()
     if len(clusters) > 1:
         choices = "; ".join(

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 
-# Their lines below warning are of no use to an operator of Tandem.
+# Loggers whose lines below warning are of no use to an operator of Tandem.
 _CHATTY = ("asyncio", "grpc", "httpx", "nats", "nats.aio.client", "uvicorn.access")
 
 

@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 def pack_tokens(token_ids: list[int]) -> bytes:
-    """Token ids as little-endian u32 bytes. Raises OverflowError outside 0 .. 2**32 - 1."""
+    """Return token ids as little-endian u32 bytes. Raise OverflowError outside 0 .. 2**32 - 1."""
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -28,7 +28,7 @@ def pack_tokens(token_ids: list[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> list[int]:
-    """The inverse of `pack_tokens`. Raises ValueError when the length is not a multiple of 4."""
+    """Invert `pack_tokens`. Raise ValueError when the length is not a multiple of 4."""
     packed = array("I")
     packed.frombytes(data)
     if sys.byteorder == "big":
@@ -40,7 +40,7 @@ def unpack_tokens(data: bytes) -> list[int]:
 
 
 class SamplingParams(Message, frozen=True):
-    """How a token is drawn. The draw for position p depends on (seed, p) alone."""
+    """Parameters of sampling. The draw for position p depends on (seed, p) alone."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -51,11 +51,11 @@ class SamplingParams(Message, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}  # token id |-> added to its logit
     seed: int = 0  # u64
-    logprobs: int | None = None  # None is off, 0 the chosen token's only, k also the k best
+    logprobs: int | None = None  # None: none; 0: the chosen token's; k: also those of the k best
 
 
 class StopConditions(Message, frozen=True):
-    """When a sequence ends. Stop strings are the frontend's: workers see token ids only."""
+    """Conditions that end a sequence. The frontend handles stop strings: workers see token ids."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -71,7 +71,7 @@ class TokenLogprobs(Message, frozen=True, array_like=True, tag=False):
 
 
 class PrefillReport(Message, frozen=True, tag=False):
-    """Where a request's prompt was computed, and why; sent with the first token."""
+    """The place of a request's prefill, and the reason; sent with the first token."""
 
     place: PrefillPlace
     reason: str  # e.g. "uncached 37 <= max_local_prefill_length 1000"
@@ -86,8 +86,8 @@ class PrefillReport(Message, frozen=True, tag=False):
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left when it was sent.
 
-    The last `num_generated` of `token_ids` are of the answer: another worker said them before it
-    was lost, and this one goes on behind them. `stop` counts from the answer's first token.
+    The last `num_generated` of `token_ids` belong to the answer: another worker generated them
+    before it was lost, and this one resumes after them. `stop` counts from the first of them.
     """
 
     request_id: str
@@ -97,14 +97,14 @@ class GenerateRequest(Message, frozen=True):
     stop: StopConditions
     deadline_ms: int
     cache_salt: str = ""  # tenants with different salts never share blocks
-    prefill_place: PrefillPlace | None = None  # a caller's wish, over the policy
+    prefill_place: PrefillPlace | None = None  # the caller's choice, instead of the policy's
     num_generated: int = 0
 
 
 class TextRequest(Message, frozen=True):
-    """A request for a worker that makes and reads text itself; answered with JSON objects.
+    """A request for a worker that reads and writes text; the answer is JSON objects.
 
-    `body` is the client's, as JSON; the answer is one whole response of that kind, or its chunks.
+    `body` is the client's JSON; the answer is one whole response of that kind, or its chunks.
     """
 
     request_id: str
@@ -118,7 +118,7 @@ class TextRequest(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """Any plain value, for an endpoint's handler; answered with plain values in msgpack."""
+    """Any plain value, for an endpoint's handler; the answers are plain values in msgpack."""
 
     data: msgspec.Raw
 
@@ -138,7 +138,7 @@ class TokenDelta(Message, frozen=True, array_like=True, tag=False):
 
 
 class ModelFiles(Message, frozen=True):
-    """What a frontend needs of a model folder: file name |-> contents (no weights)."""
+    """The files of a model folder that a frontend needs: name |-> contents (no weights)."""
 
     files: dict[str, bytes]
 
@@ -147,11 +147,11 @@ class ModelFiles(Message, frozen=True):
 
 
 class PrefillJob(Message, frozen=True):
-    """A ticket on the prefill queue: well under 1 KiB whatever the prompt's length."""
+    """A ticket on the prefill queue: well under 1 KiB for a prompt of any length."""
 
     handoff_id: bytes  # 16 bytes, random
     attempt: int
-    deployment: str  # epoch of the deployment; jobs of another are dropped
+    deployment: str  # `queue.deployment.deployment_id`; jobs of another are dropped
     decode_instance: str
     decode_address: str  # host:port of its request plane
     decode_epoch: str  # its transfer epoch
@@ -162,38 +162,38 @@ class PrefillJob(Message, frozen=True):
 
 
 class Claim(Message, frozen=True):
-    """P asks D for the work behind a ticket. No write is posted before the answer."""
+    """A prefill worker asks the decode worker for a ticket's work, before it posts any write."""
 
     handoff_id: bytes
     attempt: int
     prefill_instance: str
     prefill_epoch: str
-    tp_size: int = 1  # ranks of P, each of which writes its own heads
-    run: bytes = b""  # random, of this run of the ticket; no other one has a part in the claim
+    tp_size: int = 1  # ranks of the prefill worker, each of which writes its own heads
+    run: bytes = b""  # random id of this run of the ticket; the claim is valid for this run only
 
 
 class Claimed(Message, frozen=True):
-    """D grants a write lease: what to compute, and which of D's blocks to fill."""
+    """The decode worker grants a write lease: the prompt, and the blocks to fill."""
 
     secret: bytes  # 16 bytes, random, in every Landed of this attempt
     lease_ms: int
-    token_ids: bytes  # the whole prompt, and what is known of the answer
+    token_ids: bytes  # the whole prompt, and the answer's tokens that exist already
     sampling: SamplingParams
-    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id at D)
-    cached_ordinals: list[int]  # D has them; never sent
+    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id of the decode worker)
+    cached_ordinals: list[int]  # in the decode worker's cache; never sent
     cache_salt: str = ""
     stop: StopConditions = StopConditions(max_tokens=1)  # its min_tokens bears on the first token
     num_generated: int = 0  # the last of `token_ids`, of an answer that was begun elsewhere
 
 
 class ClaimRefused(Message, frozen=True):
-    """D does not want this ticket any more."""
+    """The decode worker no longer needs this ticket's work."""
 
     reason: Literal["stale", "cancelled", "expired", "unknown", "excluded"]
 
 
 class CancelHandoff(Message, frozen=True):
-    """D retracts a claim; P stops posting writes and settles."""
+    """The decode worker retracts a claim; the prefill worker stops posting writes and settles."""
 
     handoff_id: bytes
     attempt: int
@@ -206,26 +206,26 @@ class FirstToken(Message, frozen=True):
     attempt: int
     token_id: int
     logprobs: TokenLogprobs | None = None
-    num_cached_tokens: int = 0  # taken from P's own prefix cache
+    num_cached_tokens: int = 0  # taken from the prefill worker's own prefix cache
     timeline_ms: dict[str, float] = {}  # stage |-> ms since the claim was answered
 
 
 class Settled(Message, frozen=True):
-    """Every write P posted under this attempt is complete or failed; none can still land."""
+    """Every write of the prefill worker for this attempt has ended; none can still land."""
 
     handoff_id: bytes
     attempt: int
     num_completed: int
     num_failed: int
-    error: str = ""  # why P gave up, if it did
-    # (rank of D, Landed) of every write that completed, should one have been lost
+    error: str = ""  # why the prefill worker gave up, if it did
+    # (rank of the decode worker, Landed) of every completed write, in case one was lost
     notices: list[tuple[int, bytes]] = []
     timeline_ms: dict[str, float] = {}  # stage |-> ms since the claim was answered
     run: bytes = b""  # as in the claim
 
 
 class PrefixRequest(Message, frozen=True):
-    """P asks where D's cached blocks of a claimed prompt are, to READ them."""
+    """A prefill worker asks for cached blocks of a claimed prompt, to READ them."""
 
     handoff_id: bytes
     attempt: int
@@ -234,14 +234,14 @@ class PrefixRequest(Message, frozen=True):
 
 
 class PrefixBlocks(Message, frozen=True):
-    """D's blocks of these ordinals, and what they hold. Empty: the claim does not stand."""
+    """The decode worker's blocks of these ordinals. Empty: the claim is not valid."""
 
     blocks: list[tuple[int, int]] = []  # (ordinal, block id)
     checksums: list[list[int]] = []  # per stream, in the order of `streams`; one per block
 
 
 class Ack(Message, frozen=True):
-    """Heard."""
+    """Received."""
 
 
 ClaimAnswer = Claimed | ClaimRefused | CancelHandoff
@@ -258,15 +258,15 @@ class Instance(Message, frozen=True, tag=False):
     endpoint: str
     instance_id: str
     address: str  # host:port of its request plane (its HTTP address for a frontend)
-    epoch: str  # new at every start of the process
+    epoch: str  # random, new at every start of the process
     model: str = ""
     host: str = ""
     pid: int = 0
-    pid_space: str = ""  # processes of equal pid_space see one another's pids
+    pid_space: str = ""  # processes with the same pid_space see one another's pids
 
 
 class ModelCard(Message, frozen=True, tag=False):
-    """What is served under a model's name; every worker of it puts one under its lease."""
+    """The model behind a name; each of its workers puts one under its lease."""
 
     name: str
     context_length: int  # tokens, prompt and answer together
@@ -284,11 +284,11 @@ class ModelCard(Message, frozen=True, tag=False):
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    weights_digest: str = ""  # workers whose weights differ don't answer for one another
+    weights_digest: str = ""  # workers with other weights do not replace one another
 
 
 class RankMetadata(Message, frozen=True, tag=False):
-    """How to reach the KV pool of one rank of a worker."""
+    """The address of the KV pool of one rank of a worker."""
 
     agent_metadata: bytes
     device_id: int
@@ -296,7 +296,7 @@ class RankMetadata(Message, frozen=True, tag=False):
 
 
 class TransferMetadata(Message, frozen=True, tag=False):
-    """How to reach a worker's KV pools; compared by layout_hash before anything of `ranks`."""
+    """The addresses of a worker's KV pools; `layout_hash` is compared before `ranks` is read."""
 
     instance_id: str
     epoch: str
@@ -306,7 +306,7 @@ class TransferMetadata(Message, frozen=True, tag=False):
     memory: Literal["DRAM", "VRAM"]
     block_bytes: int  # of one rank
     num_blocks: int  # for sequences
-    num_spare_blocks: int  # behind them, where transfers may try themselves out
+    num_spare_blocks: int  # after them, where links are measured
     ranks: list[RankMetadata]  # each with its share of the KV heads, in order
 
 
@@ -339,15 +339,15 @@ class LoadReport(Message, frozen=True):
 
 
 class LinkReport(Message, frozen=True, tag=False):
-    """What a prefill worker has measured of its way to a decode worker when they met."""
+    """The link from a prefill worker to a decode worker, measured when it was connected."""
 
     decode_instance: str
     transport: str
     memory: str
     write_bytes_per_s: float
     read_bytes_per_s: float  # checksums included
-    overhead_us: float  # of one write, from the decision to the news of its end
-    min_streaming_tokens: int | None  # last chunks from here on go by groups of layers; None: never
+    overhead_us: float  # of one write, from the decision to the notice of its end
+    min_streaming_tokens: int | None  # longer last chunks go by groups of layers; None: none does
     is_broken: bool = False  # a transfer failed; the next one connects again
 
 
@@ -362,7 +362,7 @@ class WorkerStatus(Message, frozen=True):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The message in msgpack."""
+    """Return the message in msgpack."""
     return _ENCODER.encode(message)
 
 

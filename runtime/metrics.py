@@ -1,4 +1,4 @@
-"""Prometheus metrics: named once, found again, served over HTTP."""
+"""Prometheus metrics: each name is made once per process; served over HTTP."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ _M = TypeVar("_M", bound=MetricWrapperBase)
 
 
 def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
-    """The process's counter `tandem_{name}`, made at the first call."""
+    """Return the process's counter `tandem_{name}`, made at the first call."""
     return _named(name, Counter, lambda full: Counter(full, help, labels))
 
 
 def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
-    """The process's gauge `tandem_{name}`, made at the first call."""
+    """Return the process's gauge `tandem_{name}`, made at the first call."""
     return _named(name, Gauge, lambda full: Gauge(full, help, labels))
 
 
@@ -34,7 +34,7 @@ def histogram(
     labels: Sequence[str] = (),
     buckets: Sequence[float] = LATENCY_BUCKETS_S,
 ) -> Histogram:
-    """The process's histogram `tandem_{name}`, made at the first call; seconds by default."""
+    """Return the process's histogram `tandem_{name}`, made at the first call; in seconds."""
     return _named(name, Histogram, lambda full: Histogram(full, help, labels, buckets=buckets))
 
 
@@ -47,7 +47,7 @@ def _named(name: str, kind: type[_M], make: Callable[[str], _M]) -> _M:
 
 
 def serve_metrics(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve /metrics on a thread of its own; returns what stops it. Raises OSError."""
+    """Serve /metrics on a thread of its own; return the stop function. Raise OSError."""
     server, thread = start_http_server(port, host, registry=REGISTRY)
     logger.info("metrics on http://%s:%d/metrics", host, server.server_port)
 

@@ -1,4 +1,4 @@
-"""The files of a model folder that a frontend needs, their digest, and how they are handed out."""
+"""The files of a model folder that a frontend needs: reading, digest, and sending them."""
 
 import hashlib
 from pathlib import Path
@@ -21,7 +21,7 @@ OPTIONAL = (
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Reads them all. Raises ModelError naming a required file that is missing."""
+    """Read the files. Raise ModelError naming a required file that is missing."""
     files = {}
     for name in (*REQUIRED, *OPTIONAL):
         path = folder / name
@@ -33,7 +33,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Tells models of one architecture apart, fine-tunes of each other too, without reading all.
+    """Return a digest that tells fine-tunes of a model apart, without reading all of the weights.
 
     BLAKE2b, hex, over config.json and, of each *.safetensors file, its size and `NUM_SAMPLES`
     pieces spread evenly over it.
@@ -50,7 +50,7 @@ def weights_fingerprint(folder: Path) -> str:
 
 
 def files_digest(model_files: ModelFiles) -> str:
-    """BLAKE2b over names and contents, hex; equal folders have equal digests."""
+    """Return BLAKE2b over names and contents, hex; equal folders have equal digests."""
     digest = hashlib.blake2b(digest_size=16)
     for name, content in sorted(model_files.files.items()):
         digest.update(len(name).to_bytes(4, "little") + name.encode())
@@ -59,21 +59,21 @@ def files_digest(model_files: ModelFiles) -> str:
 
 
 class ModelFilesHolder:
-    """Hands out the files of every model that this process serves, by their digest."""
+    """Sends the files of every model that this process serves, by their digest."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}  # by digest, ready to send
 
     def add(self, model_files: ModelFiles) -> str:
-        """Hand these out from now on; returns their digest."""
+        """Send these files from now on; return their digest."""
         digest = files_digest(model_files)
         self._files[digest] = encode(model_files)
         return digest
 
     async def send(self, payload: bytes, _context: RequestContext, responder: Responder) -> None:
-        """The handler of `model_files`: a digest in ASCII, or nothing where there is only one.
+        """Answer `model_files`: the payload is a digest in ASCII, or empty when there is only one.
 
-        Raises NotFoundError for a digest that is not held.
+        Raise NotFoundError for an unknown digest.
         """
         digest = payload.decode("ascii", "replace")
         if not digest and len(self._files) == 1:

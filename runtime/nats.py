@@ -1,4 +1,4 @@
-"""The process's one connection to NATS, shared by the queue and the events."""
+"""The connection of a process to NATS, shared by the queue and the events."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ Listener = Callable[[], Awaitable[None]]
 
 
 class NatsConnection:
-    """Reconnects for as long as it is open; nothing is buffered while NATS is away.
+    """A connection that reconnects while it is open; it buffers nothing while NATS is away.
 
     `client` is nats-py's; its `publish` raises OutboundBufferLimitError while disconnected.
     """
@@ -35,7 +35,7 @@ class NatsConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether NATS is reachable, as far as known; a frozen server is noticed within 3 s."""
+        """True while NATS is known to be reachable; a frozen server is noticed within 3 s."""
         return self.client.is_connected
 
     def on_reconnect(self, listener: Listener) -> None:
@@ -43,7 +43,7 @@ class NatsConnection:
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Connect. Raises ServiceError naming the address after `connect_attempts`."""
+        """Connect. Raise ServiceError naming the address after `connect_attempts`."""
         started_s = time.perf_counter()
         try:
             await self.client.connect(
@@ -70,7 +70,7 @@ class NatsConnection:
         """Close; idempotent, bounded."""
         self._listeners.clear()
         # In a task of its own: when it interrupts a reconnection, nats-py's close is cancelled by
-        # the future that both awaited, and that must not look like a cancellation of our caller.
+        # the future that both awaited, and that must not look like a cancellation of the caller.
         closing = asyncio.ensure_future(self.client.close())
         await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT_S)
         if not closing.done():

@@ -1,4 +1,4 @@
-"""When each stage of a request happened, and what lies between the stages."""
+"""The time of each stage of a request, and the intervals between stages."""
 
 import math
 import time
@@ -11,7 +11,7 @@ Stage = Literal[
 ]  # fmt: skip
 Course = Literal["local", "remote", "fallback"]
 
-# What a prefill worker may say of itself; everything else is the decode worker's own to mark.
+# The stages that a prefill worker may report; the decode worker marks the others.
 PREFILL_STAGES: tuple[Stage, ...] = ("prefix_pulled", "computed", "first_write", "last_write")
 _CLOCK_SLACK_MS = 50.0  # two hosts' clocks run at rates that differ by parts in a million
 
@@ -44,17 +44,17 @@ class Timeline:
     def mark(self, stage: Stage, at: float | None = None) -> None:
         """Record that `stage` happened now, or `at` a perf_counter reading; the first mark stands.
 
-        A stage before the construction counts as received.
+        A time before the construction counts as that of `received`.
         """
         if stage not in self._marks:
             elapsed_s = (time.perf_counter() if at is None else at) - self.started_at
             self._marks[stage] = max(0.0, elapsed_s * 1e3)
 
     def merge(self, stages_ms: Mapping[str, float], origin: Stage) -> None:
-        """Take over a prefill worker's stages, which count from our mark of `origin`.
+        """Take over a prefill worker's stages, whose times count from the mark of `origin`.
 
-        Stages that are not a prefill worker's are dropped, and so are times that cannot be: before
-        the origin, in the future, not a number.
+        Other stages are dropped, and so are impossible times: before the origin, in the future,
+        not a number.
         """
         origin_ms = self._marks.get(origin)
         if origin_ms is None:
@@ -66,15 +66,15 @@ class Timeline:
                 self._marks.setdefault(stage, origin_ms + ms)
 
     def elapsed_s(self) -> float:
-        """Seconds since construction."""
+        """Return the seconds since construction."""
         return time.perf_counter() - self.started_at
 
     def ms(self) -> dict[str, float]:
-        """Stage |-> milliseconds since construction, to the microsecond, in order of time."""
+        """Return stage |-> milliseconds since construction, rounded to µs, in order of time."""
         return {stage: round(ms, 3) for stage, ms in sorted(self._marks.items(), key=_by_time)}
 
     def since(self, origin: Stage) -> dict[str, float]:
-        """Stage |-> milliseconds since the mark of `origin`, for the stages after it."""
+        """Return stage |-> milliseconds since the mark of `origin`, for the stages after it."""
         origin_ms = self._marks.get(origin, math.inf)
         return {
             stage: round(ms - origin_ms, 3)
@@ -88,16 +88,16 @@ def _by_time(mark: tuple[str, float]) -> float:
 
 
 def course(stages_ms: Mapping[str, float]) -> Course:
-    """Whether a prompt was never offered, came by a handoff, or was taken back from one."""
+    """Return how a prompt was computed; `fallback` is locally, after a handoff that failed."""
     if "verified" in stages_ms:
         return "remote"
     return "fallback" if "queued" in stages_ms or "claimed" in stages_ms else "local"
 
 
 def intervals_ms(stages_ms: Mapping[str, float]) -> dict[str, float]:
-    """Interval |-> milliseconds; those of a request taken back from a handoff mean nothing: none.
+    """Return interval |-> milliseconds, never below zero; none for a fallback.
 
-    A begin and an end that two hosts marked can be a message's time off: never below zero.
+    A begin and an end marked on two hosts can be off by the time of a message.
     """
     kind = course(stages_ms)
     if kind == "fallback":

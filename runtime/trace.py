@@ -1,7 +1,7 @@
-"""Where requests spent their time, as a file that Perfetto and chrome://tracing open.
+"""A file of requests and their stages for Perfetto and chrome://tracing.
 
-The file is a JSON array of Chrome trace events, whose closing bracket viewers do not need: what a
-killed process leaves can be read. One process per worker, one row per request.
+The file is a JSON array of Chrome trace events. Viewers do not need its closing bracket, so that
+the file of a killed process can be read. One process per worker, one row per request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Value = str | int | float
 Event = dict[str, Any]
 
 FLUSH_INTERVAL_S = 1.0
-MAX_PENDING_BYTES = 16 << 20  # of a disk that does not keep up; what comes on top is dropped
+MAX_PENDING_BYTES = 16 << 20  # when the disk is too slow; later requests are dropped
 # Durations are the monotonic clock's, which never jumps. The wall clock is read once, only to lay
 # the files of several workers side by side.
 _EPOCH_US = time.time() * 1e6 - time.perf_counter() * 1e6
@@ -58,10 +58,10 @@ _LAST_SLICE = {"decode": "decode", "prefill": "settle"}
 
 
 class TraceFile:
-    """Collects the course of finished requests; `async with` opens the file and closes it.
+    """Collects the timelines of finished requests; `async with` opens the file and closes it.
 
-    With no path it does nothing. `record` never waits and never raises: it fills a buffer, which a
-    thread writes out every second. Belongs to one event loop.
+    Without a path it does nothing. `record` never waits and never raises: it fills a buffer, which
+    a thread writes out every second. Belongs to one event loop.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TraceFile:
         self._writing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError when the file cannot be written."""
+        """Open the file. Raise ConfigError when it cannot be written."""
         if self.path is not None:
             try:
                 self._file = self.path.open("wb", buffering=0)
@@ -111,7 +111,7 @@ class TraceFile:
         args: Mapping[str, Value],
         headers: Mapping[str, str],
     ) -> None:
-        """Adds a request that ends now; `headers` may have its W3C traceparent."""
+        """Add a request that ends now; `headers` may have its W3C traceparent."""
         if self._writing is None:
             return
         if self._file is None or self._closing.is_set() or len(self._pending) > MAX_PENDING_BYTES:
@@ -127,11 +127,11 @@ class TraceFile:
     def _events(
         self, request_id: str, timeline: Timeline, args: Mapping[str, Value]
     ) -> Iterator[Event]:
-        """The row's name, the whole request, and in it a slice per interval, a tick per stage."""
+        """Yield the row's name, the request, and in it a slice per interval, a tick per stage."""
         row, stages = next(self._rows), timeline.ms()
         start_us, end_us = timeline.started_at * 1e6 + _EPOCH_US, timeline.elapsed_s() * 1e6
         names = dict(_SLICES[self._role])
-        if "computed" in stages:  # elsewhere: its token came while the KV was under way
+        if "computed" in stages:  # remotely: the token came before the KV
             names.pop("first_token", None)
 
         def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
@@ -165,7 +165,7 @@ class TraceFile:
                 await asyncio.to_thread(self._write, bytes(data), is_last)
 
     def _write(self, data: bytes, is_last: bool) -> None:
-        """On a thread. An error ends the trace, cut to what was whole, and nothing else."""
+        """Write on a thread. An error ends the trace after its last whole event."""
         if self._file is None:
             return
         try:
@@ -184,9 +184,9 @@ class TraceFile:
 
 
 def trace_path(path: str, role: str, instance_id: str) -> Path:
-    """The worker's own file: `{instance}` in `path` says where its name goes.
+    """Return the worker's own file: the worker's name replaces `{instance}` in `path`.
 
-    Without it the name goes before the suffix, or into `path` where that is a folder.
+    Without `{instance}` the name goes before the suffix, or into `path` where that is a folder.
     """
     own = f"{role}-{instance_id}"
     if "{instance}" in path:

@@ -20,6 +20,7 @@ from tandem.runtime.errors import (
 from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import (
     MAX_PAYLOAD_BYTES,
+    VERSION,
     Batch,
     Cancel,
     Credit,
@@ -33,14 +34,14 @@ from tandem.runtime.plane.framing import (
 
 logger = logging.getLogger(__name__)
 
-WINDOW_ITEMS = 256  # how many items of a stream may be on their way or unread
+WINDOW_ITEMS = 256  # items of a stream that may be under way or unread
 
 
 class ResponseStream:
     """The items of one call, in order, each once; belongs to one reader.
 
     Iteration ends when the handler returned. It raises the handler's error, ConnectionLostError
-    when the peer died, stopped or closed, and CancelledRequestError or DeadlineError when its
+    when the peer died, stopped or closed, and CancelledRequestError or DeadlineError when the
     context ended. Leaving `async with` cancels a stream that is not over.
     """
 
@@ -71,7 +72,7 @@ class ResponseStream:
         return item
 
     async def take(self) -> list[bytes]:
-        """All items that have arrived, after waiting for the first; ends as iteration does."""
+        """Wait for an item and return all that have arrived; end as iteration does."""
         if not self._items:
             await self._wait()
         return self.ready()
@@ -89,7 +90,7 @@ class ResponseStream:
                 self._waiter = None
 
     def ready(self) -> list[bytes]:
-        """All items that have arrived, without waiting; empty when none has."""
+        """Return all items that have arrived, without waiting; empty when none has."""
         items = list(self._items)
         self._items.clear()
         if items:
@@ -97,7 +98,7 @@ class ResponseStream:
         return items
 
     def cancel(self) -> None:
-        """Tell the peer to stop; unread items are dropped. Idempotent."""
+        """Cancel the call; unread items are dropped. Idempotent."""
         self._cancel("the caller closed the stream")
 
     @property
@@ -144,14 +145,14 @@ class ResponseStream:
             self._num_consumed = 0
 
     def deliver(self, payload: bytes) -> None:
-        """The connection's way in: one more item."""
+        """Take one more item from the connection."""
         self._items.append(payload)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def finish(self, error: TandemError | None) -> None:
-        """The connection's way in: nothing more comes; `error` is raised after the items."""
+        """End the stream, called by the connection; `error` is raised after the items."""
         if self._is_done:
             return
         self._is_done = True
@@ -162,7 +163,7 @@ class ResponseStream:
 
 
 class ClientConnection(PlaneConnection):
-    """Our end of the connection to one server."""
+    """The client's end of the connection to one server."""
 
     side = "client"
     peer_side = "server"
@@ -179,19 +180,19 @@ class ClientConnection(PlaneConnection):
     def check_greeting(self, preamble: Preamble) -> None:
         if preamble.status is Status.WRONG_VERSION:
             raise ProtocolError(
-                f"{self._address} speaks request-plane version {preamble.version}, not ours"
+                f"{self._address} has request-plane version {preamble.version}, not {VERSION}"
             )
         if preamble.status is Status.WRONG_TOKEN:
-            raise ProtocolError(f"{self._address} refused our cluster token")
+            raise ProtocolError(f"{self._address} refused the cluster token of this process")
         if not self.has_token(preamble):
-            raise ProtocolError(f"{self._address} does not know our cluster token")
+            raise ProtocolError(f"{self._address} does not have the cluster token of this process")
 
     def on_ready(self) -> None:
         if not self.handshake.done():
             self.handshake.set_result(None)
 
     def open(self, endpoint: str, payload: bytes, context: RequestContext) -> ResponseStream:
-        """Start a stream. Raises ConnectionLostError when the connection is over already."""
+        """Start a stream. Raise ConnectionLostError when the connection is over already."""
         if self._error is not None:
             raise ConnectionLostError(f"lost {self._address}: {self._error.message}")
         self._num_opened += 1
@@ -213,7 +214,7 @@ class ClientConnection(PlaneConnection):
         return stream
 
     def forget(self, stream_id: int) -> None:
-        """Drop what still comes for a stream."""
+        """Drop later items of a stream."""
         self._streams.pop(stream_id, None)
 
     def on_frame(self, frame: Frame) -> None:
@@ -251,7 +252,7 @@ def _as_error(failure: Failure) -> TandemError:
 
 
 class RequestClient:
-    """Opens streams to any address over one connection each; a lost one is dialled anew."""
+    """Opens streams to any address over one connection each; dials a lost one again."""
 
     def __init__(
         self, config: RuntimeConfig, instance_id: str, *, progress: Progress | None = None
@@ -266,8 +267,8 @@ class RequestClient:
     ) -> ResponseStream:
         """Start a stream on `address` ("host:port").
 
-        Raises ConnectionLostError when nobody answers there within `connect_timeout_s`,
-        ProtocolError when what answers is not of this cluster, and the context's own error.
+        Raise ConnectionLostError without an answer within `connect_timeout_s`, ProtocolError when
+        the peer is not of this cluster, and the context's own error.
         """
         context.raise_if_done()
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -281,7 +282,7 @@ class RequestClient:
     async def call(
         self, address: str, endpoint: str, payload: bytes, context: RequestContext
     ) -> bytes:
-        """The single item that the endpoint answers. Raises ProtocolError on none or several."""
+        """Return the single item of the answer. Raise ProtocolError on none or several."""
         async with await self.open(address, endpoint, payload, context) as stream:
             items = [item async for item in stream]
         if len(items) != 1:
@@ -304,7 +305,7 @@ class RequestClient:
         if dial is None or _is_over(dial):
             self._dials = {a: d for a, d in self._dials.items() if not _is_over(d)}
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
-            dial.add_done_callback(_is_over)  # looks at the error, should every caller have left
+            dial.add_done_callback(_is_over)  # retrieves the error, in case every caller has left
         return await asyncio.shield(dial)
 
     async def _dial(self, address: str) -> ClientConnection:
@@ -322,11 +323,11 @@ class RequestClient:
             connection.abort(lost)
             raise lost from error
         except BaseException:
-            connection.abort(ConnectionLostError("dialling was given up"))
+            connection.abort(ConnectionLostError("the dial was cancelled"))
             raise
         finally:
             if connection.handshake.done() and not connection.handshake.cancelled():
-                connection.handshake.exception()  # seen: it was raised above, or replaced
+                connection.handshake.exception()  # retrieved: it was raised above, or replaced
         return connection
 
 

@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[], tuple[int, bool]]  # (steps done, busy)
 
-# The silence that is forgiven is (misses + _SLACK) intervals, looked at every _TICK intervals, so
-# that with the defaults a stopped peer is given up after 1.8 to 1.9 s.
+# A peer may be silent for (misses + _SLACK) intervals, checked every _TICK intervals: with the
+# defaults a stopped peer is given up after 1.8 to 1.9 s.
 _SLACK = 0.6
 _TICK = 0.2
-_MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch, with what surrounds it, under the limit
+_MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch with its frame under the limit
 
 
 class PlaneConnection(asyncio.Protocol, ABC):
-    """A peer, as a protocol of the event loop.
+    """One connection to a peer, as a protocol of the event loop.
 
-    Subclasses say how they greet, what they do with frames, and what to do when it is over
-    (`on_lost` runs exactly once, with the reason).
+    Subclasses greet, handle frames, and handle the end: `on_lost` runs exactly once, with the
+    reason.
     """
 
     side: ClassVar[str]
@@ -80,15 +80,15 @@ class PlaneConnection(asyncio.Protocol, ABC):
         """Handle any frame but Hello and Heartbeat."""
 
     def on_ready(self) -> None:
-        """The handshake is complete."""
+        """Handle the end of the handshake."""
 
     @abstractmethod
     def on_lost(self, error: TandemError) -> None:
-        """The connection is over."""
+        """Handle the end of the connection."""
 
     @abstractmethod
     def check_greeting(self, preamble: Preamble) -> None:
-        """Accept or refuse the peer's preamble. Raises ProtocolError."""
+        """Accept the peer's preamble, or raise ProtocolError."""
 
     # ---- sending ------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the socket takes more now."""
+        """True while the socket takes more."""
         return self._writable.is_set()
 
     async def drain(self) -> None:
@@ -161,7 +161,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
             self.greet(Status.OK)
 
     def greet(self, status: Status) -> None:
-        """Send our preamble; a refusal shows nothing of the token."""
+        """Send the preamble; a refusal shows nothing of the token."""
         token = self._config.cluster_token
         shown = token.get_secret_value() if token is not None and status is Status.OK else None
         preamble = Preamble(VERSION, status, token_digest(shown, self.side))
@@ -169,7 +169,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._transport.write(encode_preamble(preamble))
 
     def has_token(self, preamble: Preamble) -> bool:
-        """Whether the peer knows the cluster token (or neither side has one)."""
+        """Return True when the peer has the cluster token, or neither side has one."""
         token = self._config.cluster_token
         expected = token_digest(token.get_secret_value() if token else None, self.peer_side)
         return hmac.compare_digest(preamble.digest, expected)
@@ -185,7 +185,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         except ProtocolError as error:
             logger.warning("closing the connection with %s: %s", self.peer, error)
             if self._reader is None:
-                self.close(error)  # lets our refusal out
+                self.close(error)  # sends the refusal
             else:
                 self.abort(error)
 
@@ -238,11 +238,11 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._peer_progress = beat
 
     def _tick(self) -> None:
-        """Beat when due, and give up a peer that is silent or stands still."""
+        """Send a heartbeat when due, and give up a peer that is silent or makes no progress."""
         interval_s = self._config.heartbeat_interval_s
         now = self._loop.time()
         if now - self._expected_tick_s > interval_s:
-            # It was us who stood still: what the peer sent meanwhile may not have been read yet.
+            # This process stood still: data that the peer sent meanwhile may be unread.
             self._last_heard_s = max(self._last_heard_s, now - interval_s)
             self._peer_moved_s += now - self._expected_tick_s
         if now - self._last_heard_s > interval_s * (self._config.heartbeat_misses + _SLACK):
@@ -269,13 +269,13 @@ class PlaneConnection(asyncio.Protocol, ABC):
         return self._error is not None
 
     def abort(self, error: TandemError) -> None:
-        """Close at once, for this reason; what was not sent yet is dropped."""
+        """Close at once, for this reason; unsent data is dropped."""
         self._lose(error)
         if self._transport is not None:
             self._transport.abort()
 
     def close(self, error: TandemError) -> None:
-        """Close after sending what was posted."""
+        """Close after sending the posted frames."""
         self._flush()
         self._lose(error)
         if self._transport is not None:

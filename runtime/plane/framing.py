@@ -19,14 +19,14 @@ from tandem.runtime.errors import ProtocolError
 MAGIC = b"TANDEM\r\n"
 VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 64 * 1024  # leaves room for what stands around a payload
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 64 * 1024  # leaves room for the fields beside a payload
 HEADER = struct.Struct("<II")
 _PREAMBLE = struct.Struct("<8sHH32s")
 PREAMBLE_BYTES = _PREAMBLE.size
 
 
 class Status(IntEnum):
-    """The server's answer in its preamble; a client always says OK."""
+    """The server's answer in its preamble; a client always sends OK."""
 
     OK = 0
     WRONG_VERSION = 1
@@ -34,7 +34,7 @@ class Status(IntEnum):
 
 
 class Preamble(msgspec.Struct, frozen=True):
-    """First bytes of a connection, in each direction."""
+    """The first bytes of a connection, in each direction."""
 
     version: int
     status: Status
@@ -42,7 +42,7 @@ class Preamble(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first frame each way: who is speaking."""
+    """The first frame each way: the sender's id."""
 
     instance_id: str
 
@@ -53,14 +53,14 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
     stream_id: int
     endpoint: str
     payload: bytes
-    credit: int  # items the server may send before it hears a Credit
+    credit: int  # items the server may send before it gets a Credit
     request_id: str
     deadline_ms: int | None
     headers: dict[str, str]
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Server to client: all that one loop tick produced, for all streams of the connection.
+    """Server to client: the output of one loop tick, for all streams of the connection.
 
     For each stream its items come before its end or failure.
     """
@@ -71,7 +71,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """How a stream failed; `code` names the error class."""
+    """The error of a stream; `code` names its class."""
 
     stream_id: int
     code: str
@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Client to server: the caller does not want this stream any more."""
+    """Client to server: end this stream now."""
 
     stream_id: int
     reason: str
@@ -95,14 +95,14 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Both ways: alive; `progress` counts the engine's steps and must move while `busy`."""
+    """Both ways: a sign of life; `progress` counts engine steps and must grow while `busy`."""
 
     progress: int
     busy: bool
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Client to server: the caller wants no more of this stream than what ends it well."""
+    """Client to server: bring this stream to a good end soon."""
 
     stream_id: int
 
@@ -114,19 +114,19 @@ _DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
 def token_digest(token: str | None, side: str) -> bytes:
-    """What a side ("client" or "server") shows of the cluster token; zeros without a token."""
+    """Return a side's ("client" or "server") proof of the token; zeros without a token."""
     if token is None:
         return bytes(32)
     return hashlib.blake2b(token.encode(), digest_size=32, person=side.encode()).digest()
 
 
 def encode_preamble(preamble: Preamble) -> bytes:
-    """The first `PREAMBLE_BYTES` bytes of a connection."""
+    """Return the first `PREAMBLE_BYTES` bytes of a connection."""
     return _PREAMBLE.pack(MAGIC, preamble.version, preamble.status, preamble.digest)
 
 
 def decode_preamble(data: bytes) -> Preamble:
-    """The inverse of `encode_preamble`. Raises ProtocolError when the magic is not ours."""
+    """Invert `encode_preamble`. Raise ProtocolError on another protocol's bytes."""
     magic, version, status, digest = _PREAMBLE.unpack(data)
     if magic != MAGIC or status not in tuple(Status):
         raise ProtocolError("not a Tandem request plane")
@@ -134,7 +134,7 @@ def decode_preamble(data: bytes) -> Preamble:
 
 
 def encode_frame(sequence_number: int, frame: Frame) -> bytearray:
-    """One frame with its header. Raises ProtocolError when it is larger than the limit."""
+    """Return one frame with its header. Raise ProtocolError when it exceeds the limit."""
     buffer = bytearray(HEADER.size)
     _ENCODER.encode_into(frame, buffer, HEADER.size)
     num_bytes = len(buffer) - HEADER.size
@@ -152,7 +152,7 @@ class FrameReader:
         self._next_sequence_number = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Raises ProtocolError; the stream is over after that."""
+        """Return the frames that `data` completes. Raise ProtocolError on a malformed one."""
         source: bytes | bytearray = data
         if self._partial:
             self._partial += data

@@ -1,4 +1,4 @@
-"""The serving side of the request plane: endpoints, their handlers and the streams they answer."""
+"""The serving side of the request plane: endpoints, handlers and streams."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from tandem.runtime.plane.framing import (
 
 logger = logging.getLogger(__name__)
 
-STOP_PATIENCE_S = 2.0  # for handlers that were cancelled
+STOP_PATIENCE_S = 2.0  # for cancelled handlers to end
 
 
 class Responder:
@@ -57,9 +57,9 @@ class Responder:
     def send(self, payload: bytes) -> None:
         """Send one item without waiting; dropped when the caller is gone.
 
-        What one loop tick sends on a connection leaves as one frame. Items beyond the peer's
-        credit wait here in memory: a handler that can produce without bound calls `drain`.
-        Raises ProtocolError when the payload is larger than a frame may be.
+        The items of one loop tick leave a connection as one frame. Items beyond the peer's credit
+        wait in memory: a handler of unbounded output calls `drain`. Raise ProtocolError when the
+        payload is too large for a frame.
         """
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ProtocolError(
@@ -73,16 +73,16 @@ class Responder:
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer and the socket take another item now."""
+        """True while the peer and the socket take another item."""
         return self._credit > 0 and self._connection.is_writable
 
     @property
     def num_flushes(self) -> int:
-        """How often the connection has written what was sent; moves when the loop turns."""
+        """The number of writes to the socket; grows when the loop turns."""
         return self._connection.num_flushes
 
     async def drain(self) -> None:
-        """Wait until all was sent and the peer takes more; raises the context's error."""
+        """Wait until all items are sent and the peer takes more; raise the context's error."""
         while self._credit <= 0:
             self._context.raise_if_done()
             self._woken = self._woken or asyncio.Event()
@@ -97,7 +97,7 @@ class Responder:
             await self.drain()
 
     def grant(self, num_items: int) -> None:
-        """The connection's way in: the peer consumed items."""
+        """Add the credit of items that the peer consumed."""
         self._credit += num_items
         while self._backlog and self._credit > 0:
             self._credit -= 1
@@ -128,7 +128,7 @@ class _Call:
 
 
 class ServerConnection(PlaneConnection):
-    """Our end of the connection from one client."""
+    """The server's end of the connection from one client."""
 
     side = "server"
     peer_side = "client"
@@ -141,9 +141,7 @@ class ServerConnection(PlaneConnection):
     def check_greeting(self, preamble: Preamble) -> None:
         if preamble.version != VERSION:
             self.greet(Status.WRONG_VERSION)
-            raise ProtocolError(
-                f"version {preamble.version} of the request plane, ours is {VERSION}"
-            )
+            raise ProtocolError(f"request-plane version {preamble.version}, not {VERSION}")
         if not self.has_token(preamble):
             self.greet(Status.WRONG_TOKEN)
             raise ProtocolError("wrong cluster token")
@@ -225,7 +223,7 @@ def _as_failure(stream_id: int, error: TandemError) -> Failure:
 class RequestServer:
     """Serves named endpoints to any client of the cluster.
 
-    `progress` tells (engine steps done, busy) for the heartbeats; None is never busy.
+    `progress` returns (engine steps done, busy) for the heartbeats; None is never busy.
     """
 
     def __init__(
@@ -242,9 +240,9 @@ class RequestServer:
         self.address = ""
 
     def register(self, endpoint: str, handler: Handler) -> None:
-        """Serve `endpoint` by `handler`: returning ends the stream, raising fails it.
+        """Serve `endpoint` by `handler`: a return ends the stream, an error fails it.
 
-        A stream whose context ended fails with the context's error, however the handler returns.
+        A stream whose context ended fails with the context's error in any case.
         """
         self._handlers[endpoint] = handler
 
@@ -253,7 +251,7 @@ class RequestServer:
         self._handlers.pop(endpoint, None)
 
     async def start(self, port: int = 0) -> None:
-        """Listen; `address` is set after that. Raises ServiceError when the port is taken."""
+        """Listen and set `address`. Raise ServiceError when the port is taken."""
         loop = asyncio.get_running_loop()
         host = self._config.host
         try:
@@ -275,7 +273,7 @@ class RequestServer:
             raise UnavailableError(f"{self._instance_id} is stopping")
         handler = self._handlers.get(endpoint)
         if handler is None:
-            # Not yet: a worker that has just taken over the address of one that died is starting.
+            # Perhaps not yet: a new worker at the address of a dead one may be starting.
             raise UnavailableError(f"{self._instance_id} has no endpoint {endpoint!r}")
         return handler
 
@@ -285,10 +283,10 @@ class RequestServer:
         task.add_done_callback(self.running.discard)
 
     async def stop(self) -> None:
-        """Stop listening, end what still runs, close all connections.
+        """Stop listening, cancel running handlers, close all connections.
 
-        Handlers are cancelled; one that will not end after `STOP_PATIENCE_S` is left behind, and
-        its caller learns from the closed connection.
+        A handler that does not end within `STOP_PATIENCE_S` is abandoned; the closed connection
+        ends its stream.
         """
         self._is_stopping = True
         if self._server is not None:

@@ -33,7 +33,7 @@ async def test_without_the_cluster_token_nothing_is_served(ours: str | None) -> 
     server = RequestServer(RuntimeConfig.model_validate({"cluster_token": "right"}), "server")
     await server.start()
     client = RequestClient(RuntimeConfig.model_validate({"cluster_token": ours}), "client")
-    with pytest.raises(ProtocolError, match="refused our cluster token"):
+    with pytest.raises(ProtocolError, match="refused the cluster token"):
         await client.call(server.address, "echo", b"", RequestContext())
     await client.close()
     await server.stop()
@@ -60,7 +60,7 @@ async def test_a_server_that_does_not_know_the_token_is_not_trusted(digest: byte
     async with await asyncio.start_server(impostor, "127.0.0.1", 0) as fake:
         host, port = fake.sockets[0].getsockname()
         client = RequestClient(RuntimeConfig.model_validate({"cluster_token": "right"}), "client")
-        with pytest.raises(ProtocolError, match="does not know our cluster token"):
+        with pytest.raises(ProtocolError, match="does not have the cluster token"):
             await client.call(f"{host}:{port}", "echo", b"", RequestContext())
         await client.close()
 
