@@ -1,4 +1,4 @@
-"""An idle worker asks itself now and then, and hides from others while it does not answer."""
+"""Health checks of an idle worker, which leaves discovery while they fail."""
 
 import asyncio
 import logging
@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger(__name__)
 
-CANARY_INTERVAL_S = 10.0  # without any request, before the worker is asked
+CANARY_INTERVAL_S = 10.0  # without any request, before a check
 CANARY_TIMEOUT_S = 5.0
 
 
 class Canary:
-    """Runs `ask` after every interval in which `num_requests` stood still.
+    """Runs `ask` after every interval in which `num_requests` did not change.
 
-    `on_change` hears False when `ask` raised or took too long, True when it went well again.
+    `on_change` is called with False when `ask` raised or took too long, with True when it succeeds
+    again.
     """
 
     def __init__(
@@ -33,19 +34,19 @@ class Canary:
         self.is_healthy = True
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Check until cancelled."""
         while True:
             num_before = self._num_requests()
             await asyncio.sleep(self._interval_s)
             if self._num_requests() == num_before or not self.is_healthy:
-                await self._look()
+                await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._ask()
             is_healthy = True
-        except Exception as error:  # whatever the author's handler raises
+        except Exception as error:  # the author's handler may raise anything
             logger.log(
                 logging.WARNING if self.is_healthy else logging.DEBUG,
                 "the health check failed: %r",

@@ -15,7 +15,7 @@ from tandem.runtime.plane.client import RequestClient, ResponseStream
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.values import decode_value, encode_call
 
-AVOID_S = 2.0  # how long an instance that did not answer is tried last
+AVOID_S = 2.0  # for which an instance that did not answer is tried last
 
 
 class Annotated:
@@ -56,9 +56,9 @@ class Annotated:
 class Responses:
     """The items of one call, in order; belongs to one reader.
 
-    Iteration raises what the handler raised, ConnectionLostError when the instance was lost,
-    IncompleteError when it gave the request up. Leaving `async with`, or dropping the object,
-    before the end kills the request.
+    Iteration raises the handler's error, ConnectionLostError when the instance was lost,
+    IncompleteError when the instance gave up the request. Leaving `async with`, or dropping the
+    object, before the end kills the request.
     """
 
     __slots__ = ("_annotated", "_has_begun", "_loop", "_open_next", "_stream")
@@ -95,7 +95,7 @@ class Responses:
             return item
 
     def cancel(self) -> None:
-        """Kills the request; idempotent."""
+        """Kill the request; idempotent."""
         self._stream.cancel()
 
     async def __aenter__(self) -> Self:
@@ -105,7 +105,7 @@ class Responses:
         self.cancel()
 
     def __del__(self) -> None:
-        # Left in the middle of a loop: the instance must not go on for nobody.
+        # Dropped in the middle of a loop: the instance must not continue without a reader.
         if not self._stream.is_done and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stream.cancel)
 
@@ -113,8 +113,8 @@ class Responses:
 class Client:
     """Calls an endpoint on any of its instances, which it follows as they come and go.
 
-    A request goes to another instance when the one chosen cannot be reached, refuses, or is lost
-    before its first item; `direct` tries none but its own.
+    A request goes to another instance when the chosen one cannot be reached, refuses, or is lost
+    before its first item; `direct` tries only its own.
     """
 
     def __init__(
@@ -130,27 +130,27 @@ class Client:
         self._view.subscribe(self._changed)
 
     async def ready(self) -> None:
-        """Waits until the instances that exist are known."""
+        """Wait until the present instances are known."""
         await self._view.ready()
 
     async def close(self) -> None:
-        """Stops following; running calls go on."""
+        """Stop following; running calls continue."""
         await self._view.close()
 
-    # ---- who is there -------------------------------------------------------------------------
+    # ---- instances ----------------------------------------------------------------------------
 
     def instance_ids(self) -> list[str]:
-        """The ids of the instances known now, sorted."""
+        """Return the ids of the known instances, sorted."""
         return list(self._ids)
 
     endpoint_ids = instance_ids
 
     def instances(self) -> list[Instance]:
-        """The instances known now, sorted by id."""
+        """Return the known instances, sorted by id."""
         return [self._view.items[instance_id] for instance_id in self._ids]
 
     async def wait_for_instances(self, timeout_s: float | None = None) -> list[str]:
-        """Waits for the first instance; returns all. Raises DeadlineError after `timeout_s`."""
+        """Wait for the first instance; return all. Raise DeadlineError after `timeout_s`."""
         limit_s = float("inf") if timeout_s is None else timeout_s
         await self._view.wait_for(lambda items: bool(items), limit_s)
         return self.instance_ids()
@@ -165,7 +165,7 @@ class Client:
     async def round_robin(
         self, request: Any, annotated: bool = True, context: Context | None = None
     ) -> Responses:
-        """Calls the instances in turn. Raises UnavailableError when none takes the request."""
+        """Call the instances in turn. Raise UnavailableError when none takes the request."""
         self._num_calls += 1
         first = self._num_calls
         return await self._call(request, annotated, context, lambda ids: ids[first % len(ids)])
@@ -175,7 +175,7 @@ class Client:
     async def random(
         self, request: Any, annotated: bool = True, context: Context | None = None
     ) -> Responses:
-        """Calls an instance drawn at random. Raises UnavailableError when none takes it."""
+        """Call an instance drawn at random. Raise UnavailableError when none takes it."""
         return await self._call(request, annotated, context, random.choice)
 
     async def direct(
@@ -185,7 +185,7 @@ class Client:
         annotated: bool = True,
         context: Context | None = None,
     ) -> Responses:
-        """Calls one instance. Raises NotFoundError when it is not there, ConnectionLostError."""
+        """Call one instance. Raise NotFoundError when it is unknown, ConnectionLostError."""
         instance = self._view.items.get(instance_id)
         if instance is None:
             raise NotFoundError(f"{self._name} has no instance {instance_id!r}")
@@ -223,7 +223,7 @@ class Client:
         return Responses(await open_next(None), open_next, annotated)
 
     def _candidates(self, tried: set[str]) -> list[str]:
-        """Who is left to try; those that did not answer lately come after all others."""
+        """Return the untried instances, those that answered lately if there are any."""
         if not tried and not self._avoided:
             return self._ids
         now_s = time.perf_counter()

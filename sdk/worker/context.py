@@ -1,4 +1,4 @@
-"""What a handler is told of its request, and what a caller ends its calls with."""
+"""The context of a request: for its handler, and for a caller to end its calls."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ _TRACEPARENT = "traceparent"
 
 
 class Context:
-    """A request as its handler sees it: who it is, and whether anybody still wants it.
+    """A request as its handler sees it: its id, its headers, and its end.
 
-    *Stopped*: come to a good end soon, what is yielded still arrives. *Killed*: the caller is gone,
-    nothing arrives any more; a killed request is stopped, too. Calls made with `context=` are
+    *Stopped*: the handler should end well soon, and its items still arrive. *Killed*: the caller is
+    gone, and no item arrives; a killed request is also stopped. Calls made with `context=` are
     stopped and killed with it. `headers` travel with the request and its calls (W3C `traceparent`
     among them). Not thread-safe: it belongs to the event loop.
     """
@@ -29,32 +29,32 @@ class Context:
         self.request_context = request_context or RequestContext(id, headers=headers)
 
     def id(self) -> str:
-        """The request's id; calls made with this context carry the same."""
+        """Return the request's id, which calls made with this context carry too."""
         return self.request_context.id
 
     @property
     def headers(self) -> dict[str, str]:
-        """What travels with the request; a handler may add to it before it calls others."""
+        """The headers of the request and its calls; a handler may add some before a call."""
         return self.request_context.headers
 
     def is_stopped(self) -> bool:
-        """Whether to come to an end: the caller said so, is gone, or its time is up."""
+        """Return True once the caller asked for the end or is gone, or the deadline has passed."""
         return self.request_context.is_stopped
 
     def is_killed(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return True once no caller waits for the answer."""
         return self.request_context.is_cancelled
 
     def stop_generating(self) -> None:
-        """Asks whoever works on this request, here and in calls made with it, for a good end."""
+        """Ask the handlers of this request, here and in calls made with it, for a good end."""
         self.request_context.stop()
 
     def kill(self) -> None:
-        """Ends this request and the calls made with it; their streams raise at once."""
+        """End this request and the calls made with it; their streams raise at once."""
         self.request_context.cancel(_KILLED)
 
     async def async_killed_or_stopped(self) -> bool:
-        """Waits until stopped or killed; True, always. Cancel it when the request is done."""
+        """Wait until stopped or killed; return True. Cancel it when the request is done."""
         request = self.request_context
         ended = asyncio.Event()
         undo = (request.on_stop(ended.set), request.on_cancel(ended.set))

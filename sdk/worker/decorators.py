@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Main = Callable[..., Awaitable[T]]
 Decorated = Callable[..., Coroutine[Any, Any, T | None]]
-_AFTER_DRAIN_S = 5.0  # for what a worker does once its endpoints have returned
+_AFTER_DRAIN_S = 5.0  # for the rest of `main` after its endpoints have returned
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -33,13 +33,13 @@ def worker(*, static: bool = False) -> Callable[[Main[T]], Decorated[T]]: ...
 
 
 def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
-    """Gives `main` a connected runtime as its first argument, and closes it at the end.
+    """Call `main` with a connected runtime as its first argument, and close it at the end.
 
-    SIGTERM and SIGINT begin the orderly end: endpoints drain and return, and `main` goes on behind
+    SIGTERM and SIGINT begin the orderly end: endpoints drain and return, and `main` continues after
     them; a `main` that serves none is cancelled, and None is returned for it. A second signal ends
     the process with status 70.
-    Used as `@worker`, `@worker()` or `@worker(static=False)`; `static=True`, a worker that no
-    discovery knows, is a ConfigError.
+    Used as `@worker`, `@worker()` or `@worker(static=False)`; `static=True`, a worker without
+    discovery, is a ConfigError.
     """
     if static:
         raise ConfigError("static=True: workers without discovery are not offered", param="static")
@@ -75,7 +75,7 @@ async def _run(
 
 @contextlib.contextmanager
 def _signals(runtime: DistributedRuntime, task: "asyncio.Future[Any]") -> Iterator[None]:
-    """Signals are the main thread's; a worker on another thread ends by `runtime.shutdown()`."""
+    """Handle signals on the main thread; a worker on another ends by `runtime.shutdown()`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -75,11 +75,11 @@ class DistributedRuntime(Node):
     # ---- names --------------------------------------------------------------------------------
 
     def namespace(self, name: str) -> "Namespace":
-        """A pipeline's namespace, of any name."""
+        """Return a namespace; any name will do."""
         return Namespace(self, name)
 
     def endpoint(self, path: str) -> "Endpoint":
-        """An endpoint by its whole name: "ns.comp.ep", also as "dyn://ns.comp.ep" or "a/b/c"."""
+        """Return an endpoint by its whole name: "ns.comp.ep", "dyn://ns.comp.ep" or "a/b/c"."""
         return Endpoint(self, EndpointAddress.parse(path))
 
 
@@ -91,7 +91,7 @@ class Namespace:
     name: str
 
     def component(self, name: str) -> "Component":
-        """A load-balanced part of the pipeline."""
+        """Return a load-balanced part of the pipeline."""
         return Component(self.runtime, self.name, name)
 
 
@@ -104,16 +104,16 @@ class Component:
     name: str
 
     async def create_service(self) -> None:
-        """Returns at once: a component exists as soon as one of its endpoints is served."""
+        """Do nothing: a component exists as soon as one of its endpoints is served."""
 
     def endpoint(self, name: str) -> "Endpoint":
-        """What the component can be called by. Raises ConfigError where a name is none."""
+        """Return an endpoint of the component. Raise ConfigError for a malformed name."""
         return Endpoint(self.runtime, EndpointAddress(self.namespace, self.name, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What instances of a component answer, and others call."""
+    """A name under which instances of a component answer calls."""
 
     runtime: DistributedRuntime
     address: EndpointAddress
@@ -125,13 +125,13 @@ class Endpoint:
         metrics_labels: list[tuple[str, str]] | None = None,
         health_check_payload: dict[str, Any] | None = None,
     ) -> None:
-        """Serves `handler` and is known to all, until the runtime shuts down.
+        """Serve `handler` and register the instance, until the runtime shuts down.
 
-        Then it leaves discovery, takes no new request, and lets running ones go on for at most
-        `runtime.drain_timeout_s` (not at all with `graceful_shutdown=False`). What is left ends as
-        incomplete, so that callers go on elsewhere. `metrics_labels` are (name, value) pairs for
-        the endpoint's metrics. With a `health_check_payload` the handler is asked with it whenever
-        nobody else asks; an instance that does not answer leaves discovery until it does.
+        Then leave discovery, take no new request, and let running ones continue for at most
+        `runtime.drain_timeout_s` (not at all with `graceful_shutdown=False`). The rest end as
+        incomplete, so that callers resume elsewhere. `metrics_labels` are (name, value) pairs for
+        the endpoint's metrics. With a `health_check_payload` an idle handler is called with it
+        regularly; an instance that does not answer leaves discovery until it does.
         """
         served = self.serve(handler, metrics_labels or ())
         timeout_s = self.runtime.config.drain_timeout_s if graceful_shutdown else 0.0
@@ -172,9 +172,9 @@ class Endpoint:
     def serve(
         self, handler: RequestHandler, metrics_labels: Sequence[tuple[str, str]] = ()
     ) -> ServedEndpoint:
-        """Answers requests from now on; nobody is told (`register` tells).
+        """Answer requests from now on; `register` makes the instance known.
 
-        Raises ConfigError when this process serves it already, or is not connected.
+        Raise ConfigError when this process serves the endpoint already, or is not connected.
         """
         if self.address in self.runtime.served:
             raise ConfigError(f"{self.address} is served by this process already")
@@ -185,19 +185,19 @@ class Endpoint:
         return served
 
     async def register(self) -> None:
-        """Makes this instance known to everyone."""
+        """Put this instance's record into discovery."""
         await register_instance(self.runtime, self.runtime.instance(self.address))
 
     async def withdraw(self) -> None:
-        """Takes this instance's record back: no new work comes, running work goes on."""
+        """Delete this instance's record: no new work comes, running work goes on."""
         await self.runtime.take_back(self.address.instance_key(self.runtime.instance_id))
 
     async def client(self) -> Client:
-        """What calls this endpoint; knows at once the instances there are."""
+        """Return a client of this endpoint that has found the present instances."""
         client = Client(self.address, self.runtime.client, self.runtime.discovery)
         await client.ready()
         return client
 
     def connection_id(self) -> str:
-        """The id of this process as an instance."""
+        """Return the id of this process as an instance."""
         return self.runtime.instance_id

@@ -1,4 +1,4 @@
-"""Counts of each served endpoint, for Prometheus; plain numbers until somebody asks."""
+"""Counts of each served endpoint, as plain numbers that Prometheus collects."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ ENDPOINT_FAMILIES: dict[str, tuple[Kind, str]] = {
 
 
 class EndpointCounts:
-    """What happened at one endpoint of this process; `labels` are the author's own."""
+    """Counts of one endpoint of this process; `labels` are the author's."""
 
     def __init__(self, endpoint: str, labels: Sequence[tuple[str, str]] = ()) -> None:
         self.labels = {"endpoint": endpoint, **dict(labels)}
@@ -30,12 +30,12 @@ class EndpointCounts:
         _collector.watch(self)
 
     def values(self) -> Iterable[float]:
-        """In the order of ENDPOINT_FAMILIES."""
+        """Return the counts in the order of ENDPOINT_FAMILIES."""
         return self.num_requests, self.num_failed, self.seconds, self.num_running
 
 
 class _EndpointCollector(Collector):
-    """Every endpoint that is still there, with labels that may differ from one to the next."""
+    """The endpoints that still exist, each with its own labels."""
 
     def __init__(self) -> None:
         self._counts: weakref.WeakSet[EndpointCounts] = weakref.WeakSet()
@@ -48,7 +48,7 @@ class _EndpointCollector(Collector):
             REGISTRY.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """The families, without a sample."""
+        """Return the families, without a sample."""
         return [
             Metric(name.removesuffix("_total"), text, kind)
             for name, (kind, text) in ENDPOINT_FAMILIES.items()

@@ -1,8 +1,8 @@
 """From a stream of the request plane to an author's handler and back.
 
-What a caller sends decides how the handler is spoken to: a `Call` carries any value, a
-`GenerateRequest` becomes the request of a token model (`token_requests.py`), a `TextRequest` that
-of a text model (`text_requests.py`); what the handler gives goes back the same way.
+The type of the message chooses the codec: a `Call` carries any value, a `GenerateRequest` becomes
+the request of a token model (`token_requests.py`), a `TextRequest` that of a text model
+(`text_requests.py`). The codec encodes the handler's items for the same caller.
 """
 
 import asyncio
@@ -21,34 +21,34 @@ from tandem.runtime.messages import Call, GenerateRequest, TextRequest
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.endpoint_metrics import EndpointCounts
-from tandem.sdk.worker.text_requests import TextExchange
-from tandem.sdk.worker.token_requests import TokenExchange
+from tandem.sdk.worker.text_requests import TextCodec
+from tandem.sdk.worker.token_requests import TokenCodec
 from tandem.sdk.worker.values import decode_value, encode_value, request_reader
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP_S = 1.0  # for handlers that were told to end, before the process goes on without them
+GIVE_UP_S = 1.0  # for cancelled handlers, before the process continues without them
 _REQUEST = msgspec.msgpack.Decoder(Call | GenerateRequest | TextRequest)
 
 # `async def handler(request)` or `(request, context)`, a generator or a coroutine
 RequestHandler = Callable[..., Any]
 
 
-class Exchange(Protocol):
-    """One request, as the handler is to see it, and how its items go back."""
+class RequestCodec(Protocol):
+    """One request as the handler gets it, and the encoding of its items."""
 
     request: Any
 
     def encode(self, item: Any) -> bytes:
-        """An item of the handler, as the caller expects it."""
+        """Return an item of the handler as the caller expects it."""
         ...
 
     def end(self) -> bytes | None:
-        """What the caller still expects when the handler has returned."""
+        """Return the last item that the caller expects after the handler has returned, if any."""
         ...
 
 
-class CallExchange:
+class CallCodec:
     """Any value in, any values out."""
 
     def __init__(self, message: Call) -> None:
@@ -59,21 +59,21 @@ class CallExchange:
         return None
 
 
-def exchange_for(payload: bytes) -> Exchange:
-    """What a stream was opened with. Raises ProtocolError when it is no request."""
+def codec_for(payload: bytes) -> RequestCodec:
+    """Return the codec of a stream's first payload. Raise ProtocolError unless it is a request."""
     try:
         message = _REQUEST.decode(payload)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"not a request: {error}") from error
     if isinstance(message, Call):
-        return CallExchange(message)
+        return CallCodec(message)
     if isinstance(message, GenerateRequest):
-        return TokenExchange(message)
-    return TextExchange(message)
+        return TokenCodec(message)
+    return TextCodec(message)
 
 
 class ServedEndpoint:
-    """An endpoint of this process and the requests in its hands; `drain` ends it."""
+    """An endpoint of this process and its running requests; `drain` ends it."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ServedEndpoint:
         return len(self._running)
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no new request, waits for running ones, ends as incomplete what is left then."""
+        """Refuse new requests, wait for running ones, and end the rest as incomplete."""
         self._server.unregister(str(self.address))
         if self._running and timeout_s > 0:
             await asyncio.wait(self._running, timeout=timeout_s)
@@ -107,7 +107,7 @@ class ServedEndpoint:
             context.cancel("the worker stops")
             task.cancel()
         if self._running:
-            logger.warning("%s: %d requests are left to others", self.address, len(self._running))
+            logger.warning("%s: %d requests end as incomplete", self.address, len(self._running))
             await asyncio.wait(self._running, timeout=GIVE_UP_S)
 
     async def _serve(self, payload: bytes, context: RequestContext, responder: Responder) -> None:
@@ -118,11 +118,11 @@ class ServedEndpoint:
         counts.num_running += 1
         started_s = time.perf_counter()
         try:
-            await self._answer(exchange_for(payload), context, responder)
+            await self._answer(codec_for(payload), context, responder)
             self._raise_if_over()
         except GeneratorExit as error:
             counts.num_failed += 1
-            raise IncompleteError(str(error) or "the worker gave the stream up") from error
+            raise IncompleteError(str(error) or "the worker gave up the stream") from error
         except asyncio.CancelledError:
             counts.num_failed += 1
             self._raise_if_over()
@@ -141,21 +141,21 @@ class ServedEndpoint:
             raise IncompleteError("the worker stopped")
 
     async def _answer(
-        self, exchange: Exchange, context: RequestContext, responder: Responder
+        self, codec: RequestCodec, context: RequestContext, responder: Responder
     ) -> None:
-        answer = await self._called(exchange.request, context)
+        answer = await self._called(codec.request, context)
         if isinstance(answer, AsyncIterator):
-            await _send_all(answer, exchange, context, responder)
+            await _send_all(answer, codec, context, responder)
         elif isinstance(answer, Iterator):
-            await _send_all(_turning(answer), exchange, context, responder)
+            await _send_all(_turning(answer), codec, context, responder)
         elif answer is not None:
-            responder.send(exchange.encode(answer))
-        last = exchange.end()
+            responder.send(codec.encode(answer))
+        last = codec.end()
         if last is not None and not context.is_cancelled and not self._is_over:
             responder.send(last)
 
     async def _called(self, value: Any, context: RequestContext) -> Any:
-        """What the handler gives: an iterator, or the one item there is."""
+        """Call the handler; return its iterator, or its only item."""
         request = self._read(value)
         if self._takes_context:
             answer = self._handler(request, Context(request_context=context))
@@ -164,7 +164,7 @@ class ServedEndpoint:
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def ask(self, value: Any) -> None:
-        """Has the handler answer `value` to nobody; raises what it raises."""
+        """Run the handler on `value` and drop its items; raise its error."""
         async with RequestContext() as context:
             answer = await self._called(value, context)
             if isinstance(answer, AsyncIterator):
@@ -176,19 +176,21 @@ class ServedEndpoint:
 
 
 async def _send_all(
-    items: AsyncIterator[Any], exchange: Exchange, context: RequestContext, responder: Responder
+    items: AsyncIterator[Any], codec: RequestCodec, context: RequestContext, responder: Responder
 ) -> None:
-    """Until the handler ends, or the caller is gone and it yields once more."""
+    """Send items until the handler ends, or yields after the caller has gone."""
     num_flushes = -1
     try:
         async for item in items:
             if context.is_cancelled:
                 break
-            responder.send(exchange.encode(item))
+            responder.send(codec.encode(item))
             if not responder.has_room:
                 await responder.drain()
             elif responder.num_flushes == num_flushes:
-                await asyncio.sleep(0)  # it never waits: let its items out, and others run
+                await asyncio.sleep(
+                    0
+                )  # a handler that never waits: flush its items, run other tasks
             num_flushes = responder.num_flushes
     finally:
         close = getattr(items, "aclose", None)
@@ -197,7 +199,7 @@ async def _send_all(
 
 
 async def _turning(items: Iterator[Any]) -> AsyncIterator[Any]:
-    """A plain generator, whose items are sent before it is asked for the next."""
+    """Yield the items of a plain generator; each is sent before the next is made."""
     try:
         for item in items:
             yield item
@@ -209,7 +211,7 @@ async def _turning(items: Iterator[Any]) -> AsyncIterator[Any]:
 
 
 def takes_context(handler: RequestHandler) -> bool:
-    """Whether a handler wants (request, context). Raises ConfigError where it takes neither."""
+    """Return True for handlers of (request, context). Raise ConfigError if it takes no request."""
     parameters = [
         parameter
         for parameter in inspect.signature(handler).parameters.values()

@@ -1,4 +1,4 @@
-"""A worker's own small HTTP server: whether it lives, its metrics, and what operators may ask.
+"""A worker's small HTTP server: liveness, health, metrics, and the engine's actions.
 
 GET  /live                    200 as long as the process serves HTTP
 GET  /health                  200 when requests are answered, else 503
@@ -35,7 +35,7 @@ Action = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What one of the two POST routes can do: the names it knows and who does it."""
+    """The actions of one of the two POST routes: their names, and the function that runs them."""
 
     names: Callable[[], Set[str]]
     run: Action
@@ -43,9 +43,9 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class SystemRoutes:
-    """What the server is asked about. `endpoints` gives name |-> whether it answers.
+    """The sources of the server's answers. `endpoints` returns name |-> True if it answers.
 
-    `more` are routes of whoever runs the server.
+    `more` are additional routes.
     """
 
     endpoints: Callable[[], Mapping[str, bool]]
@@ -57,9 +57,9 @@ class SystemRoutes:
 
 
 def system_port(config: RuntimeConfig) -> int | None:
-    """The port an operator gave, in `runtime.metrics_port` or the environment; None is no server.
+    """Return the port in `runtime.metrics_port` or the environment; None for no server.
 
-    Raises ConfigError that names the variable.
+    Raise ConfigError that names the variable.
     """
     name = next((name for name in _VARIABLES if os.environ.get(name)), None)
     if config.metrics_port is not None or name is None:
@@ -67,7 +67,7 @@ def system_port(config: RuntimeConfig) -> int | None:
     text = os.environ[name]
     if not text.lstrip("-").isdigit() or int(text) > 65535:
         raise ConfigError(f"environment variable {name}: {text!r} is not a port", param=name)
-    return int(text) if int(text) >= 0 else None  # -1 is how some write "none"
+    return int(text) if int(text) >= 0 else None  # -1 also means none
 
 
 class SystemServer(HttpServer):
@@ -125,7 +125,9 @@ async def _act(request: Request, actions: Actions) -> Response:
         known = actions.names()
         if name not in known:
             listed = ", ".join(sorted(known)) or "none"
-            raise NotFoundError(f"this engine has no {name!r}; it has: {listed}", param="name")
+            raise NotFoundError(
+                f"this engine has no action {name!r}; it has: {listed}", param="name"
+            )
         return JSONResponse(await actions.run(name, _object(await request.body())))
     except TandemError as error:
         return JSONResponse({"status": "error", "message": error.message}, error.status)

@@ -1,4 +1,4 @@
-"""`module:Class`: what a command line calls a class of an author's by."""
+"""`module:Class`: the name of an author's class on a command line."""
 
 import importlib
 import os
@@ -8,10 +8,9 @@ from tandem.runtime.errors import ConfigError
 
 
 def load_class(target: str) -> type:
-    """The class that `package.module:Class` names; modules of the working directory are found, too.
+    """Return the class `package.module:Class`; modules of the working directory count too.
 
-    Raises ConfigError when there is no such module or class; what the module itself raises while it
-    is imported goes through.
+    Raise ConfigError without such a module or class; errors of the module's own import propagate.
     """
     module_name, separator, class_name = target.partition(":")
     if not separator or not module_name or not class_name or module_name.endswith(".py"):
@@ -23,7 +22,7 @@ def load_class(target: str) -> type:
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
             raise
-        raise ConfigError(f"no module {exc.name!r} here; looked from {os.getcwd()}") from exc
+        raise ConfigError(f"no module {exc.name!r} here; searched from {os.getcwd()}") from exc
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry for engines, where `opentelemetry-api` is installed; else they do nothing.
+"""OpenTelemetry spans for engines; without `opentelemetry-api` they do nothing.
 
     with telemetry.start_span(context, "load_kv", num_blocks=8) as span:
         span.add_event("landed")
@@ -21,12 +21,12 @@ _has_api = importlib.util.find_spec("opentelemetry") is not None
 _trace: Any = importlib.import_module("opentelemetry.trace") if _has_api else None
 _propagate: Any = importlib.import_module("opentelemetry.propagate") if _has_api else None
 
-# id of a Context |-> its request's span; `request_span` puts it there and takes it back.
+# id of a Context |-> its request's span, while `request_span` runs
 _spans: dict[int, Any] = {}
 
 
 class SpanProxy:
-    """A span, or nothing at all: every method may be called either way."""
+    """A span, or none; every method may be called in either case."""
 
     __slots__ = ("_span",)
 
@@ -34,23 +34,23 @@ class SpanProxy:
         self._span = span
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Strings, numbers, booleans, and lists of one of them."""
+        """Set an attribute: a string, number, boolean, or a list of one of them."""
         if self._span is not None:
             self._span.set_attribute(key, value)
 
     def add_event(self, name: str, attrs: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Something that happened now."""
+        """Add an event that happens now."""
         if self._span is not None:
             self._span.add_event(name, {**(attrs or {}), **more})
 
     def set_status(self, status: str, description: str | None = None) -> None:
-        """`ok`, `error` or `unset`, in any case of letters."""
+        """Set the status: `ok`, `error` or `unset`, in any case of letters."""
         if self._span is not None:
             code = _trace.StatusCode[status.upper()]
             self._span.set_status(code, description if code is _trace.StatusCode.ERROR else None)
 
     def close(self) -> None:
-        """Ends the span now; leaving `with` does."""
+        """End the span; leaving `with` does so too."""
         if self._span is not None:
             self._span.end()
 
@@ -70,12 +70,12 @@ class SpanProxy:
 
 
 def current_span(context: Context) -> SpanProxy:
-    """The request's span. The worker ends it; an engine adds to it."""
+    """Return the request's span. The worker ends it; an engine adds to it."""
     return SpanProxy(_spans.get(id(context)))
 
 
 def start_span(context: Context, name: str, **attrs: Any) -> SpanProxy:
-    """A span below the request's; `with` ends it."""
+    """Start a span below the request's; leaving `with` ends it."""
     parent = _spans.get(id(context))
     if parent is None:
         return SpanProxy()
@@ -85,7 +85,7 @@ def start_span(context: Context, name: str, **attrs: Any) -> SpanProxy:
 
 
 def trace_headers(context: Context) -> dict[str, str] | None:
-    """W3C headers for whatever the engine calls outside the cluster; None outside a trace."""
+    """Return W3C headers for calls outside the cluster; None outside a trace."""
     headers = {name: context.headers[name] for name in _TRACE_HEADERS if name in context.headers}
     return headers if "traceparent" in headers else None
 
@@ -93,14 +93,14 @@ def trace_headers(context: Context) -> dict[str, str] | None:
 def engine_trace_kwargs(
     context: Context, *, kwarg_name: str = "trace_headers", enabled: bool = True
 ) -> dict[str, dict[str, str]]:
-    """`{kwarg_name: headers}` to splat into an engine's call; empty outside a trace."""
+    """Return `{kwarg_name: headers}` as keywords of an engine's call; empty outside a trace."""
     headers = trace_headers(context) if enabled else None
     return {} if headers is None else {kwarg_name: headers}
 
 
 @contextlib.contextmanager
 def request_span(context: Context, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """The worker's own: a span around a request, which calls made with its context belong to."""
+    """Run a request in the worker's span, the parent of calls made with its context."""
     if not _has_api:
         yield
         return

@@ -1,6 +1,6 @@
-"""Between the wire's TextRequest and the OpenAI bodies that text models speak.
+"""Between the wire's TextRequest and the OpenAI bodies of text models.
 
-`serving.py` makes one TextExchange for every request.
+`serving.py` makes one TextCodec per request.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from tandem.runtime.messages import TextRequest
 from tandem.sdk.worker.token_requests import finish_reason
 
 
-class TextExchange:
+class TextCodec:
     """One request of a text model: `request` is the client's body.
 
-    The handler gives OpenAI's objects, whole or in chunks, as dicts, Pydantic models or JSON; or
+    The handler yields OpenAI's objects, whole or in chunks, as dicts, Pydantic models or JSON; or
     pieces of text as `{"text": ..., "finish_reason": ..., "completion_usage": ...}`.
     """
 
@@ -30,7 +30,7 @@ class TextExchange:
         self._is_chat = message.kind == "chat"
 
     def encode(self, item: Any) -> bytes:
-        """An answer, or a chunk of it, as JSON. Raises ValueError where it is neither."""
+        """Return an answer, or a chunk of it, as JSON. Raise ValueError where it is neither."""
         if isinstance(item, BaseModel):
             return item.model_dump_json().encode()
         if isinstance(item, str | bytes):
@@ -45,12 +45,12 @@ class TextExchange:
         return msgspec.json.encode(item, enc_hook=_as_plain)
 
     def end(self) -> bytes | None:
-        """Nothing: the frontend closes what a text model left open."""
+        """Return None: the frontend ends an answer that a text model left open."""
         return None
 
 
 def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
-    """A piece of text as OpenAI's chunk of that kind. Raises ValueError naming the key at fault."""
+    """Return a piece of text as OpenAI's chunk. Raise ValueError naming the key at fault."""
     text = piece.get("text")
     if not isinstance(text, str | None) or (text is None and "finish_reason" not in piece):
         raise ValueError("a text model's dict has neither `choices` nor a string as `text`")
@@ -73,4 +73,4 @@ def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
 def _as_plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is no part of JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")

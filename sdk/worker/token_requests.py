@@ -1,6 +1,6 @@
-"""Between the wire's GenerateRequest and TokenDelta and the dicts that token models speak.
+"""Between the wire's GenerateRequest and TokenDelta and the dicts of token models.
 
-`serving.py` makes one TokenExchange for every request.
+`serving.py` makes one TokenCodec per request.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tandem.runtime.messages import (
     unpack_tokens,
 )
 
-# What engines call the ends of an answer |-> what we do.
+# An engine's name of a finish reason |-> the wire's.
 FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "eos": "stop",
@@ -38,8 +38,8 @@ FINISH_REASONS: dict[str, FinishReason] = {
 }
 
 
-class TokenExchange:
-    """One request of a token model: `request` is what its handler gets."""
+class TokenCodec:
+    """One request of a token model: `request` is the dict that its handler gets."""
 
     __slots__ = ("_is_over", "_max_tokens", "_num_tokens", "_num_top_logprobs", "request")
 
@@ -51,7 +51,7 @@ class TokenExchange:
         self._is_over = False
 
     def encode(self, item: Any) -> bytes:
-        """A chunk of the handler as a TokenDelta. Raises ValueError naming the key at fault."""
+        """Return a handler's chunk as a TokenDelta. Raise ValueError naming the key at fault."""
         chunk = _as_dict(item)
         if self._is_over:
             raise ValueError("a chunk came after the one with a `finish_reason`")
@@ -61,7 +61,7 @@ class TokenExchange:
         return encode(delta)
 
     def end(self) -> bytes | None:
-        """The terminal delta of a handler that returned without one."""
+        """Return the terminal delta of a handler that returned without one."""
         if self._is_over:
             return None
         is_full = self._num_tokens >= self._max_tokens
@@ -69,10 +69,10 @@ class TokenExchange:
 
 
 def request_dict(message: GenerateRequest) -> dict[str, Any]:
-    """The request as handlers of token models read it.
+    """Return the request as the dict for handlers of token models.
 
     `token_ids` holds the prompt and, at its end, the `extra_args["num_generated"]` tokens that
-    another worker said already; the limits in `stop_conditions` are those of what is left to say.
+    another worker has generated; the limits in `stop_conditions` are for the tokens that remain.
     """
     sampling, stop = message.sampling, message.stop
     num_generated = message.num_generated
@@ -108,9 +108,9 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
 
 
 def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDelta:
-    """A handler's chunk on the wire; `num_top_logprobs` as the caller asked, None for none.
+    """Return a handler's chunk for the wire, with the `num_top_logprobs` that were requested.
 
-    Raises ValueError naming the key at fault.
+    None is no logprobs. Raise ValueError naming the key at fault.
     """
     token_ids = _token_ids(chunk.get("token_ids"))
     if chunk.get("index"):
@@ -132,7 +132,7 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
 
 
 def finish_reason(reason: object) -> FinishReason:
-    """Our name of an engine's reason. Raises ValueError where it is unknown."""
+    """Return the wire's name of an engine's reason. Raise ValueError for an unknown one."""
     name = str(getattr(reason, "value", reason)).lower()
     if name.startswith("error"):
         return "error"
@@ -163,12 +163,12 @@ def _token_ids(values: Any) -> list[int]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"`token_ids` is {values!r}, not a list of integers") from error
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < 2**32:
-        raise ValueError("`token_ids` has a number that is no token id")
+        raise ValueError("`token_ids` has a number outside the range of token ids")
     return token_ids
 
 
 def _logprobs(chunk: dict[str, Any], num_tokens: int, num_top: int) -> list[TokenLogprobs] | None:
-    """One per token, or None when one is missing: they never stand beside the wrong token."""
+    """Return one per token, or None when one is missing: none may belong to another token."""
     chosen = chunk.get("log_probs")
     if chosen is None or any(value is None for value in chosen):
         return None

@@ -1,4 +1,4 @@
-"""Plain values on the wire, and what authors write instead: Pydantic models, dataclasses, enums."""
+"""Plain values on the wire, and from Pydantic models, dataclasses and enums to them."""
 
 import functools
 import inspect
@@ -24,12 +24,12 @@ _DECODER: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder()
 
 
 def encode_value(value: object) -> bytes:
-    """A value in msgpack. Raises TypeError or OverflowError where it is none that can be sent."""
+    """Return a value in msgpack. Raise TypeError or OverflowError if it cannot be sent."""
     return _ENCODER.encode(value)
 
 
 def decode_value(data: bytes | memoryview) -> Any:
-    """The inverse of `encode_value`, as plain values. Raises ProtocolError."""
+    """Invert `encode_value`, as plain values. Raise ProtocolError."""
     try:
         return _DECODER.decode(data)
     except msgspec.DecodeError as error:
@@ -37,7 +37,7 @@ def decode_value(data: bytes | memoryview) -> Any:
 
 
 def encode_call(value: object) -> bytes:
-    """What is sent to call an endpoint. Raises InvalidRequestError where `value` cannot be."""
+    """Return the payload of a call. Raise InvalidRequestError if `value` cannot be sent."""
     try:
         return _ENCODER.encode(Call(msgspec.Raw(_ENCODER.encode(value))))
     except (TypeError, ValueError, OverflowError) as error:
@@ -45,10 +45,10 @@ def encode_call(value: object) -> bytes:
 
 
 def request_reader(handler: Callable[..., object]) -> Callable[[Any], Any]:
-    """What makes a handler's first argument of a plain value: its Pydantic model, if it names one.
+    """Return the function from a plain value to the handler's first argument.
 
-    A JSON string is read into the model, too. The reader raises InvalidRequestError naming the
-    field that does not fit.
+    A handler that names a Pydantic model gets an instance of it, also from a JSON string. The
+    function raises InvalidRequestError naming the field that does not fit.
     """
     model = _request_model(handler)
     if model is None:
@@ -78,7 +78,7 @@ def _request_model(handler: Callable[..., object]) -> type[BaseModel] | None:
 
 
 def _resolved(handler: Callable[..., object], name: str, annotation: str) -> object:
-    """An annotation that stands as text in its module (PEP 563); None where it names nothing."""
+    """Resolve an annotation in text form (PEP 563); None where its name is unknown."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     is_plain = inspect.isfunction(handler) or inspect.ismethod(handler)
@@ -86,5 +86,5 @@ def _resolved(handler: Callable[..., object], name: str, annotation: str) -> obj
     alone = SimpleNamespace(__annotations__={name: annotation})
     try:
         return get_type_hints(alone, globalns=getattr(function, "__globals__", {})).get(name)
-    except NameError:  # a name of `if TYPE_CHECKING`: not a model that could be made here
+    except NameError:  # a name under `if TYPE_CHECKING`: not a model of this process
         return None

@@ -102,7 +102,7 @@ class Faulty(ToyEngine):
     [
         ({"model": "ends early"}, InternalError, "finish_reason"),
         ({"model": "breaks"}, InternalError, "internal error"),
-        ({"model": "gives up"}, IncompleteError, "gave the stream up"),
+        ({"model": "gives up"}, IncompleteError, "gave up the stream"),
         ({"token_ids": "text"}, InvalidRequestError, "token_ids"),
     ],
 )

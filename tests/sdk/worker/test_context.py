@@ -45,7 +45,7 @@ async def test_waiting_that_was_cancelled_leaves_nothing_behind() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     request = context.request_context
-    assert not request._callbacks and not request._stop_callbacks
+    assert not request._on_cancel and not request._on_stop
 
 
 def test_a_stop_reaches_children_and_their_callbacks_once() -> None:

@@ -16,12 +16,12 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     pack_tokens,
 )
-from tandem.sdk.worker.text_requests import TextExchange
-from tandem.sdk.worker.token_requests import TokenExchange
+from tandem.sdk.worker.text_requests import TextCodec
+from tandem.sdk.worker.token_requests import TokenCodec
 
 
-def exchange(logprobs: int | None = None, num_generated: int = 0) -> TokenExchange:
-    return TokenExchange(
+def codec(logprobs: int | None = None, num_generated: int = 0) -> TokenCodec:
+    return TokenCodec(
         GenerateRequest(
             request_id="r",
             model="m",
@@ -38,11 +38,11 @@ def exchange(logprobs: int | None = None, num_generated: int = 0) -> TokenExchan
 
 
 def delta(item: Any, **asked: Any) -> TokenDelta:
-    return msgspec.msgpack.decode(exchange(**asked).encode(item), type=TokenDelta)
+    return msgspec.msgpack.decode(codec(**asked).encode(item), type=TokenDelta)
 
 
 def test_a_resumed_request_has_what_was_said_and_the_limits_of_the_rest() -> None:
-    request = exchange(num_generated=2).request
+    request = codec(num_generated=2).request
     assert request["token_ids"] == [1, 2, 3, 4]
     assert request["extra_args"] == {"num_generated": 2, "cache_salt": "tenant"}
     assert request["stop_conditions"] == {
@@ -54,7 +54,7 @@ def test_a_resumed_request_has_what_was_said_and_the_limits_of_the_rest() -> Non
 
 
 def test_sampling_comes_under_the_names_that_engines_know() -> None:
-    request = exchange(logprobs=2).request
+    request = codec(logprobs=2).request
     assert request["output_options"] == {"logprobs": 2}
     assert request["sampling_options"] == {
         "n": 1,
@@ -132,28 +132,28 @@ def test_a_wrong_chunk_is_refused_by_the_key(item: Any, named: str) -> None:
 
 
 def test_nothing_comes_after_the_terminal_chunk_and_one_always_comes() -> None:
-    ended = exchange()
+    ended = codec()
     ended.encode({"token_ids": [1], "finish_reason": "stop"})
     assert ended.end() is None
     with pytest.raises(ValueError, match="finish_reason"):
         ended.encode({"token_ids": [1]})
     for num_tokens, reason in ((3, "stop"), (10, "length")):
-        open_end = exchange()
+        open_end = codec()
         open_end.encode({"token_ids": [1] * num_tokens})
         last = open_end.end()
         assert last is not None
         assert msgspec.msgpack.decode(last, type=TokenDelta) == TokenDelta([], reason)
 
 
-def text_exchange(kind: Any = "chat", body: bytes = b'{"messages": []}') -> TextExchange:
-    return TextExchange(TextRequest("r", "m", kind, body, 1000))
+def text_codec(kind: Any = "chat", body: bytes = b'{"messages": []}') -> TextCodec:
+    return TextCodec(TextRequest("r", "m", kind, body, 1000))
 
 
 def test_a_text_model_may_give_openai_objects_of_any_make() -> None:
     class Whole(BaseModel):
         choices: list[int]
 
-    chat = text_exchange()
+    chat = text_codec()
     assert chat.request == {"messages": []}
     for item in ({"choices": [1]}, '{"choices":[1]}', Whole(choices=[1])):
         assert chat.encode(item) == b'{"choices":[1]}'
@@ -164,11 +164,11 @@ def test_pieces_of_text_become_chunks_of_the_route() -> None:
     piece = {"text": "a", "finish_reason": "abort", "completion_usage": {"total_tokens": 1}}
     choice = {"index": 0, "logprobs": None, "finish_reason": "cancelled"}
     usage = {"total_tokens": 1}
-    assert msgspec.json.decode(text_exchange().encode(piece)) == {
+    assert msgspec.json.decode(text_codec().encode(piece)) == {
         "choices": [choice | {"delta": {"content": "a"}}],
         "usage": usage,
     }
-    assert msgspec.json.decode(text_exchange("completions").encode(piece)) == {
+    assert msgspec.json.decode(text_codec("completions").encode(piece)) == {
         "choices": [choice | {"text": "a"}],
         "usage": usage,
     }
@@ -177,9 +177,9 @@ def test_pieces_of_text_become_chunks_of_the_route() -> None:
 @pytest.mark.parametrize("item", ["plain", 5, {"text": 5}, {}])
 def test_what_is_neither_is_refused(item: Any) -> None:
     with pytest.raises(ValueError, match="text model"):
-        text_exchange().encode(item)
+        text_codec().encode(item)
 
 
 def test_a_body_that_is_not_json_is_the_callers_fault() -> None:
     with pytest.raises(InvalidRequestError, match="not JSON"):
-        text_exchange(body=b"{")
+        text_codec(body=b"{")
