@@ -11,11 +11,10 @@ from contextlib import AsyncExitStack
 
 import uvicorn
 
-from tandem.frontend.app import App
+from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.generation import Services
-from tandem.frontend.handler import Service
+from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
@@ -69,9 +68,9 @@ class FrontendServer:
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(events, self.catalog, self._client, self.router)
-        services = Services(frontend, self.catalog, self._client, self.router, self.metrics)
-        self.service = Service(services, self._executor)
-        self._app = App(self.service, self.catalog, self.metrics)
+        deps = FrontendDeps(frontend, self.catalog, self._client, self.router, self.metrics)
+        self.handler = RequestHandler(deps, self._executor)
+        self._app = App(self.handler, self.catalog, self.metrics)
         self._http: _Http | None = None
         self._serving: asyncio.Task[None] | None = None
         self._key: str | None = None
@@ -94,12 +93,12 @@ class FrontendServer:
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, let those under way finish."""
         await self._withdraw()
-        await self.service.drain(self._runtime.drain_timeout_s)
+        await self.handler.drain(self._runtime.drain_timeout_s)
 
     async def stop(self) -> None:
         """End everything; can be called after a `start` that failed."""
         await self._withdraw()
-        await self.service.drain(0)
+        await self.handler.drain(0)
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
