@@ -47,21 +47,21 @@ class ChoiceText:
         if self.finish_reason is not None:
             self._num_taken = 0
             return []
-        text = ""
-        for delta in deltas:
-            text += self._text_of(delta)
-            if self.finish_reason is not None:  # deltas may still follow a stop string
-                return (self._parser.push(text) if text else []) + self._parser.finish()
-        return self._parser.push(text) if text else []
+        if len(deltas) == 1:
+            text = self._text_of(deltas[0])
+        else:
+            text = "".join([self._text_of(each) for each in deltas if self.finish_reason is None])
+        pieces = self._parser.push(text) if text else []
+        return pieces if self.finish_reason is None else pieces + self._parser.finish()
 
     def _text_of(self, delta: TokenDelta) -> str:
-        num_before = self.num_tokens
+        token_ids = delta.token_ids
         if self._matcher is None:
-            self.num_tokens += len(delta.token_ids)
-            text = self._detokenizer.push(delta.token_ids)
+            self._num_taken = len(token_ids)
+            text = self._detokenizer.push(token_ids)
         else:
-            text = self._text_until_stop(self._matcher, delta.token_ids)
-        self._num_taken = self.num_tokens - num_before
+            text = self._text_until_stop(self._matcher, token_ids)
+        self.num_tokens += self._num_taken
         if self.is_stopped:
             self.finish_reason = "stop"
         elif delta.finish_reason is not None:
@@ -70,15 +70,15 @@ class ChoiceText:
 
     def _text_until_stop(self, matcher: StopMatcher, token_ids: list[int]) -> str:
         """Take token by token, so that the count ends at the one that completes a stop string."""
-        parts = []
+        parts: list[str] = []
         for token_id in token_ids:
-            self.num_tokens += 1
             text = self._detokenizer.push([token_id])
-            if self.num_tokens > self._min_tokens:
+            if self.num_tokens + len(parts) >= self._min_tokens:
                 text, self.is_stopped = matcher.push(text)
             parts.append(text)
             if self.is_stopped:
                 break
+        self._num_taken = len(parts)
         return "".join(parts)
 
     def _finish(self, delta: TokenDelta, reason: FinishReason) -> str:

@@ -22,20 +22,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class WholeMessage:
-    """The pieces of one choice, joined."""
+class _Choice:
+    """The pieces of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     tool_calls: dict[int, ToolCall] = field(default_factory=dict)  # by index, in their order
-
-    @property
-    def content(self) -> str:
-        """The text of the answer."""
-        return "".join(self.texts)
+    token_ids: list[int] = field(default_factory=list)  # those with logprobs
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """Append the next piece."""
         match piece:
             case Content(text):
                 self.texts.append(text)
@@ -44,31 +40,18 @@ class WholeMessage:
             case ToolCallDelta():
                 self._add_to_call(piece)
 
-    def chat_message(self) -> ChatMessageOut:
-        """Return the message of a chat choice."""
+    def message(self) -> ChatMessageOut:
+        content = "".join(self.texts)
         return ChatMessageOut(
-            None if self.tool_calls and not self.content else self.content,
+            None if self.tool_calls and not content else content,
             reasoning_content="".join(self.reasonings) or msgspec.UNSET,
             tool_calls=list(self.tool_calls.values()) or msgspec.UNSET,
         )
 
     def _add_to_call(self, piece: ToolCallDelta) -> None:
-        call = self.tool_calls.get(piece.index)
-        if call is None:
-            call = ToolCall(piece.id, FunctionCall(piece.name, piece.arguments))
-        else:
-            function = FunctionCall(call.function.name, call.function.arguments + piece.arguments)
-            call = ToolCall(call.id, function)
-        self.tool_calls[piece.index] = call
-
-
-@dataclass(slots=True)
-class _Choice:
-    """A choice while it is generated."""
-
-    message: WholeMessage = field(default_factory=WholeMessage)
-    token_ids: list[int] = field(default_factory=list)  # those with logprobs
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+        call = self.tool_calls.get(piece.index) or ToolCall(piece.id, FunctionCall(piece.name, ""))
+        function = FunctionCall(call.function.name, call.function.arguments + piece.arguments)
+        self.tool_calls[piece.index] = ToolCall(call.id, function)
 
 
 class WholeSink:
@@ -87,7 +70,7 @@ class WholeSink:
         choice = self._choices[run.choice.index]
         for delta in deltas:
             for piece in run.text.take([delta]):
-                choice.message.add(piece)
+                choice.add(piece)
             token_ids, logprobs = run.text.with_logprobs(delta)
             choice.token_ids += token_ids
             choice.logprobs += logprobs
@@ -117,14 +100,14 @@ class WholeSink:
         if self._answer.plan.head.is_chat:
             return ChatChoice(
                 index,
-                choice.message.chat_message(),
+                choice.message(),
                 text.chat_logprobs(token_ids, logprobs) if logprobs else None,
-                finish_reason_of(run.text.finish_reason, bool(choice.message.tool_calls)),
+                finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
                 timeline,
             )
         return CompletionChoice(
             index,
-            run.choice.prompt.echo + choice.message.content,
+            run.choice.prompt.echo + "".join(choice.texts),
             text.completion_logprobs(token_ids, logprobs) if logprobs else None,
             run.text.finish_reason,
             timeline,
