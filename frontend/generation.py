@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -144,20 +145,23 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
 
 async def generate(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
     """Generate all choices. The first error cancels the others and is raised."""
-    sequences = [_ChoiceSequence(run, answer.plan, sink, exchange, deps) for run in answer.runs]
-    if len(sequences) == 1:
-        await sequences[0].run()
+
+    def run_one(run: ChoiceRun) -> Awaitable[None]:
+        return run.failover.run(_ChoiceSequence(run, answer.plan, sink, exchange, deps))
+
+    if len(answer.runs) == 1:
+        await run_one(answer.runs[0])
         return
     errors: list[BaseException] = []
 
-    async def run_one(sequence: _ChoiceSequence) -> None:
+    async def run_beside_others(run: ChoiceRun) -> None:
         try:
-            await sequence.run()
+            await run_one(run)
         except BaseException as error:
             errors.append(error)
             answer.plan.context.cancel("another choice of this request failed")
 
-    await asyncio.gather(*map(run_one, sequences))
+    await asyncio.gather(*map(run_beside_others, answer.runs))
     if errors:
         raise errors[0]
 
@@ -175,21 +179,17 @@ class _ChoiceSequence:
         self._metrics = deps.metrics
         self._gaps = deps.metrics.inter_token_latency.labels(plan.head.model)
 
-    async def run(self) -> None:
-        """Generate the choice. Raises the error of the last worker that was tried."""
-        await self._run.failover.run(self)
-
     @property
     def num_generated(self) -> int:
         return len(self._run.generated)
 
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         block_size = self._plan.model.card.block_size
-        token_ids = self._run.choice.prompt.token_ids + self._run.generated
-        num_blocks = -(-len(token_ids) // block_size)
+        prompt, generated = self._run.choice.prompt.token_ids, self._run.generated
+        num_blocks = -(-(len(prompt) + len(generated)) // block_size)
         if not with_hashes:
             return num_blocks, []
-        hashed = token_ids[: _MAX_HASHED_BLOCKS * block_size]
+        hashed = (prompt + generated)[: _MAX_HASHED_BLOCKS * block_size]
         salt = self._run.choice.request.cache_salt
         return num_blocks, block_hashes(hashed, block_size, salt=salt)
 
