@@ -121,14 +121,15 @@ class RequestHandler:
             text_body = parse_text(route, raw)
             model = self._model(text_body.model, route, record)
             text = TextGeneration(text_body, model, context, exchange, self._deps)
-            record.answer, generation = text, text.run()
+            record.summarize, generation = text.summary, text.run()
         else:
             body = parse(kind, raw, config)
             model = self._model(body.model, route, record)
             plan = await self._planner.plan(body, model, context, exchange.headers)
             answer = new_answer(plan, self._deps)
             sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
-            record.answer, generation = answer, generate(answer, sink, exchange, self._deps)
+            record.summarize = answer.summary
+            generation = generate(answer, sink, exchange, self._deps)
         watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
         await generation
         del watcher  # it ends with the response; the loop holds it until then
@@ -144,7 +145,7 @@ class RequestHandler:
         """Return the model, which is served on this route. Counts the request for the model."""
         model = self._deps.catalog.get(name)
         record.model = name
-        self._deps.metrics.inflight.labels(name).inc()
+        self._deps.metrics.add(self._deps.metrics.inflight, name)
         model.check_route(route)
         return model
 

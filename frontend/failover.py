@@ -135,7 +135,8 @@ class Failover:
                     raise self._last_error(error) from error
             self._attempts.num_migrations += 1
             kind: MigrationKind = "ongoing" if sequence.num_generated else "new_request"
-            self._deps.metrics.migrations.labels(self._model.card.name, kind).inc()
+            metrics = self._deps.metrics
+            metrics.add(metrics.migrations, self._model.card.name, kind)
 
     def _route(self, sequence: WorkerSequence) -> None:
         candidates = self._candidates()

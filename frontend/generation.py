@@ -16,7 +16,7 @@ from tandem.frontend.failover import Failover
 from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.plan import Choice, Plan
-from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.request_log import AnswerSummary, TokenCounts
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import IncompleteError, ProtocolError, TandemError
 from tandem.runtime.messages import (
@@ -74,24 +74,8 @@ class Answer:
     plan: Plan
     runs: list[ChoiceRun]
 
-    @property
-    def first_s(self) -> float:
-        """perf_counter at the first token of any choice; 0 before it."""
-        return min((run.first_token_s for run in self.runs if run.has_begun), default=0.0)
-
-    @property
-    def instance_id(self) -> str:
-        """The decode worker of the first choice."""
-        return self.runs[0].instance_id
-
-    @property
-    def report(self) -> PrefillReport | None:
-        """The prefill of the first choice."""
-        return self.runs[0].report
-
-    @property
     def tokens(self) -> TokenCounts:
-        """The tokens so far; those found in a prefix cache are counted once per prompt."""
+        """Return the tokens so far; those found in a prefix cache count once per prompt."""
         n = len(self.runs) // len(self.plan.prompts)
         reports = [run.report for run in self.runs[::n]]
         return TokenCounts(
@@ -102,8 +86,13 @@ class Answer:
 
     def usage(self) -> Usage:
         """Return the token counts of the response."""
-        tokens = self.tokens
+        tokens = self.tokens()
         return usage(tokens.num_prompt, tokens.num_generated, tokens.num_cached)
+
+    def summary(self) -> AnswerSummary:
+        """Return the facts for the log; worker and prefill are those of the first choice."""
+        first_s = min((run.first_token_s for run in self.runs if run.has_begun), default=0.0)
+        return AnswerSummary(first_s, self.runs[0].instance_id, self.tokens(), self.runs[0].report)
 
     def headers(self, run: ChoiceRun, exchange: Exchange) -> list[Header]:
         """Return the headers about the workers of a choice, and the ids of the request."""
@@ -262,7 +251,7 @@ class _ChoiceSequence:
         run.began_at = run.failover.instance_id
         run.report = delta.prefill
         if delta.prefill is not None:
-            self._metrics.prefills.labels(model, delta.prefill.place).inc()
+            self._metrics.add(self._metrics.prefills, model, delta.prefill.place)
         await self._sink.first(run)
 
     def _observe_gap(self, num_tokens: int) -> None:

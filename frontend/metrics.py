@@ -69,6 +69,7 @@ class FrontendMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._children: dict[tuple[Counter | Gauge, tuple[str, ...]], Counter | Gauge] = {}
         self.requests = self._counter(
             "requests", "Requests answered.", "model", "endpoint", "status"
         )
@@ -116,6 +117,13 @@ class FrontendMetrics:
 
     def _tokens(self, name: str, text: str) -> Histogram:
         return Histogram(_PREFIX + name, text, _TOKENS, self.registry)
+
+    def add(self, metric: Counter | Gauge, *labels: str, amount: float = 1) -> None:
+        """Add to a metric under these labels. Keeps the child, because `labels` is slow."""
+        child = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        child.inc(amount)
 
     def set_workers(self, num_workers: dict[str, int]) -> None:
         """Set the number of decode workers of each model."""

@@ -2,8 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.runtime.messages import PrefillReport
@@ -22,24 +22,14 @@ class TokenCounts:
     num_cached: int
 
 
-class AnswerSummary(Protocol):
-    """The facts about an answer, complete or not, that are logged."""
+@dataclass(slots=True, frozen=True)
+class AnswerSummary:
+    """The facts about an answer, complete or not."""
 
-    @property
-    def first_s(self) -> float:
-        """perf_counter at the first token or text; 0 before it."""
-
-    @property
-    def instance_id(self) -> str:
-        """The worker that answers; empty before there is one."""
-
-    @property
-    def tokens(self) -> TokenCounts | None:
-        """None for a model that reads and writes text, which counts tokens itself."""
-
-    @property
-    def report(self) -> PrefillReport | None:
-        """The prefill of the first prompt; None before its first token."""
+    first_s: float  # perf_counter at the first token or text; 0 before it
+    instance_id: str  # of the worker that answers; empty before there is one
+    tokens: TokenCounts | None  # None for a model that reads and writes text
+    report: PrefillReport | None  # of the first prompt's prefill; None before its first token
 
 
 @dataclass(slots=True)
@@ -50,7 +40,7 @@ class RequestRecord:
     endpoint: str
     arrived_s: float = field(default_factory=time.perf_counter)
     model: str = ""  # empty until it is known to exist
-    answer: AnswerSummary | None = None  # None until the request is planned
+    summarize: Callable[[], AnswerSummary] | None = None  # None until the request is planned
     error: str = ""
     status: int = 0
     is_gone: bool = False  # the client, before the end of its answer
@@ -60,21 +50,22 @@ def log_request(record: RequestRecord, metrics: FrontendMetrics) -> None:
     """Log and count a request that is over."""
     status = _CLIENT_CLOSED_REQUEST if record.is_gone else record.status
     duration_s = time.perf_counter() - record.arrived_s
-    metrics.requests.labels(record.model, record.endpoint, str(status)).inc()
+    answer = None if record.summarize is None else record.summarize()
+    metrics.add(metrics.requests, record.model, record.endpoint, str(status))
     if record.is_gone:
-        metrics.disconnects.labels(record.model).inc()
+        metrics.add(metrics.disconnects, record.model)
     if record.model:
-        metrics.inflight.labels(record.model).dec()
+        metrics.add(metrics.inflight, record.model, amount=-1)
         metrics.duration.labels(record.model).observe(duration_s)
-        if record.answer is not None:
-            _observe(record.answer, record, metrics)
+    if answer is not None:
+        _observe(answer, record, metrics)
     logger.info(
         "request %s %s: %d in %.1f ms%s%s",
         record.request_id,
         record.endpoint,
         status,
         duration_s * 1e3,
-        "" if record.answer is None else _details(record.answer, record.arrived_s),
+        "" if answer is None else _details(answer, record.arrived_s),
         f": {record.error}" if record.error else "",
     )
 

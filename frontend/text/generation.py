@@ -7,6 +7,7 @@ from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange, Header
 from tandem.frontend.failover import Failover
 from tandem.frontend.openai.responses import new_head
+from tandem.frontend.request_log import AnswerSummary
 from tandem.frontend.text.answers import StreamedText, TextWriter, WholeText, read_answer
 from tandem.frontend.text.body import TextBody
 from tandem.runtime.context import RequestContext
@@ -20,11 +21,9 @@ _BYTES_PER_TOKEN = 4  # of English text; the router weighs requests by their blo
 class TextGeneration:
     """One request. Another worker may replace one that fails until the client was sent something.
 
-    A `WorkerSequence` for failover, and an `AnswerSummary` for the log.
+    It is the `WorkerSequence` of its failover.
     """
 
-    tokens = None
-    report = None
     num_generated = 0  # the next worker begins anew
 
     def __init__(
@@ -35,7 +34,7 @@ class TextGeneration:
         exchange: Exchange,
         deps: FrontendDeps,
     ) -> None:
-        self.first_s = 0.0
+        self._first_s = 0.0  # perf_counter at the first answer; 0 before it
         self._body = body
         self._block_size = model.card.block_size
         self._context = context
@@ -43,14 +42,13 @@ class TextGeneration:
         self._failover = Failover(context.id, model, context, deps)
         self._head = new_head(context.id, body.model, body.route == "chat", body.include_usage)
 
-    @property
-    def instance_id(self) -> str:
-        """The worker that was asked last."""
-        return self._failover.instance_id
-
     async def run(self) -> None:
         """Answer. Raises the error of the last worker that was tried."""
         await self._failover.run(self)
+
+    def summary(self) -> AnswerSummary:
+        """Return the facts for the log; the worker counts the tokens itself."""
+        return AnswerSummary(self._first_s, self._failover.instance_id, None, None)
 
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         return 1 + len(self._body.raw) // (_BYTES_PER_TOKEN * self._block_size), []
@@ -92,7 +90,7 @@ class TextGeneration:
                 break
             if not has_begun:
                 has_begun = True
-                self.first_s = self.first_s or time.perf_counter()
+                self._first_s = self._first_s or time.perf_counter()
                 self._failover.begun()
             events = b"".join([writer.add(read_answer(item, self._head)) for item in items])
             if events:
@@ -104,4 +102,4 @@ class TextGeneration:
 
     def _headers(self) -> list[Header]:
         own = self._exchange.id_headers(self._context.id)
-        return [(b"x-tandem-decode-instance", self.instance_id.encode()), *own]
+        return [(b"x-tandem-decode-instance", self._failover.instance_id.encode()), *own]
