@@ -1,61 +1,51 @@
-"""The ASGI application: which path is answered by what.
+"""The ASGI application: requests that generate, from the body to the log line, and the others."""
 
-The two paths that generate go straight to the service; the others are Starlette's.
-"""
-
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.catalog import Catalog, ServedModel
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.handler import Service
+from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.exchange import ClientGoneError, Exchange
+from tandem.frontend.generation import generate, new_answer
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
-from tandem.frontend.openai.responses import (
-    ErrorBody,
-    ErrorDetail,
-    ModelList,
-    ModelObject,
-    error_body,
-)
-from tandem.runtime.errors import InternalError, NotFoundError, TandemError, UnavailableError
+from tandem.frontend.openai.errors import error_body, http_error_body, public_error
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
+from tandem.frontend.openai.sse import StreamSink, event
+from tandem.frontend.openai.whole import WholeSink
+from tandem.frontend.operations import operations
+from tandem.frontend.plan import Planner
+from tandem.frontend.request_log import RequestRecord, log_request
+from tandem.frontend.text.body import Route, model_named_in, parse_text
+from tandem.frontend.text.generation import TextGeneration
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import CancelledRequestError, UnavailableError
 
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-_GENERATE: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+logger = logging.getLogger(__name__)
+
+Body = type[ChatRequest] | type[CompletionRequest]
+_GENERATE: dict[str, Body] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
 }
-_RETRY_AFTER = {"retry-after": "1"}
+_MAX_TRACE_CHARACTERS = 512
 
 
 class App:
-    """The whole HTTP surface of a frontend."""
+    """The whole HTTP surface of a frontend.
 
-    def __init__(self, service: Service, catalog: Catalog, metrics: FrontendMetrics) -> None:
-        self._service = service
-        self._catalog = catalog
-        self._metrics = metrics
-        self._others: Asgi = Starlette(
-            routes=[
-                Route("/live", self._live),
-                Route("/health", self._health),
-                Route("/metrics", self._render_metrics),
-                Route("/v1/models", self._list_models),
-                Route("/v1/models/{model:path}/ready", self._model_ready),
-                Route("/v1/models/{model:path}", self._show_model),
-            ],
-            exception_handlers={
-                HTTPException: _on_http_error,
-                TandemError: _on_tandem_error,
-                Exception: _on_bug,
-            },
+    The two paths that generate do without Starlette, which would take a part of their time.
+    """
+
+    def __init__(
+        self, handler: "RequestHandler", catalog: Catalog, metrics: FrontendMetrics
+    ) -> None:
+        self._handler = handler
+        self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
+            catalog, metrics, lambda: handler.is_draining
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,78 +55,121 @@ class App:
             return
         exchange = Exchange(scope, receive, send)
         if scope["method"] == "POST":
-            await self._service.handle(exchange, kind, scope["path"])
+            await self._handler.handle(exchange, kind, scope["path"])
         else:
-            body = _error_json(405, f"{scope['path']} takes POST only")
+            body = http_error_body(405, f"{scope['path']} takes POST only")
             await exchange.respond(405, body, [(b"allow", b"POST")])
 
-    def _is_ready(self, model: ServedModel) -> bool:
-        return not self._service.is_draining and bool(self._catalog.candidates(model))
 
-    async def _live(self, _request: Request) -> Response:
-        return _json(b'{"status":"live"}')
+class RequestHandler:
+    """Answers chat and completions requests; `is_draining` refuses new ones."""
 
-    async def _health(self, _request: Request) -> Response:
-        ready = [m.card.name for m in self._catalog.models if self._is_ready(m)]
-        if ready:
-            return _json(msgspec.json.encode({"status": "ready", "models": ready}))
-        if self._service.is_draining:
+    def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
+        self._deps = deps
+        self._planner = Planner(deps.config, executor)
+        self._contexts: set[RequestContext] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_draining = False
+
+    async def handle(self, exchange: Exchange, kind: Body, endpoint: str) -> None:
+        """Answer one request, by an error if need be, and log it."""
+        context = RequestContext(
+            timeout_s=self._deps.config.request_timeout_s, headers=_trace(exchange)
+        )
+        record = RequestRecord(context.id, endpoint)
+        self._contexts.add(context)
+        self._idle.clear()
+        try:
+            await self._answer(exchange, kind, context, record)
+        except ClientGoneError:
+            exchange.is_gone = True
+        except asyncio.CancelledError:
+            context.cancel("the frontend stopped")
+            raise
+        except Exception as error:
+            context.cancel("the request failed")
+            await self._fail(exchange, error, record)
+        finally:
+            context.close()
+            self._contexts.discard(context)
+            if not self._contexts:
+                self._idle.set()
+            record.status, record.is_gone = exchange.status, exchange.is_gone
+            log_request(record, self._deps.metrics)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, wait for the present ones, then cancel those that are left."""
+        self.is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("canceling %d requests after %g s", len(self._contexts), timeout_s)
+            for context in list(self._contexts):
+                context.cancel("the frontend is stopping")
+
+    async def _answer(
+        self, exchange: Exchange, kind: Body, context: RequestContext, record: RequestRecord
+    ) -> None:
+        if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
-        raise UnavailableError("no worker is connected")
+        config = self._deps.config
+        raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s)
+        route: Route = "chat" if kind is ChatRequest else "completions"
+        if self._is_for_text_model(raw):
+            text_body = parse_text(route, raw)
+            model = self._model(text_body.model, route, record)
+            text = TextGeneration(text_body, model, context, exchange, self._deps)
+            record.summarize, generation = text.summary, text.run()
+        else:
+            body = parse(kind, raw, config)
+            model = self._model(body.model, route, record)
+            plan = await self._planner.plan(body, model, context, exchange.headers)
+            answer = new_answer(plan, self._deps)
+            sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
+            record.summarize = answer.summary
+            generation = generate(answer, sink, exchange, self._deps)
+        watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
+        await generation
+        del watcher  # it ends with the response; the loop holds it until then
 
-    async def _render_metrics(self, _request: Request) -> Response:
-        self._metrics.set_workers(
-            {m.card.name: len(self._catalog.candidates(m)) for m in self._catalog.models}
-        )
-        return Response(
-            self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+    def _is_for_text_model(self, raw: bytes) -> bool:
+        catalog = self._deps.catalog
+        if not catalog.has_text_models:
+            return False
+        name = model_named_in(raw)
+        return name is not None and catalog.reads_text(name)
 
-    async def _list_models(self, _request: Request) -> Response:
-        return _json(msgspec.json.encode(ModelList(list(map(_describe, self._catalog.models)))))
+    def _model(self, name: str, route: Route, record: RequestRecord) -> ServedModel:
+        """Return the model, which is served on this route. Counts the request for the model."""
+        model = self._deps.catalog.get(name)
+        record.model = name
+        self._deps.metrics.add(self._deps.metrics.inflight, name)
+        model.check_route(route)
+        return model
 
-    async def _show_model(self, request: Request) -> Response:
-        model = self._catalog.get(request.path_params["model"])
-        return _json(msgspec.json.encode(_describe(model)))
-
-    async def _model_ready(self, request: Request) -> Response:
-        model = self._catalog.get(request.path_params["model"])
-        if not self._is_ready(model):
-            raise UnavailableError(f"no worker serves {model.card.name!r} now")
-        return _json(b'{"status":"ready"}')
-
-
-def _describe(model: ServedModel) -> ModelObject:
-    card = model.card
-    return ModelObject(card.name, card.created_s, card.context_length or msgspec.UNSET)
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
-
-
-def _error_json(status: int, message: str) -> bytes:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, "invalid_request_error", None, code)))
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    messages = {
-        404: f"unknown path {request.url.path!r}",
-        405: f"{request.url.path} does not take {request.method}",
-    }
-    message = messages.get(error.status_code, error.detail)
-    headers = dict(error.headers) if error.headers else None
-    return _json(_error_json(error.status_code, message), error.status_code, headers)
-
-
-async def _on_tandem_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, TandemError)
-    assert isinstance(error, NotFoundError | UnavailableError)
-    headers = _RETRY_AFTER if isinstance(error, UnavailableError) else None
-    return _json(error_body(error), error.status, headers)
+    async def _fail(self, exchange: Exchange, error: Exception, record: RequestRecord) -> None:
+        if exchange.is_gone or exchange.is_over:
+            if not isinstance(error, CancelledRequestError):
+                logger.error("request %s after its end", record.request_id, exc_info=error)
+            return
+        if isinstance(error, CancelledRequestError):
+            error = UnavailableError("this frontend is shutting down")
+        shown = public_error(error, record.request_id)
+        record.error = str(error)
+        if exchange.is_started:
+            exchange.status = shown.status
+            await exchange.end_stream(event(error_body(shown)))
+        else:
+            await exchange.respond_error(shown, exchange.id_headers(record.request_id))
 
 
-async def _on_bug(_request: Request, _error: Exception) -> Response:
-    return _json(error_body(InternalError("internal error")), 500)
+def _trace(exchange: Exchange) -> dict[str, str]:
+    """Return the W3C trace headers, which travel with the request."""
+    trace = {}
+    for name in ("traceparent", "tracestate"):
+        value = exchange.headers.get(name.encode())
+        if value is not None and len(value) <= _MAX_TRACE_CHARACTERS:
+            trace[name] = value.decode("latin-1")
+    return trace

@@ -1,4 +1,4 @@
-"""What can be served now: models, their workers and their tokenizers, from discovery."""
+"""The models that can be served now, their workers and tokenizers, from discovery."""
 
 import asyncio
 import logging
@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tandem.frontend.parsers.plain import PlainParser
+from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
 from tandem.frontend.tokens.tokenizer import ModelText
+from tandem.frontend.variants import compatibility_key, narrowest, variant_in_force
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models
@@ -34,13 +37,13 @@ _decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
 
 @dataclass(slots=True, frozen=True)
 class ServedModel:
-    """A model under its name, with the workers that serve it in the way of `card`."""
+    """A served model and the instances whose files, weights and routes match `card`."""
 
     card: ModelCard
     instances: dict[str, Instance]  # by instance id
 
     def check_route(self, route: Route) -> None:
-        """Raises InvalidRequestError where the model is not served on this route."""
+        """Raise InvalidRequestError if the model is not served on this route."""
         if route in self.card.model_types:
             return
         served = " and ".join(_PATHS[each] for each in _PATHS if each in self.card.model_types)
@@ -53,17 +56,20 @@ class ServedModel:
 
 @dataclass(slots=True, frozen=True)
 class TokenModel(ServedModel):
-    """A model whose text is made into tokens, and back, here."""
+    """A model whose text the frontend turns into tokens and back."""
 
     text: ModelText
+
+    def new_parser(self) -> OutputParser:
+        """Return a parser of one chat choice, for the output format of the model."""
+        return PlainParser()
 
 
 class Catalog:
     """Follows the cluster's model cards, and the instances of every endpoint that a card names.
 
-    A model's files are fetched once per digest. Workers that serve a name in another way than the
-    one in use (other files or weights, other routes, text instead of tokens) get no requests until
-    the last worker of the way in use is gone.
+    A model's files are fetched once per digest. Of the workers that serve one name, only those of
+    the variant in force get requests (see `variants`).
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class Catalog:
         self._models: dict[str, ServedModel] = {}
         self._texts: dict[str, ModelText] = {}  # by files digest
         self._loads: dict[str, asyncio.Task[None]] = {}  # by files digest
-        self._closings: set[asyncio.Task[None]] = set()  # of views nobody needs any more
+        self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
         self._excluded_until_s: dict[str, float] = {}
         self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
         self.instances: Mapping[str, Instance] = {}  # all that serve a model, by instance id
@@ -85,7 +91,7 @@ class Catalog:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
-        """Returns when the present state has been read; models may still be loading."""
+        """Read the present state of the cluster. Models may still be loading afterwards."""
         self._cards_view.subscribe(self._on_card)
         await self._cards_view.ready()
         for view in list(self._endpoints.values()):
@@ -102,7 +108,7 @@ class Catalog:
             await view.close()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after each change of the workers; returns what takes it back."""
+        """Call `listener` after each change of the workers. Returns a function that ends this."""
         key = object()
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None) and None
@@ -113,12 +119,12 @@ class Catalog:
         return [model for model in self._models.values() if model.instances]
 
     def reads_text(self, name: str) -> bool:
-        """Whether the model under this name reads and writes text itself."""
+        """Return True if the model under this name reads and writes text itself."""
         model = self._models.get(name)
         return model is not None and not isinstance(model, TokenModel)
 
     def get(self, name: str) -> ServedModel:
-        """The model under this name, which may have no worker left. Raises NotFoundError."""
+        """Return the model under this name, which may have no worker left. Raises NotFoundError."""
         model = self._models.get(name)
         if model is None:
             known = ", ".join(repr(each) for each in sorted(self._models)) or "none yet"
@@ -126,12 +132,13 @@ class Catalog:
         return model
 
     def members(self, model: ServedModel) -> Mapping[str, Instance]:
-        """The instances that serve the name now, in the very way of `model`, by instance id."""
+        """Return the present instances of the variant of `model`, by instance id."""
         current = self._models.get(model.card.name, model)
-        return current.instances if _way(current.card) == _way(model.card) else {}
+        is_same = compatibility_key(current.card) == compatibility_key(model.card)
+        return current.instances if is_same else {}
 
     def candidates(self, model: ServedModel) -> list[str]:
-        """Ids of the instances that a request for this model may go to now."""
+        """Return the ids of the instances that a request for this model may go to now."""
         members = self.members(model)
         if not self._excluded_until_s:
             return list(members)
@@ -140,20 +147,20 @@ class Catalog:
         return [each for each in members if each not in self._excluded_until_s]
 
     def instance(self, model: ServedModel, instance_id: str) -> Instance | None:
-        """Where this instance serves the model; None once it has left."""
+        """Return this instance of the model; None once it has left."""
         return self.members(model).get(instance_id)
 
     def exclude(self, instance_id: str, duration_s: float) -> None:
-        """Send nothing to this instance for a while."""
+        """Keep this instance out of `candidates` for a while."""
         self._excluded_until_s[instance_id] = time.perf_counter() + duration_s
 
     def block_size(self, instance_id: str) -> int:
-        """Tokens per block at this instance; 16 while its card is not known."""
+        """Return the tokens per block at this instance; 16 while its card is not known."""
         card = self._cards.get(instance_id)
         return card.block_size if card else 16
 
     def sends_kv_events(self, instance_id: str) -> bool:
-        """Whether the instance says what its prefix cache holds."""
+        """Return True if the instance publishes the contents of its prefix cache."""
         card = self._cards.get(instance_id)
         return card is not None and card.sends_kv_events
 
@@ -175,7 +182,7 @@ class Catalog:
             try:
                 address = EndpointAddress.parse(endpoint)
             except ConfigError as error:
-                logger.warning("a model card is passed over: %s", error)
+                logger.warning("ignored a model card: %s", error)
                 continue
             self._endpoints[endpoint] = watch_endpoint(self._discovery, address)
             self._endpoints[endpoint].subscribe(self._on_instance)
@@ -190,7 +197,7 @@ class Catalog:
         return view.items.get(card.instance_id) if view else None
 
     def _refresh(self) -> None:
-        """Recompute everything from the views; they change rarely and are small."""
+        """Compute everything anew from the views, which are small and change rarely."""
         cards = list(self._cards_view.items.values())
         instances: dict[str, Instance] = {}
         by_name: dict[str, list[ModelCard]] = {}
@@ -207,37 +214,32 @@ class Catalog:
             if name not in by_name:
                 self._models[name] = replace(model, instances={})
         for name, group in by_name.items():
-            self._choose_way(name, group)
+            self._update_model(name, group)
         self.has_text_models = any(map(self.reads_text, self._models))
         digests = {card.files_digest for card in cards}
         used = digests | {model.card.files_digest for model in self._models.values()}
         self._texts = {digest: text for digest, text in self._texts.items() if digest in used}
 
-    def _choose_way(self, name: str, cards: list[ModelCard]) -> None:
-        ways = [_way(card) for card in cards]
-        in_use = self._models.get(name)
-        way = _way(in_use.card) if in_use else ways[0]
-        if way not in ways:
-            way = max(set(ways), key=ways.count)
-        mine = [card for card in cards if _way(card) == way]
-        narrowest = min(mine, key=lambda card: card.context_length)
-        is_text = narrowest.model_input == "text"
-        text = None if is_text else self._texts.get(narrowest.files_digest)
-        if text is None and not is_text:
-            if in_use is not None:
-                self._models[name] = replace(in_use, instances={})
-            self._load(narrowest.files_digest)
-            return
-        if len(mine) < len(cards):
-            logger.warning("model %s: %d workers serve it otherwise", name, len(cards) - len(mine))
-        members = {
-            card.instance_id: instance for card in mine if (instance := self._instance_of(card))
+    def _update_model(self, name: str, cards: list[ModelCard]) -> None:
+        present = self._models.get(name)
+        members = variant_in_force(cards, present.card if present else None)
+        card = narrowest(members)
+        if len(members) < len(cards):
+            num_others = len(cards) - len(members)
+            logger.warning("model %s: %d workers serve another variant", name, num_others)
+        instances = {
+            member.instance_id: instance
+            for member in members
+            if (instance := self._instance_of(member))
         }
-        self._models[name] = (
-            ServedModel(narrowest, members)
-            if text is None
-            else TokenModel(narrowest, members, text)
-        )
+        if card.model_input == "text":
+            self._models[name] = ServedModel(card, instances)
+        elif text := self._texts.get(card.files_digest):
+            self._models[name] = TokenModel(card, instances, text)
+        else:
+            if present is not None:
+                self._models[name] = replace(present, instances={})
+            self._load(card.files_digest)
 
     def _load(self, digest: str) -> None:
         if digest not in self._loads:
@@ -278,8 +280,3 @@ class Catalog:
         text = await loop.run_in_executor(self._executor, ModelText, files)
         logger.info("loaded the tokenizer with digest %s from %s", digest, instance.instance_id)
         return text
-
-
-def _way(card: ModelCard) -> tuple[str, ...]:
-    """What workers of one name must have in common to stand in for one another."""
-    return (card.model_input, card.files_digest, card.weights_digest, *sorted(card.model_types))

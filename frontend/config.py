@@ -1,4 +1,4 @@
-"""The frontend's config: where it listens, and the limits of what it accepts."""
+"""The frontend's config: its address, and the limits on requests."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,17 +30,17 @@ class FrontendConfig(BaseModel):
     migration_limit: int = Field(
         3,
         ge=0,
-        description="how often each answer may go on at another worker when one fails it; 0 is "
-        "never. A model's own limit stands over it",
+        description="most times that another worker resumes an answer whose worker failed; 0 is "
+        "never. A model's own limit takes precedence",
     )
     migration_wait_s: float = Field(
         10.0,
         ge=0,
-        description="time an answer that has begun waits for a worker to register when there is "
-        "none to go on (s); then it ends with an error",
+        description="time an answer that has begun waits for a worker to register when none is "
+        "left to resume it (s); then it ends with an error",
     )
     exclude_s: float = Field(
-        2.0, ge=0, description="time a worker that failed gets no new requests (s)"
+        2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )
     keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
     tokenizer_threads: int = Field(

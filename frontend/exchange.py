@@ -1,4 +1,4 @@
-"""One HTTP request and its response, straight on the ASGI callables."""
+"""One HTTP request and its response, over the ASGI callables."""
 
 import asyncio
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.openai.responses import BodyTimeoutError, BodyTooLargeError, error_body
+from tandem.frontend.openai.errors import BodyTimeoutError, BodyTooLargeError, error_body
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 
@@ -26,7 +26,7 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """Reads one request and writes one response; knows how far the response is."""
+    """One request to read and one response to write, with the state of the response."""
 
     __slots__ = ("_receive", "headers", "is_gone", "is_over", "is_started", "send", "status")
 
@@ -40,7 +40,7 @@ class Exchange:
         self.status = 0
 
     def id_headers(self, request_id: str) -> list[Header]:
-        """Our id of the request, and the caller's own where it gave one."""
+        """Return the headers with our id of the request, and the caller's own id if it sent one."""
         headers = [(b"x-tandem-request-id", request_id.encode())]
         own = self.headers.get(b"x-request-id")
         if own is not None and len(own) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(own):
@@ -48,9 +48,9 @@ class Exchange:
         return headers
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """The whole body.
+        """Return the whole body.
 
-        Raises BodyTooLargeError as soon as that is known, BodyTimeoutError, ClientGoneError.
+        Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError.
         """
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > max_bytes:
@@ -68,14 +68,14 @@ class Exchange:
         return body
 
     async def _read_part(self) -> tuple[bytes, bool]:
-        """Some of the body, and whether it is the last of it."""
+        """Return the next part of the body, and True when it is the last one."""
         message: Any = await self._receive()
         if message["type"] != "http.request":
             raise ClientGoneError
         return message.get("body", b""), not message.get("more_body", False)
 
     async def cancel_when_gone(self, context: RequestContext) -> None:
-        """Cancels `context` when the client leaves; returns once the response is over."""
+        """Cancel `context` when the client leaves. Returns once the response is over."""
         message = await self._receive()
         while message["type"] != "http.disconnect":
             message = await self._receive()

@@ -1,6 +1,7 @@
-"""What the frontend counts, under Prometheus names.
+"""The metrics of the frontend, under Prometheus names.
 
-Histograms are our own: an observation is a bisection and an addition, cheap enough per token.
+The histograms are our own, with the interface of the client library's: one is observed per step of
+a stream, which takes 0.16 us here and 0.79 us there.
 """
 
 from bisect import bisect_left
@@ -17,7 +18,7 @@ _TOKENS = tuple(float(2**power) for power in range(18))
 
 
 class HistogramChild:
-    """The observations under one set of labels."""
+    """The observations under one label."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -38,21 +39,21 @@ class Histogram(Collector):
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
     ) -> None:
-        self._name = _PREFIX + name
+        self._name = name
         self._text = text
         self._bounds = bounds
         self._children: dict[str, HistogramChild] = {}
         registry.register(self)
 
-    def of(self, model: str) -> HistogramChild:
-        """The observations of one model."""
+    def labels(self, model: str) -> HistogramChild:
+        """Return the observations of one model."""
         child = self._children.get(model)
         if child is None:
             child = self._children[model] = HistogramChild(self._bounds)
         return child
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The whole histogram, cumulated as Prometheus reads it."""
+        """Yield the whole histogram, with cumulative buckets as Prometheus reads them."""
         family = HistogramMetricFamily(self._name, self._text, labels=["model"])
         for model, child in self._children.items():
             buckets, cumulated = [], 0
@@ -67,82 +68,69 @@ class FrontendMetrics:
     """All metrics of one frontend, with their own registry."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self._children: dict[tuple[Counter | Gauge, tuple[str, ...]], Counter | Gauge] = {}
         self.requests = self._counter(
-            "requests", "Requests answered.", ["model", "endpoint", "status"]
+            "requests", "Requests answered.", "model", "endpoint", "status"
         )
         self.inflight = self._gauge("inflight_requests", "Requests being answered.")
         self.prefills = self._counter(
-            "prefill", "Sequences by where their prompt was computed.", ["model", "place"]
+            "prefill", "Sequences by where their prompt was computed.", "model", "place"
         )
         self.disconnects = self._counter(
-            "disconnected_clients", "Clients that left before the answer's end.", ["model"]
+            "disconnected_clients", "Clients that left before the answer's end.", "model"
         )
         self.migrations = self._counter(
             "migrations",
             "Sequences sent to another worker, before (new_request) or after (ongoing) a token.",
-            ["model", "kind"],
+            "model",
+            "kind",
         )
-        self.migration_gap = Histogram(
-            "migration_gap_seconds",
-            "From the last token of a worker that was lost to the next one of another.",
-            _SECONDS,
-            registry,
+        self.migration_gap = self._seconds(
+            "migration_gap", "From the last token of a lost worker to the first of the next one."
         )
         self.workers = self._gauge("decode_workers", "Decode workers that can be routed to.")
-        self.time_to_first_token = Histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS, registry
+        self.time_to_first_token = self._seconds(
+            "time_to_first_token", "From arrival to the first token."
         )
-        self.inter_token_latency = Histogram(
-            "inter_token_latency_seconds",
+        self.inter_token_latency = self._seconds(
+            "inter_token_latency",
             "Between tokens of a sequence; tokens that come together share their gap.",
-            _SECONDS,
-            registry,
         )
-        self.duration = Histogram(
-            "request_duration_seconds", "From arrival to the last byte.", _SECONDS, registry
+        self.duration = self._seconds("request_duration", "From arrival to the last byte.")
+        self.input_tokens = self._tokens("input_sequence_tokens", "Prompt tokens of a request.")
+        self.output_tokens = self._tokens(
+            "output_sequence_tokens", "Generated tokens of a request."
         )
-        self.input_tokens = Histogram(
-            "input_sequence_tokens", "Prompt tokens of a request.", _TOKENS, registry
+        self.cached_tokens = self._tokens(
+            "cached_tokens", "Prompt tokens of a request found in a prefix cache."
         )
-        self.output_tokens = Histogram(
-            "output_sequence_tokens", "Generated tokens of a request.", _TOKENS, registry
-        )
-        self.cached_tokens = Histogram(
-            "cached_tokens",
-            "Prompt tokens of a request found in a prefix cache.",
-            _TOKENS,
-            registry,
-        )
-        self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
-        self._inflight: dict[str, Gauge] = {}
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(_PREFIX + name, text, ["model"], registry=self.registry)
 
-    def count(self, counter: Counter, *labels: str) -> None:
-        """Add one under these labels."""
-        bound = self._counters.get((counter, labels))
-        if bound is None:
-            bound = self._counters[counter, labels] = counter.labels(*labels)
-        bound.inc()
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}_seconds", text, _SECONDS, self.registry)
 
-    def add_inflight(self, model: str, change: int) -> None:
-        """A request came (1) or ended (-1)."""
-        bound = self._inflight.get(model)
-        if bound is None:
-            bound = self._inflight[model] = self.inflight.labels(model)
-        bound.inc(change)
+    def _tokens(self, name: str, text: str) -> Histogram:
+        return Histogram(_PREFIX + name, text, _TOKENS, self.registry)
+
+    def add(self, metric: Counter | Gauge, *labels: str, amount: float = 1) -> None:
+        """Add to a metric under these labels. Keeps the child, because `labels` is slow."""
+        child = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        child.inc(amount)
 
     def set_workers(self, num_workers: dict[str, int]) -> None:
-        """How many decode workers each model has now."""
+        """Set the number of decode workers of each model."""
         self.workers.clear()
         for model, num in num_workers.items():
             self.workers.labels(model).set(num)
 
     def render(self) -> bytes:
-        """These metrics and the process's, in Prometheus' text format."""
+        """Return these metrics and those of the process, in Prometheus' text format."""
         return generate_latest(self.registry) + generate_latest(REGISTRY)

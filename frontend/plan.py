@@ -2,7 +2,6 @@
 
 import hashlib
 import secrets
-import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import msgspec
 from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, RequestBody
-from tandem.frontend.openai.sse import StreamHead
+from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.messages import (
@@ -38,7 +37,7 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """One sequence to generate; its place in the response is `index`."""
+    """One sequence to generate; `index` is its position in the response."""
 
     index: int
     prompt: Prompt
@@ -47,14 +46,14 @@ class Choice:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """A request that can be generated: each prompt `n` times, prompt by prompt."""
+    """A request that is ready to generate: each prompt `n` times, prompt by prompt."""
 
     model: TokenModel
     body: RequestBody
     prompts: list[Prompt]
     choices: list[Choice]
     context: RequestContext
-    head: StreamHead
+    head: ResponseHead
     wants_timeline: bool
 
     @property
@@ -77,25 +76,19 @@ class Planner:
         context: RequestContext,
         headers: Mapping[bytes, bytes],
     ) -> Plan:
-        """Raises InvalidRequestError naming the field that does not fit."""
+        """Return the plan of a request. Raises InvalidRequestError naming the field at fault."""
         if not isinstance(model, TokenModel):
             raise InvalidRequestError(f"model {model.card.name!r} cannot read this body")
-        place = _prefill_place(headers)
+        placement = _placement(headers)
         wants_timeline = _wants_timeline(headers)
         if isinstance(body, ChatRequest):
             prompts = [await self._chat_prompt(body, model)]
         else:
             texts = body.prompts(self._config)
             prompts = [await self._completion_prompt(each, body, model) for each in texts]
-        kind = "chatcmpl-" if isinstance(body, ChatRequest) else "cmpl-"
-        head = StreamHead(
-            kind + context.id,
-            int(time.time()),
-            model.card.name,
-            isinstance(body, ChatRequest),
-            body.include_usage,
-        )
-        choices = _choices(body, model, prompts, context, place)
+        is_chat = isinstance(body, ChatRequest)
+        head = new_head(context.id, model.card.name, is_chat, body.include_usage)
+        choices = _choices(body, model, prompts, context, placement)
         return Plan(model, body, prompts, choices, context, head, wants_timeline)
 
     async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
@@ -125,7 +118,7 @@ def _choices(
     model: TokenModel,
     prompts: list[Prompt],
     context: RequestContext,
-    place: PrefillPlace | None,
+    placement: PrefillPlace | None,
 ) -> list[Choice]:
     sampling = _sampling(body, model)
     n = body.n or 1
@@ -137,7 +130,7 @@ def _choices(
         token_ids = pack_tokens(prompt.token_ids)
         for ordinal in range(n):
             index = len(choices)
-            # A given seed stands for each prompt anew: a batch answers as its prompts alone.
+            # A given seed counts for each prompt: a batch answers like its prompts one by one.
             seed_ordinal = index if body.seed is None else ordinal
             request = GenerateRequest(
                 request_id=context.id if is_single else f"{context.id}-{index}",
@@ -147,7 +140,7 @@ def _choices(
                 stop=stop,
                 deadline_ms=deadline_ms,
                 cache_salt=body.cache_salt or "",
-                prefill_place=place,
+                prefill_place=placement,
             )
             choices.append(Choice(index, prompt, request))
     return choices
@@ -219,30 +212,30 @@ def _with_derived_seed(sampling: SamplingParams, ordinal: int) -> SamplingParams
 
 
 def derived_seed(seed: int, ordinal: int) -> int:
-    """The u64 seed of choice `ordinal`; choice 0 has the seed itself."""
+    """Return the u64 seed of choice `ordinal`. Choice 0 has the seed itself."""
     if ordinal == 0:
         return seed
     data = seed.to_bytes(8, "little") + ordinal.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-_PLACES: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
+_PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
 
 
-def _prefill_place(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
+def _placement(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
     value = headers.get(_PREFILL_HEADER.encode())
     if value is None:
         return None
-    place = _PLACES.get(value.strip().lower())
-    if place is None:
+    placement = _PLACEMENTS.get(value.strip().lower())
+    if placement is None:
         raise InvalidRequestError(
             f"header `{_PREFILL_HEADER}` must be local or remote", param=_PREFILL_HEADER
         )
-    return place
+    return placement
 
 
 def _wants_timeline(headers: Mapping[bytes, bytes]) -> bool:
-    """A header and no field: servers that do not know it pass over it."""
+    """Return True if the timeline is asked for, by a header: other servers ignore unknown ones."""
     value = headers.get(_TIMELINE_HEADER.encode(), b"false").strip().lower()
     if value not in (b"true", b"false"):
         raise InvalidRequestError(

@@ -4,11 +4,10 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
-from tandem.frontend.app import App
+from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.generation import Services
-from tandem.frontend.handler import Service
+from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
@@ -40,10 +39,10 @@ class FrontendServer:
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
-        services = Services(frontend, self.catalog, node.client, self.router, self.metrics)
-        self.service = Service(services, self._executor)
+        deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
+        self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
-            App(self.service, self.catalog, self.metrics),
+            App(self.handler, self.catalog, self.metrics),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -65,12 +64,12 @@ class FrontendServer:
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, wait for those under way."""
         await self._node.withdraw()
-        await self.service.drain(self._node.config.drain_timeout_s)
+        await self.handler.drain(self._node.config.drain_timeout_s)
 
     async def stop(self) -> None:
         """End everything; can be called after a `start` that failed."""
         await self._node.withdraw()
-        await self.service.drain(0)
+        await self.handler.drain(0)
         await self._http.close()
         await self._worker_events.close()
         await self.catalog.close()

@@ -1,4 +1,4 @@
-"""Keeps the router's picture of the workers: their KV, their load, their coming and going."""
+"""The router's view of the workers, kept up to date: their KV blocks and their load."""
 
 import logging
 from contextlib import AsyncExitStack
@@ -21,9 +21,9 @@ _decode_load = msgspec.msgpack.Decoder(LoadReport).decode
 
 
 class WorkerEvents:
-    """Applies events as they come; after a gap asks the worker for all it holds.
+    """Subscriber to the events of the catalog's instances, which passes them to the router.
 
-    It listens to all namespaces: workers tell of themselves in that of their pipeline.
+    It subscribes in all namespaces, because workers publish in the namespace of their pipeline.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WorkerEvents:
         self._stack.push_async_callback(self._follower.close)
 
     async def start(self) -> None:
-        """Subscribe; instances known already are resynced."""
+        """Subscribe, and load snapshots of the instances that are known already."""
         for subject, listener in (
             (kv_subject("*"), self._follower.on_event),
             (load_subject("*"), self._on_load),
@@ -49,7 +49,7 @@ class WorkerEvents:
         self._on_instances()
 
     async def close(self) -> None:
-        """Stop listening, and what is under way."""
+        """End the subscriptions and the snapshots under way."""
         await self._stack.aclose()
 
     def _on_instances(self) -> None:
@@ -75,6 +75,6 @@ class WorkerEvents:
     async def _dump(self, instance_id: str) -> bytes:
         instance = self._catalog.instances.get(instance_id)
         if instance is None:
-            raise UnavailableError(f"{instance_id} is gone")
+            raise UnavailableError(f"instance {instance_id} has left")
         async with RequestContext(timeout_s=_SNAPSHOT_TIMEOUT_S) as context:
             return await self._client.call(instance.address, "kv_snapshot", b"", context)

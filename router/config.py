@@ -1,4 +1,4 @@
-"""The router's config: how prefix overlap and load are weighed."""
+"""The router's config: the weights of prefix overlap and load."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -1,4 +1,4 @@
-"""Keeps a KV index in step with the workers: events as they come, a dump after a gap."""
+"""A KV index kept up to date: by events of the workers, and by a dump after a gap."""
 
 import asyncio
 import logging
@@ -20,10 +20,10 @@ decode_kv_event = msgspec.msgpack.Decoder(KvEvent).decode
 
 
 class KvFollower:
-    """Applies the events of the instances it was told of to `index`.
+    """Applies the events of the instances that were added to `index`.
 
-    `dump` asks an instance for all that it holds, as an event in msgpack; when it raises a
-    TandemError, the instance counts as holding nothing until its next event.
+    `dump` returns all blocks of an instance as one event in msgpack. When it raises a TandemError,
+    the instance counts as empty until its next event.
     """
 
     def __init__(self, index: KvIndex, dump: Callable[[str], Awaitable[bytes]]) -> None:
@@ -34,7 +34,7 @@ class KvFollower:
         self._resyncs: set[asyncio.Task[None]] = set()
 
     def add(self, instance_id: str, *, has_dump: bool = True) -> None:
-        """Follow an instance from a dump on, or from its next event where there is none yet."""
+        """Follow an instance, from a dump on or, without one, from its next event on."""
         if instance_id not in self._known:
             self._known.add(instance_id)
             if has_dump:
@@ -46,9 +46,9 @@ class KvFollower:
         self.index.remove_instance(instance_id)
 
     def on_event(self, subject: str, payload: bytes) -> None:
-        """A message came in; of instances that are not followed it changes nothing.
+        """Apply a message. The last part of its subject is the instance.
 
-        The subject's last part is the instance.
+        Messages of instances that are not followed are ignored.
         """
         if subject.rpartition(".")[2] not in self._known:
             return
@@ -66,12 +66,12 @@ class KvFollower:
             self._resync(event.instance_id, event)
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until no dump is under way, or `timeout_s` have passed."""
+        """Wait until no dump is under way, at most `timeout_s`."""
         if self._resyncs:
             await asyncio.wait(self._resyncs, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Stop what is under way; no event is applied any more."""
+        """Cancel the dumps under way, and apply no more events."""
         self._known.clear()
         resyncs = list(self._resyncs)
         for task in resyncs:
@@ -87,7 +87,7 @@ class KvFollower:
         task.add_done_callback(self._resyncs.discard)
 
     async def _load_dump(self, instance_id: str) -> None:
-        """Events that come meanwhile wait in the buffer; the dump covers the older of them."""
+        """Load a dump. Events that come meanwhile wait in a buffer; the dump covers the oldest."""
         try:
             snapshot = decode_kv_event(await self._dump(instance_id))
             if instance_id in self._known and snapshot.instance_id == instance_id:

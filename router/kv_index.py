@@ -1,4 +1,4 @@
-"""Which decode worker holds which KV blocks, from the workers' own events. Pure."""
+"""The KV blocks that each decode worker holds, from the events of the workers. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from itertools import islice
 
 from tandem.runtime.messages import KvEvent
 
-_SHARE_EVICTED = 64  # a full index gives up this part of itself at a time
-# A dict walks over the slots of entries that have left it, so its oldest entries are taken by the
-# chunk, never one by one.
+_SHARE_EVICTED = 64  # a full index evicts this part of itself at a time
+# Iterating over a dict also passes the places of removed entries, so the oldest entries are evicted
+# many at a time and never one by one.
 
 _Blocks = dict[bytes, None]  # hashes; once the index is nearly full, least recently used first
 
 
 @dataclass(slots=True)
 class _Source:
-    """One instance: how far its events have been applied."""
+    """One instance and the last event of it that was applied."""
 
     epoch: str
     last_event_id: int
@@ -25,30 +25,30 @@ class _Source:
 class KvIndex:
     """Instance |-> hashes of the blocks it holds.
 
-    A match is never longer than what the instance said it holds: doubt (a gap, a new epoch, the
-    size bound) only ever shortens it. An entry takes about 130 bytes.
+    A match is never longer than the blocks that the instance has reported. A gap, a new epoch and
+    the size limit only shorten it. An entry takes about 130 bytes.
 
-    Each instance has a table of its own, which is written and read in plain loops: to store, to
-    remove or to look up a block is one probe each, and to forget an instance is to drop its table.
+    Each instance has a table of its own, which is written and read in plain loops: storing,
+    removing and looking up a block take one probe each, and removing an instance drops its table.
     """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._num_entries = 0
-        self._is_nearly_full = False  # before that, it does not matter what was used when
+        self._is_nearly_full = False  # before that, the order of use does not matter
         self._sources: dict[str, _Source] = {}
         self._held: dict[str, _Blocks] = {}  # of the same instances
 
     @property
     def num_entries(self) -> int:
-        """(block, instance) pairs remembered."""
+        """(block, instance) pairs in the index."""
         return self._num_entries
 
     def apply(self, event: KvEvent) -> bool:
-        """Take in the next event of an instance; one seen before changes nothing.
+        """Apply the next event of an instance. An event seen before changes nothing.
 
-        False: events are missing, what was known of the instance is dropped, and nothing more is
-        applied until `load_snapshot`.
+        Returns False when events are missing. The blocks of the instance are dropped then, and
+        nothing more is applied until `load_snapshot`.
         """
         source = self._sources.get(event.instance_id)
         if source is None or source.epoch != event.epoch:
@@ -66,25 +66,25 @@ class KvIndex:
         return True
 
     def load_snapshot(self, snapshot: KvEvent) -> None:
-        """Replace all that is known of an instance; its `event_id` is the last one included."""
+        """Replace the blocks of an instance. The snapshot's `event_id` is the last one included."""
         self._begin(snapshot.instance_id, snapshot.epoch, snapshot.event_id)
         self._change(snapshot)
 
     def remove_instance(self, instance_id: str) -> None:
-        """Forget an instance."""
+        """Remove an instance and its blocks."""
         if self._sources.pop(instance_id, None) is not None:
             self._count(-len(self._held.pop(instance_id)))
 
     def holds_any(self, instance_ids: Iterable[str]) -> bool:
-        """Whether any of these instances holds a block; if not, nothing matches there."""
+        """Return True if any of these instances holds a block; otherwise none can match."""
         return any(map(self._held.get, instance_ids))
 
     def match(
         self, hashes: Sequence[bytes], instance_ids: Iterable[str] | None = None
     ) -> dict[str, int]:
-        """Instance |-> number of leading blocks of `hashes` it holds; only where at least one.
+        """Return instance |-> number of leading blocks of `hashes` it holds, where not zero.
 
-        Of all instances, or of `instance_ids` only.
+        All instances are looked at, or only `instance_ids`.
         """
         depths: dict[str, int] = {}
         if not hashes:
@@ -135,7 +135,7 @@ class KvIndex:
         self._is_nearly_full = 4 * self._num_entries >= 3 * self._max_entries
 
     def _shrink(self) -> None:
-        """Whoever has most gives up its oldest, until there is some room again."""
+        """Evict the oldest blocks of the instance with the most, until there is some room."""
         room = self._max_entries // _SHARE_EVICTED
         while self._num_entries > self._max_entries - room:
             held = max(self._held.values(), key=len)
@@ -147,7 +147,7 @@ class KvIndex:
 
 
 def _use(held: _Blocks, hashes: Sequence[bytes]) -> None:
-    """Make `hashes` the youngest, the first one last: a chain is of no use without its start."""
+    """Make `hashes` the youngest, the first one last: a chain is useless without its start."""
     for block_hash in reversed(hashes):
         held.pop(block_hash, None)
         held[block_hash] = None

@@ -1,4 +1,4 @@
-"""Which decode worker serves a request: the cheapest by prefix overlap and load. Pure."""
+"""The choice of a decode worker: the cheapest by prefix overlap and load. Pure."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tandem.runtime.messages import LoadReport
 
 @dataclass(slots=True, frozen=True)
 class RoutingDecision:
-    """Where a request goes, and why."""
+    """The instance for a request, and the reason."""
 
     instance_id: str
     num_overlap_blocks: int
@@ -24,29 +24,29 @@ class _Request:
     instance_id: str
     num_blocks: int
     num_pending_blocks: int  # still to be prefilled
-    num_reports: int  # of the instance's, that had come when it was sent
+    num_reports: int  # of the instance, received before this request was sent
 
 
 @dataclass(slots=True)
 class _Load:
-    """An instance's load: our own requests, and what its last report had beyond them.
+    """An instance's load: our own requests, and the excess of its last report over them.
 
-    A report ages: what it had beyond our prompts is partly our answers, and those end with our
-    requests. Which part, it does not say; requests there are taken to be alike.
+    A report ages. Its excess over our prompts is partly our answers, which end with our requests.
+    Reports do not tell the parts apart, so all requests of an instance are assumed to be alike.
     """
 
     num_requests: int = 0
     active_blocks: int = 0
     pending_blocks: int = 0
     num_reports: int = 0
-    num_reported: int = 0  # of our requests, that were there at the last report
-    num_left: int = 0  # of these
-    answer_blocks: float = 0.0  # of these, when all were there
+    num_reported: int = 0  # of our requests, present at the last report
+    num_left: int = 0  # of these, still present
+    answer_blocks: float = 0.0  # of these, at the last report
     foreign_blocks: float = 0.0  # of other frontends' requests
     foreign_pending_blocks: int = 0
 
     def report(self, active_blocks: int, pending_blocks: int, num_requests: int) -> None:
-        """All that is there, and of how many requests, ours among them; 0: it does not say."""
+        """Note the load of `num_requests` requests, ours among them; 0 when it is not known."""
         ours = self.num_requests / num_requests if num_requests else 0.0
         excess_blocks = max(0, active_blocks - self.active_blocks)
         self.foreign_blocks = min(excess_blocks, active_blocks * max(0.0, 1 - ours))
@@ -56,21 +56,23 @@ class _Load:
         self.num_reports += 1
 
     def active(self) -> float:
-        """Blocks of running requests, everybody's."""
+        """Return the blocks of running requests, of all frontends."""
         answers = self.answer_blocks * self.num_left / max(1, self.num_reported)
         return self.active_blocks + answers + self.foreign_blocks
 
     def pending(self) -> int:
-        """Blocks that wait to be prefilled, everybody's."""
+        """Return the blocks that wait to be prefilled, of all frontends."""
         return self.pending_blocks + self.foreign_pending_blocks
 
 
 @dataclass(slots=True)
 class Router:
-    """cost = overlap_weight * blocks to prefill there, with ours + blocks being decoded there.
+    """The choice among instances by cost, and the state that the cost is computed from.
 
-    The lowest cost wins, then the fewest requests in flight, then chance. The caller reports each
-    request it started, its first token and its end; `index` and `update_load` bring in the rest.
+    cost = overlap_weight * blocks to prefill, with those of this request + blocks being decoded
+
+    The lowest cost wins, then the fewest requests in flight, then chance. The caller reports the
+    start, the first token and the end of each request; `index` and `update_load` add the rest.
     """
 
     config: RouterConfig
@@ -83,7 +85,7 @@ class Router:
         self.index = KvIndex(self.config.max_index_entries)
 
     def update_load(self, report: LoadReport, block_size: int = 16) -> None:
-        """Take in a worker's own view of its load; `block_size` is its blocks' in tokens."""
+        """Note a worker's own report. `block_size` is the tokens per block of the worker."""
         load = self._loads.setdefault(report.instance_id, _Load())
         load.report(
             max(0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks),
@@ -92,12 +94,12 @@ class Router:
         )
 
     def remove_instance(self, instance_id: str) -> None:
-        """Forget an instance; its requests may still finish."""
+        """Remove an instance. Its requests may still finish."""
         self._loads.pop(instance_id, None)
         self.index.remove_instance(instance_id)
 
     def heeds_prefix(self, candidates: list[str]) -> bool:
-        """Whether the hashes of a prompt can make a difference to `choose`."""
+        """Return True if the hashes of a prompt can make a difference to `choose`."""
         if len(candidates) == 1 or self.config.overlap_weight == 0:
             return False
         return self.index.holds_any(candidates)
@@ -105,9 +107,9 @@ class Router:
     def choose(
         self, candidates: list[str], hashes: list[bytes], num_blocks: int
     ) -> RoutingDecision:
-        """The instance for a prompt of `num_blocks` blocks, full ones hashed in `hashes`.
+        """Return the instance for a prompt of `num_blocks` blocks; `hashes` are of the full ones.
 
-        `hashes` may be empty where `heeds_prefix` says no.
+        `hashes` may be empty where `heeds_prefix` is False.
         """
         if len(candidates) == 1:
             overlap = self.index.match(hashes, candidates).get(candidates[0], 0)
@@ -135,7 +137,7 @@ class Router:
     # ---- our own requests ---------------------------------------------------------------------
 
     def started(self, request_id: str, decision: RoutingDecision, num_blocks: int) -> None:
-        """A request was sent there."""
+        """Note that a request was sent to the instance of `decision`."""
         pending = max(0, num_blocks - decision.num_overlap_blocks)
         load = self._loads.setdefault(decision.instance_id, _Load())
         self._requests[request_id] = _Request(
@@ -146,7 +148,7 @@ class Router:
         load.pending_blocks += pending
 
     def prefilled(self, request_id: str) -> None:
-        """Its first token has come."""
+        """Note that the first token of a request has come."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -156,7 +158,7 @@ class Router:
         request.num_pending_blocks = 0
 
     def finished(self, request_id: str) -> None:
-        """It has ended, however."""
+        """Note that a request has ended, successfully or not."""
         self.prefilled(request_id)
         request = self._requests.pop(request_id, None)
         load = self._loads.get(request.instance_id) if request else None

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's chat and completions requests, checked field by field.
 
-Types are strict, as at OpenAI: a number in a string is refused. A field that is neither served nor
-harmless is refused by name, unless it is null.
+Types are strict, as they are at OpenAI: a number in a string is refused. A field that is not
+supported is refused by name, unless it is null or can be ignored safely.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,7 +28,7 @@ class StreamOptions(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Only plain text is served."""
+    """The format of the answer; only plain text is supported."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -36,7 +36,7 @@ class ResponseFormat(BaseModel):
 
 
 class RequestBody(BaseModel):
-    """What chat and completions have in common."""
+    """The fields that chat and completions have in common."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -62,7 +62,7 @@ class RequestBody(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
-    # Accepted and without effect: official clients send them.
+    # Accepted without effect, because official clients send them.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: Literal[False] | None = None
@@ -72,7 +72,7 @@ class RequestBody(BaseModel):
 
     @property
     def stop_strings(self) -> list[str]:
-        """The stop strings as a list."""
+        """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
@@ -101,7 +101,7 @@ class RequestBody(BaseModel):
         return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
     def check(self, config: FrontendConfig) -> None:
-        """Raises InvalidRequestError for what types alone cannot say."""
+        """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 raise InvalidRequestError(f"`{name}` is not supported", param=name)
@@ -125,7 +125,7 @@ class RequestBody(BaseModel):
 
 
 class ContentPart(BaseModel):
-    """A piece of a message's content; only text is served."""
+    """A part of a message's content; only text is supported."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -143,7 +143,10 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
     def text(self, where: str) -> str:
-        """The content with its text parts joined. Raises InvalidRequestError naming the field."""
+        """Return the content with its text parts joined.
+
+        Raises InvalidRequestError naming the field.
+        """
         for name, value in (self.model_extra or {}).items():
             if value:
                 raise InvalidRequestError(
@@ -174,7 +177,7 @@ class ChatRequest(RequestBody):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    parallel_tool_calls: bool | None = None  # without tools it says nothing
+    parallel_tool_calls: bool | None = None  # without effect, as there are no tools
     tools: list[Any] | None = None
     tool_choice: Literal["none", "auto"] | None = None  # without tools both mean none
 
@@ -185,11 +188,11 @@ class ChatRequest(RequestBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None is off, k the k best beside the chosen token."""
+        """Number of best tokens to list beside the chosen one; None lists no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self) -> list[dict[str, str]]:
-        """The messages as a chat template reads them; a developer is a system to it."""
+        """Return the messages for a chat template, which knows a developer as system."""
         return [
             {
                 "role": "system" if message.role == "developer" else message.role,
@@ -234,11 +237,11 @@ class CompletionRequest(RequestBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None is off, k the k best beside the chosen token."""
+        """Number of best tokens to list beside the chosen one; None lists no log probabilities."""
         return self.logprobs
 
     def prompts(self, config: FrontendConfig) -> list[str | list[int]]:
-        """Each prompt as text or token ids. Raises InvalidRequestError."""
+        """Return each prompt as text or token ids. Raises InvalidRequestError."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -279,7 +282,7 @@ def _are_token_ids(values: list[Any]) -> bool:
 
 
 def parse(kind: type[Body], raw: bytes | bytearray, config: FrontendConfig) -> Body:
-    """The checked request in `raw`. Raises InvalidRequestError naming the field."""
+    """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -288,7 +291,7 @@ def parse(kind: type[Body], raw: bytes | bytearray, config: FrontendConfig) -> B
     return body
 
 
-# Pydantic names the branch of a union in a location; only names of fields belong in a message.
+# Pydantic puts branches of unions into its locations. A message has the names of fields only.
 _FIELDS = frozenset(
     name
     for model in (ChatRequest, CompletionRequest, ChatMessage, ContentPart)
@@ -298,7 +301,9 @@ _FIELDS = frozenset(
 
 def _translate(error: ValidationError) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    first = max(errors, key=lambda each: len(each["loc"]))  # the branch of a union that was meant
+    first = max(
+        errors, key=lambda each: len(each["loc"])
+    )  # the deepest location is in the branch that was meant
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not JSON: {first['msg']}")
     where = ""

@@ -1,106 +1,177 @@
-"""Server-sent events of OpenAI's two streams, spliced from bytes.
+"""OpenAI's two streams as server-sent events: the bytes of a chunk, and the sink that sends them.
 
-Everything around a piece of text is the same in all chunks of one choice, so it is encoded once;
-per chunk only the text is escaped.
+The bytes around a piece of content are the same in all chunks of one choice. They are encoded
+once, and per chunk only the text is escaped.
 """
-
-from dataclasses import dataclass
 
 import msgspec
 
-from tandem.runtime.messages import FinishReason
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.openai.responses import (
+    ChoiceTimeline,
+    FunctionChunk,
+    ResponseHead,
+    ToolCallChunk,
+    Usage,
+    finish_reason_of,
+)
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.runtime.messages import FinishReason, TokenDelta
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
-    """What all chunks of one response share."""
+def event(body: bytes) -> bytes:
+    """Return JSON as one event."""
+    return b"data: %b\n\n" % body
 
-    response_id: str
-    created_s: int  # unix seconds
-    model: str
-    is_chat: bool
-    with_usage: bool  # every chunk has a `usage`, null but in the last
 
-    def prefix(self) -> bytes:
-        """An event up to its list of choices."""
-        kind = b"chat.completion.chunk" if self.is_chat else b"text_completion"
-        return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
-            _encode(self.response_id),
-            kind,
-            self.created_s,
-            _encode(self.model),
-        )
+def usage_event(head: ResponseHead, usage: Usage) -> bytes:
+    """Return the event with the token counts and no choice."""
+    return b'%b],"usage":%b}\n\n' % (_prefix(head), _encode(usage))
 
-    def suffix(self) -> bytes:
-        """An event after its list of choices."""
-        return b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
 
-    def usage_event(self, usage: msgspec.Struct) -> bytes:
-        """The event with the token counts and no choice."""
-        return b'%b],"usage":%b}\n\n' % (self.prefix(), _encode(usage))
+def _prefix(head: ResponseHead) -> bytes:
+    """Return an event up to its list of choices."""
+    kind = b"chat.completion.chunk" if head.is_chat else b"text_completion"
+    return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
+        _encode(head.response_id),
+        kind,
+        head.created_s,
+        _encode(head.model),
+    )
 
 
 class ChunkWriter:
     """Writes the chunks of one choice as complete events."""
 
-    __slots__ = ("_after_text", "_before_text", "_between", "_index_head", "_is_chat", "_suffix")
+    __slots__ = (
+        "_after_content", "_before_content", "_has_tool_calls", "_head", "_is_chat", "_suffix",
+    )  # fmt: skip
 
-    def __init__(self, head: StreamHead, index: int) -> None:
+    def __init__(self, head: ResponseHead, index: int) -> None:
         self._is_chat = head.is_chat
-        self._suffix = head.suffix()
-        self._index_head = b'%b{"index":%d,' % (head.prefix(), index)
-        if head.is_chat:
-            self._before_text = self._index_head + b'"delta":{"content":'
-            self._between = b'},"logprobs":'
-        else:
-            self._before_text = self._index_head + b'"text":'
-            self._between = b',"logprobs":'
-        self._after_text = self._between + b'null,"finish_reason":null}' + self._suffix
+        self._has_tool_calls = False
+        self._suffix = b'],"usage":null}\n\n' if head.with_usage else b"]}\n\n"
+        self._head = b'%b{"index":%d,' % (_prefix(head), index)
+        self._before_content = self._head + (b'"delta":{"content":' if head.is_chat else b'"text":')
+        self._after_content = (
+            b"}" if head.is_chat else b""
+        ) + b',"logprobs":null,"finish_reason":null}%b' % self._suffix
 
     def role(self) -> bytes:
-        """The first event of a chat choice; nothing for a completion."""
-        if not self._is_chat:
-            return b""
-        return (
-            b'%b"delta":{"role":"assistant","content":""},"logprobs":null,'
-            b'"finish_reason":null}%b'
-            % (
-                self._index_head,
-                self._suffix,
-            )
-        )
+        """Return the first event of a chat choice; nothing for a completion."""
+        return self._event(b'"delta":{"role":"assistant","content":""}') if self._is_chat else b""
 
-    def text(self, text: str) -> bytes:
-        """An event with new text."""
-        return self._before_text + _encode(text) + self._after_text
-
-    def text_with_logprobs(self, text: str, logprobs: msgspec.Struct) -> bytes:
-        """An event with new text and its tokens' log probabilities."""
-        return b'%b%b%b%b,"finish_reason":null}%b' % (
-            self._before_text,
-            _encode(text),
-            self._between,
-            _encode(logprobs),
-            self._suffix,
-        )
+    def piece(self, piece: Piece, logprobs: msgspec.Struct | None = None) -> bytes:
+        """Return an event with a piece, and the log probabilities of its tokens where given."""
+        if type(piece) is Content and logprobs is None:  # nearly every chunk
+            return self._before_content + _encode(piece.text) + self._after_content
+        if self._is_chat:
+            delta = b'"delta":' + _encode(self._delta(piece))
+        else:
+            assert isinstance(piece, Content)
+            delta = b'"text":' + _encode(piece.text)
+        return self._event(delta, logprobs)
 
     def finish(
-        self, reason: FinishReason, course: msgspec.Struct | msgspec.UnsetType = msgspec.UNSET
+        self, reason: FinishReason, timeline: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET
     ) -> bytes:
-        """The last event of a choice; `course` is put into its `tandem`."""
-        content = b'"delta":{}' if self._is_chat else b'"text":""'
-        return b'%b%b,"logprobs":null,"finish_reason":"%b"%b}%b' % (
-            self._index_head,
-            content,
-            reason.encode(),
-            b"" if course is msgspec.UNSET else b',"tandem":' + _encode(course),
+        """Return the last event of a choice, with `timeline` as its `tandem`."""
+        return self._event(
+            b'"delta":{}' if self._is_chat else b'"text":""',
+            reason=b'"%b"' % finish_reason_of(reason, self._has_tool_calls).encode(),
+            more=b"" if timeline is msgspec.UNSET else b',"tandem":' + _encode(timeline),
+        )
+
+    def _delta(self, piece: Piece) -> dict[str, object]:
+        match piece:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case ToolCallDelta():
+                self._has_tool_calls = True
+                return {"tool_calls": [_tool_call_chunk(piece)]}
+
+    def _event(
+        self,
+        delta: bytes,
+        logprobs: msgspec.Struct | None = None,
+        reason: bytes = b"null",
+        more: bytes = b"",
+    ) -> bytes:
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
+            self._head,
+            delta,
+            _encode(logprobs),
+            reason,
+            more,
             self._suffix,
         )
 
 
-def error_event(body: bytes) -> bytes:
-    """An error, as its JSON body, in a stream whose status is already sent."""
-    return b"data: %b\n\n" % body
+def _tool_call_chunk(piece: ToolCallDelta) -> ToolCallChunk:
+    function = FunctionChunk(piece.arguments, piece.name or msgspec.UNSET)
+    if not piece.id:
+        return ToolCallChunk(piece.index, function)
+    return ToolCallChunk(piece.index, function, piece.id, "function")
+
+
+class StreamSink:
+    """Answers by events. The status is sent with the first token of any choice."""
+
+    def __init__(self, answer: Answer, exchange: Exchange) -> None:
+        self._answer = answer
+        self._exchange = exchange
+        choices = answer.plan.choices
+        self._writers = [ChunkWriter(answer.plan.head, choice.index) for choice in choices]
+        self._num_open = len(choices)
+        self._has_logprobs = choices[0].request.sampling.logprobs is not None
+
+    async def first(self, run: ChoiceRun) -> None:
+        if not self._exchange.is_started:
+            await self._exchange.start_stream(self._answer.headers(run, self._exchange))
+        echo = run.choice.prompt.echo
+        writer = self._writers[run.choice.index]
+        begin = writer.role() + (writer.piece(Content(echo)) if echo else b"")
+        if begin:
+            await self._exchange.write(begin)
+
+    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+        writer = self._writers[run.choice.index]
+        if self._has_logprobs:
+            return b"".join(self._with_logprobs(run, delta, writer) for delta in deltas)
+        pieces = run.text.take(deltas)
+        if len(pieces) == 1:
+            return writer.piece(pieces[0])
+        return b"".join(map(writer.piece, pieces))
+
+    async def last(self, run: ChoiceRun, body: bytes) -> None:
+        assert run.text.finish_reason is not None
+        writer = self._writers[run.choice.index]
+        body += writer.finish(run.text.finish_reason, self._answer.timeline(run))
+        self._num_open -= 1
+        if self._num_open:
+            await self._exchange.write(body)
+            return
+        head = self._answer.plan.head
+        if head.with_usage:
+            body += usage_event(head, self._answer.usage())
+        await self._exchange.end_stream(body + DONE)
+
+    def _with_logprobs(self, run: ChoiceRun, delta: TokenDelta, writer: ChunkWriter) -> bytes:
+        """Return the events of one delta; the first one has the log probabilities of its tokens."""
+        pieces = run.text.take([delta])
+        token_ids, logprobs = run.text.with_logprobs(delta)
+        if not logprobs:
+            return b"".join(map(writer.piece, pieces))
+        listed = (
+            run.text.chat_logprobs(token_ids, logprobs)
+            if self._answer.plan.head.is_chat
+            else run.text.completion_logprobs(token_ids, logprobs)
+        )
+        first, *rest = pieces or [Content("")]
+        return writer.piece(first, listed) + b"".join(map(writer.piece, rest))

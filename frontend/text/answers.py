@@ -1,31 +1,27 @@
 """Answers of models that write text themselves: OpenAI's objects, whole or in chunks, as JSON.
 
-A worker may send either; the client gets what it asked for.
+A worker may send either form, and the client gets the one that it asked for.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from tandem.frontend.openai.sse import StreamHead
+from tandem.frontend.openai.responses import ResponseHead
+from tandem.frontend.openai.sse import DONE, event
+from tandem.frontend.text.body import read_object
 from tandem.runtime.errors import InternalError, ProtocolError
 
 Answer = dict[str, Any]
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_answer(item: bytes, head: StreamHead) -> Answer:
-    """One object of a worker; what it left out of id, time and model is put in from `head`.
+def read_answer(item: bytes, head: ResponseHead) -> Answer:
+    """Return one object of a worker, with the id, time and model of `head` where it has none.
 
     Raises ProtocolError when it is not an answer of this route, InternalError when it is an error.
     """
-    try:
-        answer: object = _decode(item)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"the worker's answer is not JSON: {error}") from error
-    if not isinstance(answer, dict):
-        raise ProtocolError("the worker's answer is not a JSON object")
+    answer = read_object(item, "the worker's answer", ProtocolError)
     if answer.get("error") is not None:
         raise InternalError(f"the worker answered an error: {answer['error']}")
     choices = answer.get("choices")
@@ -36,8 +32,8 @@ def read_answer(item: bytes, head: StreamHead) -> Answer:
     return _empty(head) | answer
 
 
-def _empty(head: StreamHead) -> Answer:
-    """An answer without choices."""
+def _empty(head: ResponseHead) -> Answer:
+    """Return an answer without choices."""
     return {
         "id": head.response_id,
         "object": "chat.completion" if head.is_chat else "text_completion",
@@ -59,12 +55,12 @@ def _check_choice(choice: object, is_chat: bool) -> None:
 
 
 def is_whole(answer: Answer) -> bool:
-    """Whether this is a chat's whole answer; one of completions looks like its chunks."""
+    """Return True for a whole answer of chat. One of completions looks like its chunks."""
     return any("message" in choice for choice in answer["choices"])
 
 
-def as_chunk(answer: Answer, head: StreamHead) -> Answer:
-    """The same as one chunk of a stream; without `usage`, which has a chunk of its own."""
+def as_chunk(answer: Answer, head: ResponseHead) -> Answer:
+    """Return `answer` as one chunk of a stream, without `usage`, which has a chunk of its own."""
     chunk = {key: value for key, value in answer.items() if key != "usage"}
     if head.is_chat:
         chunk["object"] = "chat.completion.chunk"
@@ -83,29 +79,38 @@ def _choice_as_chunk(choice: Answer) -> Answer:
     return {key: value for key, value in choice.items() if key != "message"} | {"delta": delta}
 
 
-class StreamedText:
-    """Makes events of answers, and ends the choices that the worker left open."""
+class TextWriter(Protocol):
+    """Makes the response of a worker's answers."""
 
-    def __init__(self, head: StreamHead) -> None:
+    def add(self, answer: Answer) -> bytes:
+        """Take the next answer, whole or a chunk. Returns the bytes to send now."""
+
+    def end(self) -> bytes:
+        """Return the last bytes of the response."""
+
+
+class StreamedText:
+    """Writer of events, which also ends the choices that the worker left open."""
+
+    def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._open: dict[int, bool] = {}  # by a choice's index, in order of appearance
 
-    def event(self, answer: Answer) -> bytes:
-        """One answer as an event."""
+    def add(self, answer: Answer) -> bytes:
         for choice in answer["choices"]:
             self._open[choice["index"]] = choice.get("finish_reason") is None
         usage = answer.get("usage")
         if not is_whole(answer):
             if self._head.is_chat:
                 answer["object"] = "chat.completion.chunk"
-            return _event(answer)
+            return event(_encode(answer))
         chunk = as_chunk(answer, self._head)
         if usage is None or not self._head.with_usage:
-            return _event(chunk)
-        return _event(chunk) + _event({**chunk, "choices": [], "usage": usage})
+            return event(_encode(chunk))
+        with_usage = {**chunk, "choices": [], "usage": usage}
+        return event(_encode(chunk)) + event(_encode(with_usage))
 
     def end(self) -> bytes:
-        """What closes the choices that never told why they ended."""
         content: Answer = {"delta": {}} if self._head.is_chat else {"text": ""}
         choices = [
             {"index": index, **content, "logprobs": None, "finish_reason": "stop"}
@@ -113,29 +118,26 @@ class StreamedText:
             if is_open
         ]
         if not choices:
-            return b""
-        return _event(as_chunk(_empty(self._head) | {"choices": choices}, self._head))
-
-
-def _event(answer: Answer) -> bytes:
-    return b"data: %b\n\n" % _encode(answer)
+            return DONE
+        chunk = as_chunk(_empty(self._head) | {"choices": choices}, self._head)
+        return event(_encode(chunk)) + DONE
 
 
 class WholeText:
-    """Puts the answers of a worker together to a whole one."""
+    """Writer of one whole answer, joined from those of a worker."""
 
-    def __init__(self, head: StreamHead) -> None:
+    def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._first: Answer | None = None
         self._choices: dict[int, Answer] = {}
         self._usage: Answer | None = None
 
-    def add(self, answer: Answer) -> None:
-        """The next answer, whole or a chunk."""
+    def add(self, answer: Answer) -> bytes:
         self._first = self._first or answer
         self._usage = answer.get("usage") or self._usage
         for choice in as_chunk(answer, self._head)["choices"]:
             self._add_choice(choice)
+        return b""
 
     def _add_choice(self, choice: Answer) -> None:
         whole = self._choices.setdefault(choice["index"], {"index": choice["index"]})
@@ -149,8 +151,7 @@ class WholeText:
             elif value is not None or key not in whole:
                 whole[key] = value
 
-    def body(self) -> bytes:
-        """The whole answer as JSON."""
+    def end(self) -> bytes:
         assert self._first is not None
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
@@ -164,7 +165,7 @@ class WholeText:
 
 
 def _merge(message: Answer, delta: Answer) -> None:
-    """A chat chunk's delta into the message so far: text is appended, the rest replaced."""
+    """Merge a chat chunk's delta into the message so far: append text, replace the rest."""
     for key, value in delta.items():
         if key == "tool_calls" and isinstance(value, list):
             _merge_tool_calls(message.setdefault("tool_calls", []), value)

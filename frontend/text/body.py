@@ -1,24 +1,24 @@
-"""Bodies for models that read text themselves: checked for what the frontend needs, no more."""
+"""Bodies for models that read text themselves, checked only as far as the frontend reads them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.errors import InvalidRequestError, TandemError
 
 Route = Literal["chat", "completions"]
 
 
 class _Named(msgspec.Struct):
-    """What is read of a body before it is known who reads the rest."""
+    """The part of a body that is read before its kind is known."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextBody:
-    """A body as the client sent it, and what the frontend read of it."""
+    """A body as the client sent it, and the fields that the frontend reads."""
 
     model: str
     route: Route
@@ -32,21 +32,27 @@ _decode = msgspec.json.Decoder().decode
 
 
 def model_named_in(raw: bytes) -> str | None:
-    """The model that a body asks for; None where it is no body that names one."""
+    """Return the model that a body asks for; None if it is not a body that names one."""
     try:
         return _decode_named(raw).model
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 
 
-def parse_text(route: Route, raw: bytes) -> TextBody:
-    """The checked body in `raw`. Raises InvalidRequestError naming the field."""
+def read_object(raw: bytes, name: str, error_type: type[TandemError]) -> dict[str, Any]:
+    """Return the JSON object in `raw`. Raises `error_type`, which calls it `name`."""
     try:
-        body: object = _decode(raw)
+        decoded: object = _decode(raw)
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequestError("the body must be a JSON object")
+        raise error_type(f"{name} is not JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise error_type(f"{name} must be a JSON object")
+    return decoded
+
+
+def parse_text(route: Route, raw: bytes) -> TextBody:
+    """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
+    body = read_object(raw, "the body", InvalidRequestError)
     model = body.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string", param="model")

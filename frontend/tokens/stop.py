@@ -1,19 +1,19 @@
-"""Stop strings in a stream of text pieces."""
+"""Stop strings in a growing text."""
 
 
 class StopMatcher:
-    """Holds back text that may be the beginning of a stop string."""
+    """Finds stop strings, and holds back text that may be the beginning of one."""
 
     __slots__ = ("_held", "_stops", "_tail_length")
 
     def __init__(self, stops: list[str]) -> None:
-        """`stops` are not empty strings."""
+        """Look for `stops`, none of which is empty."""
         self._stops = stops
         self._tail_length = max(map(len, stops)) - 1
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that can go out, and whether a stop string is complete (it ends there)."""
+        """Return the text that can go out, and True when a stop string ends the text there."""
         text = self._held + text
         found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
@@ -24,7 +24,7 @@ class StopMatcher:
         return text[: len(text) - num_held], False
 
     def flush(self) -> str:
-        """The text held back, once no more can follow."""
+        """Return the text held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
 

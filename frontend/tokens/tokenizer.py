@@ -1,4 +1,4 @@
-"""A model's text side: its tokenizer and its chat template, from the files of its folder."""
+"""The tokenizer and the chat template of a model, from the files of its folder."""
 
 import asyncio
 import datetime
@@ -17,12 +17,15 @@ from tokenizers import Tokenizer
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.runtime.errors import InvalidRequestError, ModelError
 
-# Below this a text is tokenized in less time than a thread takes to answer.
+# A shorter text is tokenized in less time than a thread takes to answer.
 _INLINE_CHARACTERS = 4096
 
 
 class ModelText:
-    """Text to token ids and back, for one model. Raises ModelError naming a file that is wrong."""
+    """Text to token ids and back, for one model.
+
+    Raises ModelError naming the file at fault.
+    """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._tokenizer = _load_tokenizer(files)
@@ -37,9 +40,9 @@ class ModelText:
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
     def render(self, messages: list[dict[str, str]], extra: Mapping[str, Any]) -> str:
-        """The conversation as one prompt that asks for the assistant's turn.
+        """Return the conversation as one prompt, which ends where the assistant begins.
 
-        Raises InvalidRequestError when the model has no template or its template refuses.
+        Raises InvalidRequestError when the model has no template or its template fails.
         """
         if self._template is None:
             raise InvalidRequestError(
@@ -54,7 +57,7 @@ class ModelText:
             ) from error
 
     async def encode(self, text: str, *, is_chat: bool, executor: Executor) -> list[int]:
-        """The token ids of a prompt; a rendered chat brings its special tokens with it."""
+        """Return the token ids of a prompt. A rendered chat has its special tokens already."""
         if len(text) <= _INLINE_CHARACTERS:
             return self._encode(text, not is_chat)
         loop = asyncio.get_running_loop()
@@ -67,7 +70,7 @@ class ModelText:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that a text begins with, where the model has one."""
+        """The first token of every text; None where the model has none."""
         token = self._special_tokens.get("bos_token")
         token_id: int | None = None if token is None else self._tokenizer.token_to_id(token)
         return token_id
@@ -113,7 +116,7 @@ def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> s
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's own words for training; here it is plain."""
+    """`{% generation %}` marks the assistant's text for training. It has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012, the base class declares it so
 
@@ -137,7 +140,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter this escapes nothing for HTML."""
+    """Return JSON that is not escaped for HTML, unlike the one of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.migration import Attempts
+from tandem.frontend.failover import Attempts
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     CapacityError,
@@ -320,7 +320,7 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
 
 
 def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
-    return "nobody to go on" in caplog.text
+    return "no worker can resume it" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

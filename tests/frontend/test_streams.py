@@ -215,7 +215,7 @@ async def test_a_drain_refuses_new_requests_and_finishes_old_ones(stack: Stack) 
     asking = asyncio.create_task(stack.chat())
     await stack.worker.called.wait()
     draining = asyncio.create_task(stack.server.drain())
-    await stack.wait_until(lambda: stack.server.service.is_draining)
+    await stack.wait_until(lambda: stack.server.handler.is_draining)
     assert (await stack.http.get("/health")).status_code == 503
     refused = await stack.chat()
     assert refused.status_code == 503 and "retry-after" in refused.headers

@@ -1,4 +1,4 @@
-"""The course of a request, for clients that ask for it and for no others."""
+"""The timeline of a choice, for clients that ask for it and for no others."""
 
 import openai
 import pytest
@@ -10,12 +10,12 @@ from tests.frontend.frontend_stack import MODEL, REPORT, Stack, events_of, token
 
 ASK = {"x-tandem-timeline": "true"}
 TIMELINE = {"received": 0.0, "first_token": 8.25, "first_step": 10.5}
-COURSE = {"prefill": "local", "timeline_ms": TIMELINE}
+CHOICE_TIMELINE = {"prefill": "local", "timeline_ms": TIMELINE}
 
 
 @pytest.fixture
-def told(stack: Stack) -> Stack:
-    """Before a worker that tells the course of its requests, as real ones do."""
+def reporting(stack: Stack) -> Stack:
+    """A stack whose worker reports the timeline of its requests, as real ones do."""
 
     async def script(
         _request: GenerateRequest, _context: RequestContext, responder: Responder
@@ -32,33 +32,35 @@ def chat_body(**fields: object) -> dict[str, object]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
 
 
-async def test_nobody_is_told_who_has_not_asked(told: Stack) -> None:
+async def test_a_client_that_did_not_ask_gets_no_timeline(reporting: Stack) -> None:
     for headers in ({}, {"x-tandem-timeline": "false"}):
         for stream in (False, True):
             body = chat_body(stream=stream)
-            response = await told.http.post("/v1/chat/completions", json=body, headers=headers)
+            response = await reporting.http.post("/v1/chat/completions", json=body, headers=headers)
             assert response.status_code == 200
             assert "timeline" not in response.text and '"tandem"' not in response.text
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_every_choice_of_a_whole_answer_tells_its_course(told: Stack, path: str) -> None:
+async def test_every_choice_of_a_whole_answer_has_its_timeline(reporting: Stack, path: str) -> None:
     body = chat_body(n=2) if "chat" in path else {"model": MODEL, "prompt": "Hi", "n": 2}
-    answer = (await told.http.post(path, json=body, headers=ASK)).json()
-    assert [choice["tandem"] for choice in answer["choices"]] == [COURSE, COURSE]
+    answer = (await reporting.http.post(path, json=body, headers=ASK)).json()
+    assert [choice["tandem"] for choice in answer["choices"]] == [CHOICE_TIMELINE, CHOICE_TIMELINE]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_in_a_stream_the_last_chunk_of_a_choice_tells_it(told: Stack, path: str) -> None:
+async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack, path: str) -> None:
     body = chat_body(stream=True) if "chat" in path else {"model": MODEL, "prompt": "Hi"}
-    response = await told.http.post(path, json=body | {"stream": True}, headers=ASK)
+    response = await reporting.http.post(path, json=body | {"stream": True}, headers=ASK)
     choices = [choice for event in events_of(response) for choice in event["choices"]]
-    assert [choice.get("tandem") for choice in choices if choice["finish_reason"]] == [COURSE]
+    assert [choice.get("tandem") for choice in choices if choice["finish_reason"]] == [
+        CHOICE_TIMELINE
+    ]
     assert not any("tandem" in choice for choice in choices if not choice["finish_reason"])
 
 
-async def test_what_a_stop_string_ended_tells_its_course_up_to_the_first_token(
-    told: Stack,
+async def test_a_choice_ended_by_a_stop_string_has_its_timeline_up_to_the_first_token(
+    reporting: Stack,
 ) -> None:
     """The worker did not know yet; its first delta had what there was."""
     stages = {"received": 0.0, "first_token": 8.25}
@@ -71,22 +73,22 @@ async def test_what_a_stop_string_ended_tells_its_course_up_to_the_first_token(
         await context.cancelled()
         context.raise_if_done()
 
-    told.worker.script = script
+    reporting.worker.script = script
     body = chat_body(stop="b")
-    answer = (await told.http.post("/v1/chat/completions", json=body, headers=ASK)).json()
+    answer = (await reporting.http.post("/v1/chat/completions", json=body, headers=ASK)).json()
     assert answer["choices"][0]["tandem"] == {"prefill": "local", "timeline_ms": stages}
 
 
-async def test_the_official_client_passes_the_extension_through(told: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{told.url}/v1", api_key="none") as client:
+async def test_the_official_client_passes_the_extension_through(reporting: Stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{reporting.url}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_headers=ASK
         )
-    assert answer.choices[0].model_extra == {"tandem": COURSE}
+    assert answer.choices[0].model_extra == {"tandem": CHOICE_TIMELINE}
 
 
-async def test_a_wish_that_is_neither_yes_nor_no_is_refused(told: Stack) -> None:
-    response = await told.http.post(
+async def test_a_header_that_is_neither_true_nor_false_is_refused(reporting: Stack) -> None:
+    response = await reporting.http.post(
         "/v1/chat/completions", json=chat_body(), headers={"x-tandem-timeline": "maybe"}
     )
     assert response.status_code == 400

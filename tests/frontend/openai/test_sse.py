@@ -1,10 +1,15 @@
 import json
 
-from tandem.frontend.openai.responses import ChatLogprobs, TokenLogprob, usage
-from tandem.frontend.openai.sse import DONE, ChunkWriter, StreamHead, error_event
+import pytest
 
-CHAT = StreamHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)
-TEXT = StreamHead("cmpl-1", 17, 'a"b', is_chat=False, with_usage=True)
+from tandem.frontend.openai.logprobs import ChatLogprobs, TokenLogprob
+from tandem.frontend.openai.responses import ResponseHead, usage
+from tandem.frontend.openai.sse import DONE, ChunkWriter, event, usage_event
+from tandem.frontend.pieces import Content, Reasoning, ToolCallDelta
+from tandem.runtime.messages import FinishReason
+
+CHAT = ResponseHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)
+TEXT = ResponseHead("cmpl-1", 17, 'a"b', is_chat=False, with_usage=True)
 
 
 def test_the_bytes_of_a_chat_stream() -> None:
@@ -14,7 +19,7 @@ def test_the_bytes_of_a_chat_stream() -> None:
         b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
         b'"finish_reason":null}]}\n\n'
     )
-    assert writer.text('a "b"\n😀') == (
+    assert writer.piece(Content('a "b"\n😀')) == (
         b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":17,"model":"m",'
         b'"choices":[{"index":0,"delta":{"content":"a \\"b\\"\\n\xf0\x9f\x98\x80"},'
         b'"logprobs":null,"finish_reason":null}]}\n\n'
@@ -29,7 +34,7 @@ def test_the_bytes_of_a_chat_stream() -> None:
 def test_the_bytes_of_a_completion_stream_with_usage() -> None:
     writer = ChunkWriter(TEXT, 3)
     assert writer.role() == b""
-    assert writer.text("x") == (
+    assert writer.piece(Content("x")) == (
         b'data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"a\\"b",'
         b'"choices":[{"index":3,"text":"x","logprobs":null,"finish_reason":null}],'
         b'"usage":null}\n\n'
@@ -39,7 +44,7 @@ def test_the_bytes_of_a_completion_stream_with_usage() -> None:
         b'"choices":[{"index":3,"text":"","logprobs":null,"finish_reason":"length"}],'
         b'"usage":null}\n\n'
     )
-    assert TEXT.usage_event(usage(3, 4, 1)) == (
+    assert usage_event(TEXT, usage(3, 4, 1)) == (
         b'data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"a\\"b",'
         b'"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,'
         b'"prompt_tokens_details":{"cached_tokens":1}}}\n\n'
@@ -48,9 +53,9 @@ def test_the_bytes_of_a_completion_stream_with_usage() -> None:
 
 def test_a_chunk_with_logprobs_is_json_of_the_same_shape() -> None:
     logprobs = ChatLogprobs([TokenLogprob("x", -0.5, [120], [])])
-    event = ChunkWriter(CHAT, 0).text_with_logprobs("x", logprobs)
-    assert event.startswith(b"data: ") and event.endswith(b"\n\n")
-    (choice,) = json.loads(event[6:])["choices"]
+    chunk = ChunkWriter(CHAT, 0).piece(Content("x"), logprobs)
+    assert chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")
+    (choice,) = json.loads(chunk[6:])["choices"]
     assert choice["delta"] == {"content": "x"}
     assert choice["logprobs"]["content"][0] == {
         "token": "x",
@@ -60,5 +65,30 @@ def test_a_chunk_with_logprobs_is_json_of_the_same_shape() -> None:
     }
 
 
+def test_reasoning_and_tool_calls_have_fields_of_their_own() -> None:
+    writer = ChunkWriter(CHAT, 0)
+    head = (
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":17,"model":"m",'
+        b'"choices":[{"index":0,"delta":'
+    )
+    tail = b',"logprobs":null,"finish_reason":null}]}\n\n'
+    assert writer.piece(Reasoning("a?")) == head + b'{"reasoning_content":"a?"}' + tail
+    assert writer.piece(ToolCallDelta(0, '{"x"', "call_1", "look")) == (
+        head + b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\"","name":"look"},'
+        b'"id":"call_1","type":"function"}]}' + tail
+    )
+    assert writer.piece(ToolCallDelta(0, ":1}")) == (
+        head + b'{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]}' + tail
+    )
+
+
+@pytest.mark.parametrize(("ended", "shown"), [("stop", b"tool_calls"), ("length", b"length")])
+def test_a_choice_with_tool_calls_finishes_by_them(ended: FinishReason, shown: bytes) -> None:
+    writer = ChunkWriter(CHAT, 0)
+    assert b'"finish_reason":"stop"' in writer.finish("stop")
+    writer.piece(ToolCallDelta(0, "{}", "call_1", "look"))
+    assert b'"finish_reason":"%b"' % shown in writer.finish(ended)
+
+
 def test_an_error_is_one_event() -> None:
-    assert error_event(b'{"error":{}}') == b'data: {"error":{}}\n\n'
+    assert event(b'{"error":{}}') == b'data: {"error":{}}\n\n'

@@ -3,18 +3,18 @@
 import json
 from typing import Any
 
-from tandem.frontend.openai.sse import StreamHead
+from tandem.frontend.openai.responses import ResponseHead
 from tandem.frontend.text.answers import WholeText, as_chunk, read_answer
 from tests.frontend.text.text_stack import delta
 
-HEAD = StreamHead("chatcmpl-1", 7, "m", is_chat=True, with_usage=False)
+HEAD = ResponseHead("chatcmpl-1", 7, "m", is_chat=True, with_usage=False)
 
 
 def whole(*chunks: dict[str, Any]) -> dict[str, Any]:
     text = WholeText(HEAD)
     for chunk in chunks:
         text.add(read_answer(json.dumps(chunk).encode(), HEAD))
-    answer: dict[str, Any] = json.loads(text.body())
+    answer: dict[str, Any] = json.loads(text.end())
     return answer
 
 

@@ -1,0 +1,20 @@
+"""The parts of a frontend that the generation of every request uses."""
+
+from dataclasses import dataclass
+
+from tandem.frontend.catalog import Catalog
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.metrics import FrontendMetrics
+from tandem.router.policy import Router
+from tandem.runtime.plane.client import RequestClient
+
+
+@dataclass(slots=True)
+class FrontendDeps:
+    """The parts of one frontend."""
+
+    config: FrontendConfig
+    catalog: Catalog
+    client: RequestClient
+    router: Router
+    metrics: FrontendMetrics

@@ -1,0 +1,217 @@
+"""The decode worker of one sequence, and the next one when a worker fails."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tandem.frontend.catalog import ServedModel
+from tandem.frontend.deps import FrontendDeps
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import endpoint_of
+from tandem.runtime.errors import (
+    ConnectionLostError,
+    IncompleteError,
+    OverloadedError,
+    ProtocolError,
+    TandemError,
+    UnavailableError,
+)
+from tandem.runtime.plane.client import ResponseStream
+
+logger = logging.getLogger(__name__)
+
+# Another worker may succeed after these. Other errors would come again, or are the caller's own.
+MIGRATABLE = (ConnectionLostError, ProtocolError, OverloadedError)
+MigrationKind = Literal["new_request", "ongoing"]
+
+
+class WorkerSequence(Protocol):
+    """A sequence that one worker after another generates until it is complete."""
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the next worker does not have to generate again."""
+
+    def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
+        """Return the number of KV blocks to prefill, and the hashes of the full ones if wanted."""
+
+    def payload(self) -> bytes:
+        """Return the encoded request for the rest of the sequence."""
+
+    async def follow(self, stream: ResponseStream) -> None:
+        """Take all that a worker sends. Ends the stream in every case."""
+
+    async def settle(self, error: TandemError) -> bool:
+        """Return True when the sequence is complete although its worker failed with `error`.
+
+        Raises `error` when no other worker can resume the sequence.
+        """
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The workers that one sequence has tried, and the number of migrations it has left."""
+
+    limit: int  # migrations; 0: the first failure is the end
+    num_migrations: int = 0
+    _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
+    _gave_up: set[str] = field(
+        default_factory=set
+    )  # healthy, but asked again only as a last resort
+
+    def failed(self, instance_id: str, error: TandemError) -> None:
+        """Note that this worker did not complete the sequence."""
+        kept = self._gave_up if isinstance(error, IncompleteError) else self._failed
+        kept.add(instance_id)
+
+    def begun(self) -> None:
+        """Note that a worker answers: the workers that failed before may be healthy by now."""
+        self._failed.clear()
+        self._gave_up.clear()
+
+    def eligible(self, instance_ids: Iterable[str]) -> list[str]:
+        """Return the instances that have not been tried, else those that gave up once."""
+        left = [each for each in instance_ids if each not in self._failed]
+        return [each for each in left if each not in self._gave_up] or left
+
+    @property
+    def has_more(self) -> bool:
+        """True while the limit allows another migration."""
+        return self.num_migrations < self.limit
+
+
+def is_worker_at_fault(error: TandemError) -> bool:
+    """Return True when the worker should get no requests for a while.
+
+    An overloaded worker is healthy. So is one that gave up a single stream: if it is about to
+    stop, it refuses the next one.
+    """
+    if isinstance(error, OverloadedError):
+        return isinstance(error, UnavailableError)
+    return not isinstance(error, IncompleteError)
+
+
+class Failover:
+    """Runs one sequence on a worker, and on others when workers fail."""
+
+    def __init__(
+        self, request_id: str, model: ServedModel, context: RequestContext, deps: FrontendDeps
+    ) -> None:
+        self._request_id = request_id
+        self._model = model
+        self._context = context
+        self._deps = deps
+        limit = model.card.migration_limit
+        self._attempts = Attempts(deps.config.migration_limit if limit is None else limit)
+        self._has_begun = False
+        self.instance_id = ""  # of the worker that was asked last
+
+    @property
+    def num_migrations(self) -> int:
+        """Workers that the sequence has left for another one."""
+        return self._attempts.num_migrations
+
+    def begun(self) -> None:
+        """Note that the worker asked last has sent its first answer."""
+        self._has_begun = True
+        self._attempts.begun()
+        self._deps.router.prefilled(self._request_id)
+
+    async def run(self, sequence: WorkerSequence) -> None:
+        """Have the sequence generated. Raises the error of the last worker that was tried."""
+        while True:
+            self._route(sequence)
+            try:
+                await self._attempt(sequence)
+                return
+            except MIGRATABLE as error:
+                self._note_failure(sequence, error)
+                if await sequence.settle(error):
+                    return
+                if not self._attempts.has_more or not await self._has_successor(sequence):
+                    raise self._last_error(error) from error
+            self._attempts.num_migrations += 1
+            kind: MigrationKind = "ongoing" if sequence.num_generated else "new_request"
+            metrics = self._deps.metrics
+            metrics.add(metrics.migrations, self._model.card.name, kind)
+
+    def _route(self, sequence: WorkerSequence) -> None:
+        candidates = self._candidates()
+        if not candidates:
+            raise UnavailableError(f"no worker serves {self._model.card.name!r} now")
+        router = self._deps.router
+        num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
+        decision = router.choose(candidates, hashes, num_blocks)
+        router.started(self._request_id, decision, num_blocks)
+        self.instance_id = decision.instance_id
+
+    async def _attempt(self, sequence: WorkerSequence) -> None:
+        try:
+            await sequence.follow(await self._open(sequence))
+        finally:
+            self._deps.router.finished(self._request_id)
+
+    async def _open(self, sequence: WorkerSequence) -> ResponseStream:
+        instance = self._deps.catalog.instance(self._model, self.instance_id)
+        if instance is None:
+            raise ConnectionLostError(f"instance {self.instance_id} has left")
+        return await self._deps.client.open(
+            instance.address, endpoint_of(instance), sequence.payload(), self._context
+        )
+
+    def _candidates(self) -> list[str]:
+        """Return the instances to choose from.
+
+        Excluded ones count for a sequence that lost its worker, where no other is left.
+        """
+        catalog = self._deps.catalog
+        found = self._attempts.eligible(catalog.candidates(self._model))
+        if not found and self.instance_id:
+            found = self._attempts.eligible(catalog.members(self._model))
+        return found
+
+    def _note_failure(self, sequence: WorkerSequence, error: TandemError) -> None:
+        self._attempts.failed(self.instance_id, error)
+        if is_worker_at_fault(error):
+            self._deps.catalog.exclude(self.instance_id, self._deps.config.exclude_s)
+        logger.warning(
+            "request %s: worker %s failed after %d tokens: %s",
+            self._request_id,
+            self.instance_id,
+            sequence.num_generated,
+            error,
+        )
+
+    def _last_error(self, error: TandemError) -> TandemError:
+        """Return UnavailableError if no worker ever answered, else the worker's own error."""
+        if not self._has_begun and isinstance(error, ConnectionLostError):
+            return UnavailableError(f"no worker of {self._model.card.name!r} answers now")
+        return error
+
+    async def _has_successor(self, sequence: WorkerSequence) -> bool:
+        """Return True when a worker can resume; a begun sequence waits for one to register."""
+        if sequence.num_generated and not self._candidates():
+            wait_s = self._deps.config.migration_wait_s
+            logger.warning(
+                "request %s: no worker can resume it; waiting up to %g s for one to register",
+                self._request_id,
+                wait_s,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._candidate_registered()
+        return bool(self._candidates())
+
+    async def _candidate_registered(self) -> None:
+        """Wait until there is a candidate. Raises the context's error when the request ends."""
+        changed = asyncio.Event()
+        with ExitStack() as stack:
+            stack.callback(self._context.on_cancel(changed.set))
+            stack.callback(self._deps.catalog.subscribe(changed.set))
+            while not self._candidates():
+                self._context.raise_if_done()
+                await changed.wait()
+                changed.clear()

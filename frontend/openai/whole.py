@@ -1,0 +1,114 @@
+"""The sink that answers once, when all choices have ended."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.openai.responses import (
+    ChatChoice,
+    ChatMessageOut,
+    CompletionChoice,
+    FunctionCall,
+    ToolCall,
+    WholeResponse,
+    finish_reason_of,
+)
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.runtime.messages import TokenDelta, TokenLogprobs
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The pieces of one choice so far."""
+
+    texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    tool_calls: dict[int, ToolCall] = field(default_factory=dict)  # by index, in their order
+    token_ids: list[int] = field(default_factory=list)  # those with logprobs
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case Content(text):
+                self.texts.append(text)
+            case Reasoning(text):
+                self.reasonings.append(text)
+            case ToolCallDelta():
+                self._add_to_call(piece)
+
+    def message(self) -> ChatMessageOut:
+        content = "".join(self.texts)
+        return ChatMessageOut(
+            None if self.tool_calls and not content else content,
+            reasoning_content="".join(self.reasonings) or msgspec.UNSET,
+            tool_calls=list(self.tool_calls.values()) or msgspec.UNSET,
+        )
+
+    def _add_to_call(self, piece: ToolCallDelta) -> None:
+        call = self.tool_calls.get(piece.index) or ToolCall(piece.id, FunctionCall(piece.name, ""))
+        function = FunctionCall(call.function.name, call.function.arguments + piece.arguments)
+        self.tool_calls[piece.index] = ToolCall(call.id, function)
+
+
+class WholeSink:
+    """Answers with one JSON body."""
+
+    def __init__(self, answer: Answer, exchange: Exchange) -> None:
+        self._answer = answer
+        self._exchange = exchange
+        self._choices = [_Choice() for _ in answer.runs]
+        self._num_open = len(answer.runs)
+
+    async def first(self, run: ChoiceRun) -> None:
+        """Nothing is sent yet."""
+
+    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+        choice = self._choices[run.choice.index]
+        for delta in deltas:
+            for piece in run.text.take([delta]):
+                choice.add(piece)
+            token_ids, logprobs = run.text.with_logprobs(delta)
+            choice.token_ids += token_ids
+            choice.logprobs += logprobs
+        return b""
+
+    async def last(self, run: ChoiceRun, body: bytes) -> None:
+        self._num_open -= 1
+        if self._num_open:
+            return
+        answer, head = self._answer, self._answer.plan.head
+        response = WholeResponse(
+            head.response_id,
+            head.created_s,
+            head.model,
+            [self._choice(each) for each in answer.runs],
+            answer.usage(),
+            "chat.completion" if head.is_chat else "text_completion",
+        )
+        headers = answer.headers(answer.runs[0], self._exchange)
+        await self._exchange.respond(200, _encode(response), headers)
+
+    def _choice(self, run: ChoiceRun) -> ChatChoice | CompletionChoice:
+        assert run.text.finish_reason is not None
+        index, text = run.choice.index, run.text
+        choice, timeline = self._choices[index], self._answer.timeline(run)
+        token_ids, logprobs = choice.token_ids, choice.logprobs
+        if self._answer.plan.head.is_chat:
+            return ChatChoice(
+                index,
+                choice.message(),
+                text.chat_logprobs(token_ids, logprobs) if logprobs else None,
+                finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
+                timeline,
+            )
+        return CompletionChoice(
+            index,
+            run.choice.prompt.echo + "".join(choice.texts),
+            text.completion_logprobs(token_ids, logprobs) if logprobs else None,
+            run.text.finish_reason,
+            timeline,
+        )

@@ -1,0 +1,115 @@
+"""The paths for operators and for clients that look around: health, metrics, models."""
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tandem.frontend.catalog import Catalog, ServedModel
+from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.openai.errors import error_body, http_error_body
+from tandem.frontend.openai.responses import ModelList, ModelObject
+from tandem.runtime.errors import InternalError, NotFoundError, TandemError, UnavailableError
+
+_RETRY_AFTER = {"retry-after": "1"}
+
+
+def operations(
+    catalog: Catalog, metrics: FrontendMetrics, is_draining: Callable[[], bool]
+) -> Starlette:
+    """Return the application of all paths that do not generate."""
+    pages = _Operations(catalog, metrics, is_draining)
+    return Starlette(
+        routes=[
+            Route("/live", pages.live),
+            Route("/health", pages.health),
+            Route("/metrics", pages.render_metrics),
+            Route("/v1/models", pages.list_models),
+            Route("/v1/models/{model:path}/ready", pages.model_ready),
+            Route("/v1/models/{model:path}", pages.show_model),
+        ],
+        exception_handlers={
+            HTTPException: _on_http_error,
+            TandemError: _on_tandem_error,
+            Exception: _on_bug,
+        },
+    )
+
+
+class _Operations:
+    def __init__(
+        self, catalog: Catalog, metrics: FrontendMetrics, is_draining: Callable[[], bool]
+    ) -> None:
+        self._catalog = catalog
+        self._metrics = metrics
+        self._is_draining = is_draining
+
+    def _is_ready(self, model: ServedModel) -> bool:
+        return not self._is_draining() and bool(self._catalog.candidates(model))
+
+    async def live(self, _request: Request) -> Response:
+        return _json(b'{"status":"live"}')
+
+    async def health(self, _request: Request) -> Response:
+        ready = [m.card.name for m in self._catalog.models if self._is_ready(m)]
+        if ready:
+            return _json(msgspec.json.encode({"status": "ready", "models": ready}))
+        if self._is_draining():
+            raise UnavailableError("this frontend is shutting down")
+        raise UnavailableError("no worker is connected")
+
+    async def render_metrics(self, _request: Request) -> Response:
+        self._metrics.set_workers(
+            {m.card.name: len(self._catalog.candidates(m)) for m in self._catalog.models}
+        )
+        return Response(
+            self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    async def list_models(self, _request: Request) -> Response:
+        return _json(msgspec.json.encode(ModelList(list(map(_describe, self._catalog.models)))))
+
+    async def show_model(self, request: Request) -> Response:
+        model = self._catalog.get(request.path_params["model"])
+        return _json(msgspec.json.encode(_describe(model)))
+
+    async def model_ready(self, request: Request) -> Response:
+        model = self._catalog.get(request.path_params["model"])
+        if not self._is_ready(model):
+            raise UnavailableError(f"no worker serves {model.card.name!r} now")
+        return _json(b'{"status":"ready"}')
+
+
+def _describe(model: ServedModel) -> ModelObject:
+    card = model.card
+    return ModelObject(card.name, card.created_s, card.context_length or msgspec.UNSET)
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"unknown path {request.url.path!r}",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    message = messages.get(error.status_code, error.detail)
+    headers = dict(error.headers) if error.headers else None
+    return _json(http_error_body(error.status_code, message), error.status_code, headers)
+
+
+async def _on_tandem_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, TandemError)
+    assert isinstance(error, NotFoundError | UnavailableError)
+    headers = _RETRY_AFTER if isinstance(error, UnavailableError) else None
+    return _json(error_body(error), error.status, headers)
+
+
+async def _on_bug(_request: Request, _error: Exception) -> Response:
+    return _json(error_body(InternalError("internal error")), 500)

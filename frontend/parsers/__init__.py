@@ -1,0 +1,1 @@
+"""Parsers of output formats: from the text of a model to pieces of an answer."""

@@ -1,0 +1,15 @@
+"""Plain text, all of it content."""
+
+from tandem.frontend.pieces import Content, Piece
+
+
+class PlainParser:
+    """Parser of models without a format for reasoning or tool calls."""
+
+    __slots__ = ()
+
+    def push(self, text: str) -> list[Piece]:
+        return [Content(text)]
+
+    def finish(self) -> list[Piece]:
+        return []

@@ -1,0 +1,128 @@
+"""Reasoning and tool calls of a parser, carried to the client in streams and whole answers."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.frontend.catalog import TokenModel
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tests.frontend.frontend_stack import MODEL, Stack, answer_with, events_of
+from tests.frontend.test_migration import telling
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+TEXT = "~hm, ~hello f:x f:y"
+CALLS: list[Any] = [
+    {"id": "call_0", "function": {"name": "f", "arguments": "x "}, "type": "function"},
+    {"id": "call_1", "function": {"name": "f", "arguments": "y."}, "type": "function"},
+]
+
+
+class LetterParser:
+    """`~` begins and ends reasoning, `f:` begins a call; what follows is its arguments."""
+
+    def __init__(self) -> None:
+        self._is_reasoning = False
+        self._num_calls = 0
+        self._held = ""
+
+    def push(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        for letter in text:
+            pieces += self._letter(self._held + letter)
+        return pieces
+
+    def _letter(self, text: str) -> list[Piece]:
+        self._held = ""
+        if text == "~":
+            self._is_reasoning = not self._is_reasoning
+            return []
+        if self._is_reasoning:
+            return [Reasoning(text)]
+        if text == "f":
+            self._held = text
+            return []
+        if text == "f:":
+            self._num_calls += 1
+            index = self._num_calls - 1
+            return [ToolCallDelta(index, id=f"call_{index}", name="f")]
+        return [ToolCallDelta(self._num_calls - 1, text) if self._num_calls else Content(text)]
+
+    def finish(self) -> list[Piece]:
+        return [ToolCallDelta(self._num_calls - 1, ".")] if self._num_calls else []
+
+
+@pytest.fixture
+async def parsed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+    monkeypatch.setattr(TokenModel, "new_parser", lambda _: LetterParser())
+    async with Stack() as stack:
+        stack.worker.script = answer_with(TEXT, tokens_per_delta=3)
+        yield stack
+
+
+async def test_a_whole_answer_has_each_kind_in_its_field(parsed: Stack) -> None:
+    (choice,) = (await parsed.chat()).json()["choices"]
+    assert choice["message"] == {
+        "content": "hello ",
+        "role": "assistant",
+        "refusal": None,
+        "reasoning_content": "hm, ",
+        "tool_calls": CALLS,
+    }
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_stream_has_each_kind_in_its_deltas(parsed: Stack) -> None:
+    deltas: list[Any] = []
+    reasons = []
+    for event in events_of(await parsed.chat(stream=True)):
+        choices: Any = event["choices"]
+        deltas.append(choices[0]["delta"])
+        reasons.append(choices[0]["finish_reason"])
+    assert "".join(delta.get("content", "") for delta in deltas) == "hello "
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm, "
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["id"] for call in calls if "id" in call] == ["call_0", "call_1"]
+    for index, whole in enumerate(CALLS):
+        arguments = [c["function"]["arguments"] for c in calls if c["index"] == index]
+        assert "".join(arguments) == whole["function"]["arguments"]
+    assert reasons[-1] == "tool_calls" and set(reasons[:-1]) == {None}
+
+
+async def test_the_official_client_reads_tool_calls_of_both_forms(parsed: Stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{parsed.url}/v1", api_key="none") as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+        assert whole.choices[0].message.tool_calls is not None
+        names = [call.function.name for call in whole.choices[0].message.tool_calls]
+        assert names == ["f", "f"]
+        async with client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
+            final = (await stream.get_final_completion()).choices[0]
+        assert final.finish_reason == "tool_calls"
+        calls = final.message.tool_calls or []
+        assert [call.id for call in calls] == ["call_0", "call_1"]
+        assert [call.function.arguments for call in calls] == ["x ", "y."]
+
+
+async def test_an_answer_of_calls_alone_has_no_content(parsed: Stack) -> None:
+    parsed.worker.script = answer_with("f:x")
+    message = (await parsed.chat()).json()["choices"][0]["message"]
+    assert message["content"] is None and "reasoning_content" not in message
+    assert message["tool_calls"][0]["function"]["arguments"] == "x."
+
+
+async def test_completions_are_the_text_of_the_model_as_it_is(parsed: Stack) -> None:
+    (choice,) = (await parsed.complete()).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
+
+
+async def test_log_probabilities_come_with_the_first_piece_of_their_tokens(parsed: Stack) -> None:
+    parsed.worker.script = telling(TEXT)
+    whole = (await parsed.chat(logprobs=True)).json()["choices"][0]
+    listed = [entry["token"] for entry in whole["logprobs"]["content"]]
+    assert "".join(listed) == TEXT
+    streamed = []
+    for event in events_of(await parsed.chat(stream=True, logprobs=True)):
+        choices: Any = event["choices"]
+        streamed += (choices[0]["logprobs"] or {"content": []})["content"]
+    assert [entry["token"] for entry in streamed] == listed

@@ -1,0 +1,54 @@
+"""The choice among workers that serve one name in different variants."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from tandem.frontend.variants import compatibility_key, narrowest, variant_in_force
+from tandem.runtime.messages import ModelCard
+
+
+def card(instance_id: str, weights: str, context_length: int = 128) -> ModelCard:
+    return ModelCard("m", context_length, 16, 256, "files", instance_id, 0, weights_digest=weights)
+
+
+OLD = [card("a", "old"), card("b", "old")]
+NEW = [card("c", "new"), card("d", "new", context_length=64), card("e", "new")]
+
+
+def test_a_new_name_takes_the_variant_of_its_first_card() -> None:
+    assert variant_in_force([*OLD, *NEW], None) == OLD
+    assert variant_in_force([*NEW, *OLD], None) == NEW
+
+
+@pytest.mark.parametrize("left", [OLD, OLD[:1]])
+def test_the_variant_in_use_stays_while_a_worker_of_it_is_left(left: list[ModelCard]) -> None:
+    for cards in itertools.permutations([*left, *NEW]):
+        assert set(map(id, variant_in_force(cards, OLD[0]))) == set(map(id, left))
+
+
+def test_after_its_last_worker_the_variant_with_most_workers_takes_over() -> None:
+    third = card("f", "third")
+    for cards in itertools.permutations([third, *NEW]):
+        assert variant_in_force(cards, OLD[0]) == [each for each in cards if each != third]
+
+
+def test_workers_of_one_variant_share_files_weights_routes_and_input() -> None:
+    def key(**fields: Any) -> tuple[str, ...]:
+        return compatibility_key(msgspec.structs.replace(OLD[0], **fields))
+
+    assert key(instance_id="b", created_s=1) == key()
+    assert key(model_types=["completions", "chat"]) == key()
+    others = [
+        key(files_digest="x"),
+        key(weights_digest="x"),
+        key(model_types=["completions"]),
+        key(model_input="text"),
+    ]
+    assert len({key(), *others}) == 5
+
+
+def test_the_shortest_context_stands_for_a_variant() -> None:
+    assert narrowest(NEW).instance_id == "d"
