@@ -138,17 +138,22 @@ TABLE: tuple[Names, ...] = (
     # engines
     _names(
         _BACKEND,
-        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration WorkerConfig",
+        "WorkerConfig",
+        "tandem.sdk.dynamo.worker_config",
+        "`tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support "
+        "(tool_call_parser, media_decoder, ...) are errors when they are set.",
+    ),
+    _names(
+        _BACKEND,
+        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
         _SDK,
-        "Fields of `WorkerConfig` that nothing here serves (tool_call_parser, media_decoder, ...) "
-        "are errors when they are set.",
     ),
     _names(
         f"{_BACKEND}.engine",
         "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
         _SDK,
     ),
-    _names(f"{_BACKEND}.worker", "WorkerConfig", _SDK),
+    _names(f"{_BACKEND}.worker", "WorkerConfig", "tandem.sdk.dynamo.worker_config"),
     _names(
         f"{_BACKEND}.run",
         "run",

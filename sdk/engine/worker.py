@@ -35,7 +35,7 @@ from tandem.sdk.kv.sources import open_kv_sources
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
-from tandem.sdk.worker.models import ModelInput, ModelType, register_llm
+from tandem.sdk.worker.models import ModelInput, ModelRegistration, ModelType
 from tandem.sdk.worker.serving import ServedEndpoint
 from tandem.sdk.worker.system_server import Actions, SystemRoutes, SystemServer, system_port
 
@@ -201,7 +201,7 @@ class EngineWorker:
         """The model's cards, which is what frontends follow: one per name."""
         types = [each.strip().capitalize() for each in self.config.endpoint_types.split(",")]
         for each in (name, *engine_config.model_aliases):
-            await register_llm(
+            registration = ModelRegistration(
                 self.config.model_input,
                 functools.reduce(operator.or_, (ModelType[kind] for kind in types)),
                 self.endpoint,
@@ -216,6 +216,7 @@ class EngineWorker:
                 max_num_seqs=engine_config.max_num_seqs,
                 max_num_batched_tokens=engine_config.max_num_batched_tokens,
             )
+            await registration.publish()
 
     def _routes(self) -> SystemRoutes:
         engine = self.engine

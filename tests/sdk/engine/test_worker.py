@@ -198,11 +198,11 @@ async def test_a_cluster_that_is_not_there_is_found_out_before_the_engine_starts
     assert engine.calls == []
 
 
-async def test_a_field_that_nobody_serves_is_refused_before_anything_is_connected(
+async def test_an_unsupported_field_is_refused_before_anything_is_connected(
     quick: RuntimeConfig,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"WorkerConfig\.tool_call_parser"):
-        EngineWorker(ToyEngine(), config_of(tool_call_parser="hermes"), quick)
+    with pytest.raises(ConfigError, match=r"WorkerConfig\.endpoint_types"):
+        EngineWorker(ToyEngine(), config_of(endpoint_types="chat,images"), quick)
 
 
 async def test_a_signal_between_being_known_and_having_started_ends_in_the_same_order(

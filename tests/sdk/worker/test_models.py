@@ -184,7 +184,7 @@ async def test_a_wrong_argument_is_named(
 
 async def test_an_endpoint_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"endpoint is 'a\.b\.c', not of Endpoint"):
-        await register_llm(TOKENS, BOTH, "a.b.c", BUNDLED_MODEL_NAME)  # type: ignore[call-overload]
+        await register_llm(TOKENS, BOTH, "a.b.c", BUNDLED_MODEL_NAME)
 
 
 @pytest.mark.parametrize(
