@@ -1,4 +1,4 @@
-"""What authors of workers and engines import."""
+"""The public names for authors of workers and engines."""
 
 from tandem.sdk import exceptions
 from tandem.sdk.conformance.errors import ConformanceError

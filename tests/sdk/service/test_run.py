@@ -177,7 +177,7 @@ def run(
         (["nowhere:Front"], "error: no module 'nowhere' here"),
         (["refused_graph"], "error: 'refused_graph' must read module:Class"),
         (["refused_graph:Fornt"], "error: refused_graph has no class Fornt; it has Greedy, Front"),
-        (["refused_graph:Plain"], "error: Plain is no service: put @service over it"),
+        (["refused_graph:Plain"], "error: Plain is not a service: decorate it with @service"),
         (["refused_graph:Front"], "error: Greedy asks for 99 GPUs"),
         (["refused_graph:Front", "--Gredy.x=1"], "flag --Gredy.x: unknown key 'Gredy'; did you m"),
         (["refused_graph:Front", "-f", "no.yaml"], "error: cannot read no.yaml"),
