@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.errors import ConfigError
+from tandem.sdk.conformance import lifecycle
 from tandem.sdk.conformance.errors import ConformanceError, Failure
 from tandem.sdk.conformance.kit import (
     CHECK_NAMES,
@@ -37,7 +38,7 @@ SETTINGS = ConformanceSettings(
     cleanup_timeout_s=20.0,
 )
 # Where a timeout is what finds the engine out, it need not be waited for long.
-IMPATIENT = replace(SETTINGS, generate_timeout_s=1.0, cancel_timeout_s=1.0, drain_timeout_s=1.0)
+IMPATIENT = replace(SETTINGS, generate_timeout_s=0.5, cancel_timeout_s=0.5, drain_timeout_s=0.5)
 FOUND_BY_TIMEOUT = {"NeverLooksUp", "ForgetsWhomItAborts", "LeavesSeatsToAbort", "NeverComesToRest"}
 
 
@@ -50,7 +51,10 @@ async def test_an_honest_engine_passes_every_check() -> None:
 
 
 @pytest.mark.parametrize("engine", BROKEN, ids=lambda engine: engine.__name__)
-async def test_a_broken_engine_fails_with_exactly_its_failure(engine: type[HonestEngine]) -> None:
+async def test_a_broken_engine_fails_with_exactly_its_failure(
+    engine: type[HonestEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_SETTLE_S", 0.2)
     settings = IMPATIENT if engine.__name__ in FOUND_BY_TIMEOUT else SETTINGS
     try:
         report = await examine(engine, settings=settings)

@@ -196,7 +196,7 @@ def test_with_several_peers_the_engine_must_be_named(connect: Connect) -> None:
         source.write_blocks([0], [0])
     for target in (one, two):
         source.add_remote_agent(target.engine_id, *target.get_agent_metadata())
-    with pytest.raises(InvalidRequestError, match="engine_id: must be given, as 2 peers"):
+    with pytest.raises(InvalidRequestError, match="engine_id: required, because there are 2 peers"):
         source.write_blocks([0], [0])
     with pytest.raises(InvalidRequestError, match="engine_id: 'three' was not added"):
         source.write_blocks([0], [0], engine_id="three")
