@@ -77,6 +77,7 @@ def test_the_token_fields_may_be_given_apart() -> None:
 def test_the_time_to_end_is_divided_and_the_environment_may_shorten_a_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("TANDEM_SHUTDOWN_GRACE_S")
     config = RuntimeConfig(drain_timeout_s=40.0)
     assert ShutdownBudget.of(config) == ShutdownBudget(40.0, 0.25, 10.0, 5.0)
     monkeypatch.setenv("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "5")
