@@ -268,7 +268,7 @@ class AbortsOnlyWhatRuns(HonestEngine):
 
 class ForgetsWhomItAborts(HonestEngine):
     async def abort(self, context: Context) -> None:
-        self.seated.discard(context.id())  # and the seat is nobody's
+        self.seated.discard(context.id())  # and leaks the seat
 
 
 class TalksWhenClosed(HonestEngine):

@@ -81,7 +81,7 @@ def test_memory_of_the_host_is_no_vram(monkeypatch: pytest.MonkeyPatch) -> None:
     agent.close()
 
 
-def test_the_cuda_driver_is_believed_about_whose_memory_it_is(
+def test_the_cuda_driver_decides_the_kind_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Driver:
@@ -103,7 +103,7 @@ def test_the_cuda_driver_is_believed_about_whose_memory_it_is(
 
 
 @pytest.mark.parametrize("has_thread", [True, False])
-def test_an_agent_writes_by_index_and_tells_when_it_is_done(has_thread: bool) -> None:
+def test_an_agent_writes_by_index_and_notifies_when_it_is_done(has_thread: bool) -> None:
     config = nixl_agent_config(enable_prog_thread=has_thread)
     ours, theirs = torch.arange(64.0).reshape(8, 8), torch.zeros(8, 8)
     source, target = nixl_agent("source", config), nixl_agent("target", config)

@@ -130,7 +130,7 @@ async def test_written_blocks_are_in_another_process_when_it_is_notified(
     assert transfer.done()
 
 
-async def test_read_blocks_are_here_and_their_owner_is_told(
+async def test_read_blocks_have_arrived_and_their_owner_is_notified(
     decode: PeerProcess, connect: Connect
 ) -> None:
     for block_id in (5, 6):
@@ -144,7 +144,7 @@ async def test_read_blocks_are_here_and_their_owner_is_told(
     assert eventually(lambda: decode.notifs().get(prefill.agent_name)) == [b"free them"]
 
 
-def test_a_write_whose_handle_nobody_keeps_still_arrives_and_notifies(
+def test_a_write_whose_handle_is_dropped_still_arrives_and_notifies(
     decode: PeerProcess, connect: Connect
 ) -> None:
     receiver = connect("receiver", ours := caches())
@@ -221,7 +221,7 @@ def test_block_ids_that_can_not_be_are_refused_by_name(connect: Connect) -> None
             source.write_blocks(local, remote)
 
 
-def test_a_peer_whose_blocks_are_made_up_otherwise_is_refused(connect: Connect) -> None:
+def test_a_peer_with_another_block_layout_is_refused(connect: Connect) -> None:
     source = connect("source")
     for kv in (caches()[0], [*reversed(caches())], [*caches(), caches()[0]]):
         target = connect("target", kv)
