@@ -131,6 +131,7 @@ class PrefillWorker:
     async def connect(self, engine_id: str) -> None:
         """Fetch the location of a decode worker's blocks, once per worker."""
         if engine_id not in self.known:
+            await self.decode_workers.wait_for_instances(timeout_s=5)  # it may just be starting
             answer = await self.decode_workers.direct(None, engine_id, annotated=False)
             async for metadata, block_descs in answer:
                 self.cache.connector.add_remote_agent(engine_id, metadata, block_descs)

@@ -71,7 +71,6 @@ class ExampleCluster:
             "NATS_SERVER": nats.url,
             "ETCD_ENDPOINTS": etcd.url,
             "TANDEM_RUNTIME__NAMESPACE": self.namespace,
-            "TANDEM_RUNTIME__LEASE_TTL_S": "3",  # a killed process is gone this soon
         }
 
     def start(self, folder: str, *command: str) -> Example:
