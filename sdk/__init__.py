@@ -1,10 +1,11 @@
-"""What authors of workers and engines import."""
+"""The public names for authors of workers and engines."""
 
 from tandem.sdk import exceptions
 from tandem.sdk.conformance.errors import ConformanceError
 from tandem.sdk.conformance.kit import ConformanceReport, run_conformance
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.dynamo import dp_rank
+from tandem.sdk.dynamo.annotated import Annotated
 from tandem.sdk.engine.disaggregation import (
     DisaggregationMode,
     enforce_prefill_max_tokens,
@@ -49,7 +50,7 @@ from tandem.sdk.service.dependencies import (
 )
 from tandem.sdk.service.instance import serve_service
 from tandem.sdk.worker import telemetry
-from tandem.sdk.worker.client import Annotated, Client, Responses
+from tandem.sdk.worker.client import Client, Responses
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.decorators import dynamo_worker, worker

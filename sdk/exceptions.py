@@ -1,20 +1,20 @@
-"""The errors that workers and engines raise and catch, under the names their authors know.
+"""The errors that workers and engines raise and catch, under Dynamo's names.
 
-Most are the project's own errors under another name, so what a handler raises is what its caller
-catches, also across the wire. The rest keep their kind on the wire and lose only the name.
+Most are Tandem's own errors under another name: a caller catches the class that the handler raised,
+also in another process. The rest arrive at the caller as their Tandem class.
 
-DynamoException          TandemError             any of these
-├── Unknown              InternalError           what has no better name; other errors become it
+DynamoException          TandemError             the base of all
+├── Unknown              InternalError           any other error becomes this
 ├── InvalidArgument      InvalidRequestError     the caller's input
 ├── CannotConnect        ConnectionLostError     a peer cannot be reached
 ├── Disconnected         ConnectionLostError     a peer was reached and then lost
-├── StreamIncomplete     IncompleteError         go on elsewhere with what was said already
-├── ConnectionTimeout    DeadlineError           the time is up
-├── Cancelled            CancelledRequestError   the caller does not want it any more
+├── StreamIncomplete     IncompleteError         another worker resumes the answer
+├── ConnectionTimeout    DeadlineError           the deadline has passed
+├── Cancelled            CancelledRequestError   the caller has cancelled
 ├── WorkerUnavailable    UnavailableError        try another worker
-│   ├── EngineShutdown                           the engine did not start, or is at its end
+│   ├── EngineShutdown                           the engine did not start, or ends
 │   └── PrefillResultMissing                     a decode engine got no prefill result
-└── RouterQueueLimitExceeded  OverloadedError    too much to do already
+└── RouterQueueLimitExceeded  OverloadedError    too many requests
 """
 
 from tandem.runtime.errors import (
@@ -42,11 +42,11 @@ RouterQueueLimitExceeded = OverloadedError
 
 
 class EngineShutdown(UnavailableError):
-    """The engine did not start, crashed, or is at its end: nothing more comes of it."""
+    """The engine did not start, has crashed, or ends."""
 
 
 class PrefillResultMissing(UnavailableError, ValueError):
-    """A decode engine that cannot do without a prefill result got none."""
+    """A request without a prefill result, at a decode engine that needs one."""
 
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""An engine without a model: known tokens at a settable speed, to try a cluster out with.
+"""An engine without a model: known tokens at a settable speed, to try out a cluster.
 
     python -m tandem.sdk.sample_engine --model-name test-model
 
-Each token's id is one more than the token's before it, so whoever knows the prompt knows the
-answer, also of an answer that another worker goes on with.
+The id of each token is one more than that of the token before it. The prompt determines the
+answer, also that of an answer which another worker resumes.
 """
 
 import argparse
@@ -32,17 +32,17 @@ VOCAB_SIZE = 2048  # of the bundled tokenizer
 FIRST_TOKEN_ID = 3  # those below are the bundled tokenizer's special tokens
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
-_MOST_SLEEP_S = 0.05  # between two looks at whether the caller is still there
+_MAX_SLEEP_S = 0.05  # between two checks that the caller is still there
 
 
 def next_token(token_id: int, vocab_size: int = VOCAB_SIZE) -> int:
-    """The token that this engine says after `token_id`; never a special one."""
+    """Return the token that this engine generates after `token_id`; never a special token."""
     following = token_id + 1
     return following if FIRST_TOKEN_ID <= following < vocab_size else FIRST_TOKEN_ID
 
 
 def expected_tokens(prompt: list[int], num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """The whole answer to a prompt."""
+    """Return the whole answer to a prompt."""
     token_ids: list[int] = []
     last = prompt[-1] if prompt else 0
     for _ in range(num_tokens):
@@ -53,19 +53,19 @@ def expected_tokens(prompt: list[int], num_tokens: int, vocab_size: int = VOCAB_
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How fast it is, how much it says, and under which name."""
+    """The speed of the engine, the length of its answers, and its model's name."""
 
     model_name: str = "sample-model"
-    model_path: str = BUNDLED_MODEL  # whose tokenizer the frontend takes
-    max_tokens: int = 16  # of requests that do not say
+    model_path: str = BUNDLED_MODEL  # the frontend uses its tokenizer
+    max_tokens: int = 16  # of requests without a limit
     token_interval_s: float = 0.01
-    ttft_s: float = 0.0  # on top, before the first token
+    ttft_s: float = 0.0  # in addition, before the first token
     vocab_size: int = VOCAB_SIZE
     mode: DisaggregationMode = DisaggregationMode.AGGREGATED
 
 
 class SampleEngine(LLMEngine):
-    """Counts on from the prompt's last token."""
+    """An engine that counts up from the prompt's last token."""
 
     def __init__(self, options: SampleOptions | None = None) -> None:
         self.options = options or SampleOptions()
@@ -75,7 +75,7 @@ class SampleEngine(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
-        """Reads the flags; `--help` lists them."""
+        """Parse the flags; `--help` lists them."""
         arguments = _parser().parse_args(argv)
         mode = DisaggregationMode(arguments.disaggregation_mode)
         options = SampleOptions(
@@ -94,9 +94,6 @@ class SampleEngine(LLMEngine):
             model_name=arguments.model_path,
             served_model_name=arguments.model_name,
             endpoint_types=arguments.endpoint_types,
-            discovery_backend=arguments.discovery_backend,
-            request_plane=arguments.request_plane,
-            event_plane=arguments.event_plane,
             disaggregation_mode=mode,
         )
         return cls(options), config
@@ -181,10 +178,10 @@ class SampleEngine(LLMEngine):
 
 
 async def _pause(duration_s: float, context: Context) -> None:
-    """Sleeps, but not long past the moment where nobody waits any more."""
+    """Sleep for `duration_s`; end early when the request is stopped."""
     while duration_s > 0 and not context.is_stopped():
-        await asyncio.sleep(min(duration_s, _MOST_SLEEP_S))
-        duration_s -= _MOST_SLEEP_S
+        await asyncio.sleep(min(duration_s, _MAX_SLEEP_S))
+        duration_s -= _MAX_SLEEP_S
 
 
 def _usage(prompt: list[int], num_tokens: int) -> CompletionUsage:
@@ -207,7 +204,7 @@ def _last(finish_reason: str, prompt: list[int], num_tokens: int) -> GenerateChu
 def _add_logprobs(
     chunk: GenerateChunk, token_id: int, num_alternatives: int, vocab_size: int
 ) -> None:
-    """The chosen token has -0.1 and each further one of the best 0.1 less."""
+    """Give the chosen token a logprob of -0.1, and each further alternative 0.1 less."""
     chunk["log_probs"] = [-0.1]
     best: list[dict[str, Any]] = []
     for rank in range(1, num_alternatives + 1):
@@ -220,19 +217,20 @@ def _add_logprobs(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sample-engine", description="Known tokens, no model.")
     add, modes = parser.add_argument, [mode.value for mode in DisaggregationMode]
-    add("--model-name", default="sample-model", help="what clients call the model")
-    add("--model-path", default=BUNDLED_MODEL, help="whose tokenizer is used (default %(default)s)")
-    add("--max-tokens", type=int, default=16, help="for requests without a limit of their own")
+    add("--model-name", default="sample-model", help="the name of the model for clients")
+    add(
+        "--model-path",
+        default=BUNDLED_MODEL,
+        help="the model with the tokenizer (default %(default)s)",
+    )
+    add("--max-tokens", type=int, default=16, help="for requests without a limit")
     add("--token-interval-ms", type=float, default=10.0, help="between tokens")
-    add("--ttft-ms", type=float, default=0.0, help="on top before the first token")
-    add("--vocab-size", type=int, default=VOCAB_SIZE, help="tokens are below it")
+    add("--ttft-ms", type=float, default=0.0, help="in addition, before the first token")
+    add("--vocab-size", type=int, default=VOCAB_SIZE, help="all token ids are below this")
     add("--namespace", default="dynamo")
     add("--component", default="backend")
     add("--endpoint", default="generate")
     add("--endpoint-types", default="chat,completions")
-    add("--discovery-backend", default="etcd")
-    add("--request-plane", default="tcp")
-    add("--event-plane", default=None)
     add("--disaggregation-mode", choices=modes, default=DisaggregationMode.AGGREGATED.value)
     return parser
 

@@ -1,4 +1,4 @@
-"""Sends a few prompts twice to custom_router.py, and says which worker took them."""
+"""A client of custom_router.py: it sends prompts twice and prints the worker of each."""
 
 import asyncio
 

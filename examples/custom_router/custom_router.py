@@ -1,11 +1,11 @@
-"""A router with a cost function of its own, between a frontend and workers that cache prompts.
+"""A custom router: its own cost function, between a frontend and workers that cache prompts.
 
     cd examples/custom_router
     tandem run custom_router:Frontend --Router.load_weight=0.5
     python client.py                        # in another terminal
 
-The workers have no model: they remember which blocks of prompts they have seen, as an engine's
-prefix cache does, and tell the router.
+The workers have no model. Like an engine's prefix cache, they remember the blocks of prompts, and
+publish them to the router.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ NUM_SLOTS = 8
 
 
 class Prompt(BaseModel):
-    """What every service of this example takes."""
+    """The request of every service in this example."""
 
     token_ids: list[int]
 
 
 class Done(BaseModel):
-    """What a worker did with a prompt."""
+    """The result of a prompt: its worker and its cached blocks."""
 
     worker_id: str
     num_blocks: int
@@ -48,7 +48,7 @@ class Done(BaseModel):
 
 @service(dynamo={"namespace": "routed"}, workers=2)
 class Worker:
-    """Takes 10 ms for each block that it does not have yet."""
+    """A worker that takes 10 ms for each block that is not cached."""
 
     def __init__(self) -> None:
         self.worker_id = dynamo_context["instance_id"]
@@ -60,7 +60,7 @@ class Worker:
         self.publish_load()
 
     def publish_load(self) -> None:
-        """Tells routers how busy this worker is; the first time makes it a candidate."""
+        """Publish the load to routers; the first report makes this worker a candidate."""
         used = len(self.cached)
         self.metrics.publish(self.num_running, NUM_SLOTS, used, 1024, 0, used / 1024, 0.0)
 
@@ -83,21 +83,21 @@ class Worker:
             self.publish_load()
 
     def remember(self, token_ids: list[int], hashes: list[bytes]) -> None:
-        """Puts the full blocks of a prompt into the cache, and tells routers."""
+        """Put the full blocks of a prompt into the cache, and publish them."""
         self.cached.update(hashes)
         num_tokens = len(hashes) * BLOCK_SIZE
         self.events.publish_stored(token_ids[:num_tokens], block_hashes=hashes)
 
 
 class RouterSettings(BaseModel):
-    """What `--Router.key=value` may set."""
+    """The settings of `--Router.key=value`."""
 
-    load_weight: float = 1.0  # how many cached blocks a worker that is all busy must have more
+    load_weight: float = 1.0  # the cost of a busy worker, as a share of the prompt's blocks
 
 
 @service(dynamo={"namespace": "routed"}, settings=RouterSettings)
 class Router:
-    """Yields the id of the worker that should take a prompt."""
+    """A router that yields the id of the best worker for a prompt."""
 
     @async_on_start
     async def follow_workers(self) -> None:
@@ -117,9 +117,9 @@ class Router:
 def cheapest(
     scores: OverlapScores, metrics: AggregatedMetrics, num_tokens: int, load_weight: float
 ) -> str:
-    """The worker with the least left to do: blocks it lacks, and what it has at hand.
+    """Return the worker with the least cost: missing blocks of the prompt, and load.
 
-    Empty where no worker tells its load yet.
+    Return "" if no worker has reported its load.
     """
     num_blocks = num_tokens // BLOCK_SIZE
     costs = {
@@ -127,7 +127,7 @@ def cheapest(
             num_blocks
             - scores.scores.get(worker.worker_id, 0)
             + load_weight * num_blocks * worker.request_active_slots / worker.request_total_slots,
-            worker.kv_active_blocks,  # among equals the one with the emptier cache
+            worker.kv_active_blocks,  # among equals, prefer the emptier cache
         )
         for worker in metrics.endpoints
     }
@@ -136,7 +136,7 @@ def cheapest(
 
 @service(dynamo={"namespace": "routed"})
 class Frontend:
-    """What clients call: asks the router, then the worker that it named."""
+    """The entry for clients: it asks the router, then calls the chosen worker."""
 
     router = depends(Router)
     worker = depends(Worker)

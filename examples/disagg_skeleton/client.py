@@ -1,4 +1,4 @@
-"""Asks the DecodeWorker of disagg_skeleton.py; finds the cluster on this machine by itself."""
+"""A client of disagg_skeleton.py; it finds the cluster on this machine by itself."""
 
 import asyncio
 import sys

@@ -3,15 +3,15 @@
     tandem run disagg_skeleton:DecodeWorker --PrefillWorker.ServiceArgs.workers=2
     python client.py "the quick brown fox jumps"      # in another terminal
 
-Only the engines are fake. The KV of a word is its letters, eight bytes per block, and decoding is
-to read it back in capitals, so an answer is right only when its KV came into the right blocks.
+Only the engines are fake. The KV of a word is its letters, eight bytes per block. Decoding reads
+the letters back in capitals, so an answer is right only if its KV is in the right blocks.
 
 1. DecodeWorker takes a request and reserves blocks of its cache for it.
-2. A short prompt it prefills itself; a longer one goes on a JetStream queue, whence the next free
+2. It prefills a short prompt itself. It puts a longer one on a JetStream queue, and the next free
    PrefillWorker pulls it.
 3. PrefillWorker computes the KV in its own blocks and writes them into those of the decode worker,
-   which is told by the notification that follows the data.
-4. DecodeWorker decodes. A prefill that does not come in time it does itself: the queue is a hint.
+   which gets a notification after the data.
+4. DecodeWorker decodes. If the KV does not arrive in time, it prefills the prompt itself.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 class Words(BaseModel):
-    """What clients send."""
+    """The request of a client."""
 
     text: str
 
 
 class RemotePrefillRequest(msgspec.Struct, frozen=True):
-    """What waits in the queue: what to compute, and whose blocks it is for."""
+    """An entry of the queue: the words to compute, and the destination blocks."""
 
     request_id: str
     engine_id: str
@@ -68,19 +68,19 @@ class KvCache:
         return taken
 
     def prefill(self, words: list[str], block_ids: list[int]) -> None:
-        """The fake engine's forward pass."""
+        """Run the fake engine's forward pass."""
         for word, block_id in zip(words, block_ids, strict=True):
             letters = word.encode()[:BLOCK_BYTES].ljust(BLOCK_BYTES, b"\0")
             self.blocks[block_id] = np.frombuffer(letters, dtype=np.uint8)
 
     def decode(self, block_id: int) -> str:
-        """The fake engine's step: it knows nothing but the KV."""
+        """Run the fake engine's step, from the KV alone."""
         letters: bytes = self.blocks[block_id].tobytes()
         return letters.rstrip(b"\0").decode(errors="replace").upper()
 
 
 async def open_queue(runtime: Any) -> Any:
-    """JetStream with the stream of this example, which whoever comes first creates."""
+    """Return JetStream; create the stream of this example if it is missing."""
     jetstream = runtime.nats.client.jetstream()
     config = StreamConfig(STREAM, subjects=[SUBJECT], retention=RetentionPolicy.WORK_QUEUE)
     await jetstream.add_stream(config)
@@ -89,7 +89,7 @@ async def open_queue(runtime: Any) -> Any:
 
 @service(dynamo={"namespace": NAMESPACE}, workers=1)
 class PrefillWorker:
-    """Pulls prompts as fast as it can compute them; nobody calls it."""
+    """A worker that pulls prompts from the queue; it has no endpoint."""
 
     @async_on_start
     async def start(self) -> None:
@@ -112,7 +112,7 @@ class PrefillWorker:
             request = msgspec.json.decode(message.data, type=RemotePrefillRequest)
             try:
                 await self.prefill(request)
-            except Exception:  # the decode worker helps itself when its time is up
+            except Exception:  # the decode worker prefills the prompt after its timeout
                 logger.exception("request %s was not prefilled", request.request_id)
             await message.ack()
 
@@ -129,8 +129,9 @@ class PrefillWorker:
         logger.info("prefilled %s for %s", request.request_id, request.engine_id)
 
     async def connect(self, engine_id: str) -> None:
-        """Once per decode worker: where its blocks are."""
+        """Fetch the location of a decode worker's blocks, once per worker."""
         if engine_id not in self.known:
+            await self.decode_workers.wait_for_instances(timeout_s=5)  # it may just be starting
             answer = await self.decode_workers.direct(None, engine_id, annotated=False)
             async for metadata, block_descs in answer:
                 self.cache.connector.add_remote_agent(engine_id, metadata, block_descs)
@@ -144,7 +145,7 @@ class PrefillWorker:
 
 
 class DecodeSettings(BaseModel):
-    """What `--DecodeWorker.key=value` may say."""
+    """The settings of `--DecodeWorker.key=value`."""
 
     max_local_prefill_length: int = 3  # words
     prefill_timeout_s: float = 5.0
@@ -152,9 +153,9 @@ class DecodeSettings(BaseModel):
 
 @service(dynamo={"namespace": NAMESPACE}, settings=DecodeSettings)
 class DecodeWorker:
-    """What clients call."""
+    """The entry for clients."""
 
-    prefill_worker = depends(PrefillWorker)  # so that `tandem run` starts it, too
+    prefill_worker = depends(PrefillWorker)  # `tandem run` starts it as well
 
     @async_on_start
     async def start(self) -> None:
@@ -168,7 +169,7 @@ class DecodeWorker:
 
     @endpoint()
     async def kv_metadata(self, request: None) -> AsyncIterator[tuple[bytes, bytes]]:
-        """For prefill workers: how to reach this worker's blocks."""
+        """Yield the metadata by which prefill workers reach this worker's blocks."""
         yield self.cache.connector.get_agent_metadata()
 
     @endpoint()
@@ -190,7 +191,7 @@ class DecodeWorker:
             self.cache.free += block_ids
 
     async def prefill_remotely(self, words: list[str], block_ids: list[int]) -> bool:
-        """False when it did not come in time. Then the blocks are not free until it has come."""
+        """Return False after a timeout. The blocks are then freed when the KV has arrived."""
         request_id = uuid.uuid4().hex
         landed = self.landed[request_id] = asyncio.Event()
         job = RemotePrefillRequest(request_id, self.engine_id, words, block_ids)
@@ -207,7 +208,7 @@ class DecodeWorker:
                 self.late[request_id] = block_ids
 
     async def listen(self) -> None:
-        """Notifications only come to those who ask."""
+        """Poll for notifications."""
         while True:
             for messages in self.cache.connector.get_new_notifs().values():
                 for request_id in map(bytes.decode, messages):

@@ -1,4 +1,4 @@
-"""Calls the Frontend of hello_world.py; finds the cluster that runs on this machine by itself."""
+"""A client of hello_world.py; it finds the cluster on this machine by itself."""
 
 import asyncio
 import sys

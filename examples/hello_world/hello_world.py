@@ -1,4 +1,4 @@
-"""Three services, each calling the next, and no model anywhere.
+"""Three services without a model; each calls the next.
 
     cd examples/hello_world
     tandem run hello_world:Frontend -f config.yaml
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class Words(BaseModel):
-    """What every service of this example takes."""
+    """The request of every service in this example."""
 
     text: str
 
 
 @service(dynamo={"namespace": "hello"}, resources={"cpu": "500m"}, workers=2)
 class Backend:
-    """Says one word at a time, in capitals."""
+    """A service that yields the words in capitals, one at a time."""
 
     @endpoint()
     async def generate(self, request: Words) -> AsyncIterator[str]:
@@ -35,14 +35,14 @@ class Backend:
 
 
 class MiddleSettings(BaseModel):
-    """What config.yaml and `--Middle.key=value` may say about Middle."""
+    """The settings of config.yaml and `--Middle.key=value`."""
 
     greeting: str = "Hello"
 
 
 @service(dynamo={"namespace": "hello"}, settings=MiddleSettings)
 class Middle:
-    """Puts a greeting before what the Backend says."""
+    """A service that puts a greeting before the words of the Backend."""
 
     backend = depends(Backend)
 
@@ -58,7 +58,7 @@ class Middle:
 
 @service(dynamo={"namespace": "hello"})
 class Frontend:
-    """What clients call."""
+    """The entry for clients."""
 
     middle = depends(Middle)
 

@@ -1,12 +1,12 @@
-"""An engine of your own: `transformers` behind Tandem's frontend, on a CPU or a GPU.
+"""A custom engine: `transformers` behind Tandem's frontend, on a CPU or a GPU.
 
     tandem serve                                                  # a cluster, in one terminal
     python transformers_engine.py --model tandem-tiny --model-name mine      # in another
     curl localhost:8000/v1/completions -d '{"model": "mine", "prompt": "Once upon a time"}'
 
-Start it more than once and the requests are shared out. Stop one in the middle of an answer and
-another one goes on with it: what it has said so far comes as a part of the prompt, and a draw
-depends on nothing but the seed and the position.
+Start it more than once to share the requests. Stop one in the middle of an answer, and another one
+resumes it: the tokens generated so far become a part of the prompt, and a draw depends only on the
+seed and the position.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tandem.sdk.engine.health_check import build_health_check_payload
 
 
 class TransformersEngine(LLMEngine):
-    """One forward pass at a time, on a thread, so that requests take turns."""
+    """An engine that runs one forward pass at a time, on a thread; requests take turns."""
 
     def __init__(self, model: str, model_name: str) -> None:
         self.folder = str(resolve_model(model))
@@ -47,7 +47,9 @@ class TransformersEngine(LLMEngine):
     ) -> tuple["TransformersEngine", WorkerConfig]:
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--model", default="tandem-tiny", help="a folder or a hub id")
-        parser.add_argument("--model-name", default="mine", help="what clients ask for")
+        parser.add_argument(
+            "--model-name", default="mine", help="the name of the model for clients"
+        )
         arguments = parser.parse_args(argv)
         engine = cls(arguments.model, arguments.model_name)
         config = WorkerConfig(
@@ -108,7 +110,7 @@ class TransformersEngine(LLMEngine):
 
     @torch.inference_mode()
     def _forward(self, token_ids: list[int], cache: DynamicCache) -> torch.Tensor:
-        """The logits after the last token; `cache` already knows the first ones."""
+        """Return the logits after the last token; `cache` already has the first tokens."""
         new = torch.tensor([token_ids[cache.get_seq_length() :]], device=self.model.device)
         output = self.model(new, past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits: torch.Tensor = output.logits[0, -1].float().cpu()

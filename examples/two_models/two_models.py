@@ -1,12 +1,12 @@
-"""Two models in one process, and as many processes as you like. No model is needed for it.
+"""Two models in one process, and any number of processes. The models have no weights.
 
     tandem serve                       # a cluster, in one terminal
     python two_models.py               # in a second one, and in a third
     curl localhost:8000/v1/models
     curl localhost:8000/v1/completions -d '{"model": "slow", "prompt": "a b c", "max_tokens": 8}'
 
-Requests go round the processes. Kill one in the middle of an answer and the other goes on with it,
-without a token missing; stop the last one and both models are gone.
+Requests go to the processes in turn. Kill one in the middle of an answer, and the other resumes it
+without a missing token. Stop the last one, and both models are gone.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ MODELS = [
 
 
 async def serve(runtime: DistributedRuntime, options: SampleOptions) -> None:
-    """Any `async def handler(request, context)` that yields chunks may stand for `generate`."""
+    """Serve one model. Any `async def handler(request, context)` that yields chunks would do."""
     endpoint = runtime.namespace("two-models").component(options.model_name).endpoint("generate")
     await register_llm(
         ModelInput.Tokens,
         ModelType.Chat | ModelType.Completions,
         endpoint,
-        options.model_path,  # whose tokenizer it is
+        options.model_path,  # the model with the tokenizer
         model_name=options.model_name,
         context_length=8192,
         user_data={"token_interval_s": options.token_interval_s},

@@ -1,29 +1,26 @@
-"""Checks of answers that nobody wants any more: cancelled, aborted, closed."""
+"""Checks of answers that are given up: cancelled, aborted, closed."""
 
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
 from tandem.sdk.conformance.answers import check_answer, check_finish_reason, whole_answer
-from tandem.sdk.conformance.errors import (
-    AbortFailed,
-    AbortLeaked,
-    CancellationIgnored,
-    CancellationNotObserved,
-    ConformanceError,
-    DropFailed,
-    DropLeaked,
-    GenerateFailed,
-    NoChunksYielded,
+from tandem.sdk.conformance.errors import ConformanceError, Failure
+from tandem.sdk.conformance.streams import (
+    NotApplicable,
+    Stream,
+    Subject,
+    bounded,
+    described,
+    failing_as,
 )
-from tandem.sdk.conformance.streams import NotApplicable, Stream, Subject, bounded, told
 from tandem.sdk.engine.types import GenerateRequest
 
 
 async def cancellation(subject: Subject) -> None:
-    _needs_long_answers(subject)
-    running = await _begun(subject)
-    _must_run(running)
+    _check_has_long_answers(subject)
+    running = await _begin(subject)
+    _check_is_running(running)
     await _cancel(subject, running)
     await _check_cancelled(subject, running, "stop_generating()")
     unwanted = GenerateRequest(**running.request)
@@ -34,66 +31,73 @@ async def cancellation(subject: Subject) -> None:
 
 
 async def abort(subject: Subject) -> None:
-    _needs_long_answers(subject)
+    _check_has_long_answers(subject)
 
     async def abandon(stream: Stream) -> None:
         stream.context.kill()
-        stream.drop()  # as the worker does: nobody reads any more
+        stream.drop()  # as a worker does when its caller is gone
         await _abort(subject, stream)
 
-    await _check_leaks(subject, abandon, AbortLeaked, "aborted")
+    await _check_leaks(subject, abandon, Failure.AbortLeaked, "aborted")
     ended = subject.ask(1)
     await whole_answer(subject, ended)
     await _abort(subject, ended)
 
 
 async def drop(subject: Subject) -> None:
-    _needs_long_answers(subject)
+    _check_has_long_answers(subject)
+    timeout_s = subject.settings.cancel_timeout_s
 
     async def abandon(stream: Stream) -> None:
         stream.drop()
-        if not await stream.ended(subject.settings.cancel_timeout_s):
-            raise DropFailed(
-                f"a stream did not end within {subject.settings.cancel_timeout_s:g} s of closing it"
+        if not await stream.ended(timeout_s):
+            raise ConformanceError(
+                Failure.DropFailed,
+                f"a stream did not end within {timeout_s:g} s of closing it",
             )
         if stream.error is not None:
-            raise DropFailed(f"closing a stream raised {told(stream.error)}") from stream.error
+            raise ConformanceError(
+                Failure.DropFailed, f"closing a stream raised {described(stream.error)}"
+            ) from stream.error
 
-    await _check_leaks(subject, abandon, DropLeaked, "closed")
+    await _check_leaks(subject, abandon, Failure.DropLeaked, "closed")
 
 
 # ---- parts --------------------------------------------------------------------------------------
 
 
-def _needs_long_answers(subject: Subject) -> None:
+def _check_has_long_answers(subject: Subject) -> None:
     if subject.is_prefill:
         raise NotApplicable("a prefill engine ends after one token")
 
 
-async def _begun(subject: Subject) -> Stream:
-    """A long answer that has its first chunk."""
+async def _begin(subject: Subject) -> Stream:
+    """Return a long answer that has its first chunk."""
     stream = subject.ask(subject.num_long_tokens())
     if not await stream.first(subject.settings.generate_timeout_s):
-        raise NoChunksYielded(
+        raise ConformanceError(
+            Failure.NoChunksYielded,
             f"no chunk came within {subject.settings.generate_timeout_s:g} s of an answer of "
-            f"{subject.num_long_tokens()} tokens"
+            f"{subject.num_long_tokens()} tokens",
         )
     return stream
 
 
-def _must_run(stream: Stream) -> None:
-    """An answer that is over already cannot show how it is given up."""
+def _check_is_running(stream: Stream) -> None:
+    """Raise unless the answer is running: only then can it be given up."""
     if not stream.task.done():
         return
     if stream.error is not None:
-        raise GenerateFailed(f"generate() raised {told(stream.error)}") from stream.error
+        raise ConformanceError(
+            Failure.GenerateFailed, f"generate() raised {described(stream.error)}"
+        ) from stream.error
     raise NotApplicable(f"all {stream.num_tokens} tokens of a long answer come at once")
 
 
 async def _cancel(subject: Subject, stream: Stream) -> None:
-    """As a worker does it: the context says so, and the engine is told."""
+    """Cancel as a worker does: mark the context, then call the engine's abort()."""
     stream.context.stop_generating()
-    with contextlib.suppress(AbortFailed):  # that is for the check of abort() to find
+    with contextlib.suppress(ConformanceError):  # the check of abort() finds these
         await _abort(subject, stream)
 
 
@@ -102,17 +106,21 @@ async def _check_cancelled(subject: Subject, stream: Stream, how: str) -> None:
     begun = time.perf_counter()
     num_tokens = stream.num_tokens
     if not await stream.ended(timeout_s):
-        raise CancellationIgnored(
+        raise ConformanceError(
+            Failure.CancellationIgnored,
             f"{how}: the answer went on for {timeout_s:g} s, by "
-            f"{stream.num_tokens - num_tokens} tokens"
+            f"{stream.num_tokens - num_tokens} tokens",
         )
     if stream.error is not None:
-        raise CancellationNotObserved(f"{how}: generate() raised {told(stream.error)}")
+        raise ConformanceError(
+            Failure.CancellationNotObserved, f"{how}: generate() raised {described(stream.error)}"
+        )
     reason = stream.finish_reason
     if reason is None or check_finish_reason(reason) != "cancelled":
         took_s = time.perf_counter() - begun
-        raise CancellationNotObserved(
-            f"{how}: the answer ended after {took_s:.2f} s with finish_reason {reason!r}"
+        raise ConformanceError(
+            Failure.CancellationNotObserved,
+            f"{how}: the answer ended after {took_s:.2f} s with finish_reason {reason!r}",
         )
     check_answer(
         stream.chunks, stream.request, is_text=subject.is_text, is_prefill=subject.is_prefill
@@ -120,42 +128,34 @@ async def _check_cancelled(subject: Subject, stream: Stream, how: str) -> None:
 
 
 async def _abort(subject: Subject, stream: Stream) -> None:
-    try:
+    state = "has ended" if stream.task.done() else "is running"
+    with failing_as(Failure.AbortFailed, f"abort() of a request that {state}:"):
         await bounded(subject.engine.abort(stream.context), subject.settings.cancel_timeout_s)
-    except Exception as error:
-        state = "has ended" if stream.task.done() else "is running"
-        raise AbortFailed(f"abort() of a request that {state}: {told(error)}") from error
 
 
 async def _check_leaks(
     subject: Subject,
     abandon: Callable[[Stream], Awaitable[None]],
-    leaked: type[ConformanceError],
+    leaked: Failure,
     done: str,
 ) -> None:
-    """Begins and abandons more answers than the engine has room for, then asks for a whole one."""
+    """Abandon more answers than the engine has room for, then ask for a whole one."""
     settings = subject.settings
     room = (subject.config and subject.config.max_num_seqs) or settings.num_concurrent
     rounds = min(room, settings.num_abandoned) + 1
     for number in range(rounds):
         stream = subject.ask(subject.num_long_tokens())
         if not await stream.first(settings.generate_timeout_s):
-            raise leaked(
+            raise ConformanceError(
+                leaked,
                 f"after {number} {done} answers the next one got no chunk within "
-                f"{settings.generate_timeout_s:g} s"
+                f"{settings.generate_timeout_s:g} s",
             )
-        _must_run(stream)
+        _check_is_running(stream)
         await abandon(stream)
         if not await stream.ended(settings.cancel_timeout_s):
             await stream.close()
-    try:
+    with failing_as(leaked, f"after {rounds} {done} answers a plain one failed:"):
         await whole_answer(subject, subject.ask(settings.max_tokens))
-    except ConformanceError as error:
-        raise leaked(
-            f"after {rounds} {done} answers a plain one failed: {type(error).__name__}: "
-            f"{error.message}"
-        ) from error
-    try:
+    with failing_as(leaked, f"after {rounds} {done} answers:"):
         await bounded(subject.at_rest(), settings.cancel_timeout_s)
-    except Exception as error:
-        raise leaked(f"after {rounds} {done} answers: {told(error)}") from error

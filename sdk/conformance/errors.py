@@ -1,193 +1,114 @@
-"""What the conformance kit can find wrong with an engine: one class per broken rule.
+"""The failures that the conformance kit finds: a name and the broken rule of each."""
 
-ConformanceError
-├── start              StartFailed, EmptyModelInConfig, WrongConfigValue
-├── generate           GenerateFailed, NoChunksYielded, MalformedChunk, UnknownFinishReason,
-│                      NoTerminalChunk, ChunkAfterTerminal, TerminalMissingUsage,
-│                      UsageDoesNotAddUp, MaxTokensExceeded, AnswerTooShort,
-│                      LogprobsMisaligned, PrefillParamsMissing, ConcurrentGenerateFailed,
-│                      HealthCheckFailed
-├── cancellation       CancellationIgnored, CancellationNotObserved, AbortFailed, AbortLeaked,
-│                      DropFailed, DropLeaked
-└── the end            DrainFailed, DrainCutStream, NotQuiescent, CleanupWithoutStartFailed,
-                       PartialStartCleanupFailed, CleanupFailed, SecondCleanupFailed, TasksLeaked,
-                       ThreadsLeaked
-"""
-
-from typing import ClassVar
+from enum import Enum
 
 from tandem.runtime.errors import TandemError
 
 
-class ConformanceError(TandemError):
-    """A rule that the engine breaks. `rule` is the contract; the message says what was seen."""
+class Failure(Enum):
+    """The rules of an engine's contract, each under the name of its failure."""
 
-    rule: ClassVar[str] = ""
-
-    def explain(self) -> str:
-        """The failure in full: its name, what was seen, and the rule."""
-        return f"{type(self).__name__}: {self.message}\n  The rule: {self.rule}"
-
-    def __str__(self) -> str:
-        return f"{self.message} (the rule: {self.rule})"
-
-
-# ---- start ------------------------------------------------------------------------------------
-
-
-class StartFailed(ConformanceError):
-    rule = "start(worker_id) returns an EngineConfig once generate() may be called."
-
-
-class EmptyModelInConfig(ConformanceError):
-    rule = "EngineConfig.model names the model; it is the one field that must be set."
-
-
-class WrongConfigValue(ConformanceError):
-    rule = "A number in EngineConfig is a positive whole number, or None when not advertised."
-
-
-# ---- generate ---------------------------------------------------------------------------------
-
-
-class GenerateFailed(ConformanceError):
-    rule = "generate(request, context) is an async generator that answers a plain request."
-
-
-class NoChunksYielded(ConformanceError):
-    rule = "generate() yields at least one chunk, the last one with finish_reason."
-
-
-class MalformedChunk(ConformanceError):
-    rule = (
-        "A chunk is a dict with `index`, a whole number, and `token_ids`, a list of token ids "
-        "(for a text engine `text`, a string)."
+    # start
+    StartFailed = "start(worker_id) returns an EngineConfig once generate() may be called."
+    EmptyModelInConfig = "EngineConfig.model names the model; it is the one field that must be set."
+    WrongConfigValue = (
+        "A number in EngineConfig is a positive whole number, or None when not advertised."
     )
-
-
-class UnknownFinishReason(ConformanceError):
-    rule = "finish_reason is stop, length, cancelled, error, or one of their known other names."
-
-
-class NoTerminalChunk(ConformanceError):
-    rule = "The last chunk carries finish_reason; a stream without it counts as incomplete."
-
-
-class ChunkAfterTerminal(ConformanceError):
-    rule = "Exactly one chunk carries finish_reason, and nothing is yielded after it."
-
-
-class TerminalMissingUsage(ConformanceError):
-    rule = (
+    # generate
+    GenerateFailed = (
+        "generate(request, context) is an async generator that answers a plain request."
+    )
+    NoChunksYielded = "generate() yields at least one chunk, the last one with finish_reason."
+    MalformedChunk = (
+        "A chunk is a dict with `index`, a whole number, and `token_ids`, a list of token ids (for "
+        "a text engine `text`, a string)."
+    )
+    UnknownFinishReason = (
+        "finish_reason is stop, length, cancelled, error, or one of their known other names."
+    )
+    NoTerminalChunk = (
+        "The last chunk carries finish_reason; a stream without it counts as incomplete."
+    )
+    ChunkAfterTerminal = "Exactly one chunk carries finish_reason, and nothing is yielded after it."
+    TerminalMissingUsage = (
         "The last chunk carries completion_usage with prompt_tokens, completion_tokens and "
         "total_tokens."
     )
-
-
-class UsageDoesNotAddUp(ConformanceError):
-    rule = (
+    UsageDoesNotAddUp = (
         "completion_usage counts the request's token_ids and the tokens yielded, and total_tokens "
         "is their sum."
     )
-
-
-class MaxTokensExceeded(ConformanceError):
-    rule = "No more than stop_conditions.max_tokens tokens are yielded."
-
-
-class AnswerTooShort(ConformanceError):
-    rule = "With stop_conditions.ignore_eos an answer goes on up to max_tokens."
-
-
-class LogprobsMisaligned(ConformanceError):
-    rule = (
+    MaxTokensExceeded = "No more than stop_conditions.max_tokens tokens are yielded."
+    AnswerTooShort = "With stop_conditions.ignore_eos an answer goes on up to max_tokens."
+    LogprobsMisaligned = (
         "Where a chunk has log_probs or top_logprobs, they hold one entry per token id; a chunk "
         "that lacks one of them carries none."
     )
-
-
-class PrefillParamsMissing(ConformanceError):
-    rule = "The last chunk of a prefill engine carries disaggregated_params, for the decode engine."
-
-
-class ConcurrentGenerateFailed(ConformanceError):
-    rule = "generate() may be called many times at once; every answer is whole and its own."
-
-
-class HealthCheckFailed(ConformanceError):
-    rule = "What health_check_payload() returns is a request that generate() answers."
-
-
-# ---- cancellation -----------------------------------------------------------------------------
-
-
-class CancellationIgnored(ConformanceError):
-    rule = "generate() looks at context.is_stopped() between chunks and ends soon after it is true."
-
-
-class CancellationNotObserved(ConformanceError):
-    rule = "A cancelled answer ends with a last chunk whose finish_reason is 'cancelled'."
-
-
-class AbortFailed(ConformanceError):
-    rule = (
-        "abort(context) returns without an error, for a running request and for one that has "
-        "ended meanwhile."
+    PrefillParamsMissing = (
+        "The last chunk of a prefill engine carries disaggregated_params, for the decode engine."
+    )
+    ConcurrentGenerateFailed = (
+        "generate() may be called many times at once; every answer is whole and its own."
+    )
+    HealthCheckFailed = "What health_check_payload() returns is a request that generate() answers."
+    # cancellation
+    CancellationIgnored = (
+        "generate() looks at context.is_stopped() between chunks and ends soon after it is true."
+    )
+    CancellationNotObserved = (
+        "A cancelled answer ends with a last chunk whose finish_reason is 'cancelled'."
+    )
+    AbortFailed = (
+        "abort(context) returns without an error, for a running request and for one that has ended "
+        "meanwhile."
+    )
+    AbortLeaked = "After abort(context), what generate() had taken for the request is free again."
+    DropFailed = (
+        "A stream may be closed at any chunk; abort() is not called then. Release in try/finally "
+        "and yield nothing more."
+    )
+    DropLeaked = "A closed stream frees what generate() had taken, in try/finally, without abort()."
+    # the end
+    DrainFailed = "drain() returns without an error, also while answers are running."
+    DrainCutStream = "drain() lets running answers come to their last chunk."
+    NotQuiescent = (
+        "is_quiescent() is True once no answer runs and nothing is read from this engine any more "
+        "(None: the engine does not say)."
+    )
+    CleanupWithoutStartFailed = (
+        "cleanup() works on an engine that was never started: guard what may be unset."
+    )
+    PartialStartCleanupFailed = (
+        "cleanup() works after a start() that was cut short: guard what may be unset."
+    )
+    CleanupFailed = "cleanup() releases everything and returns without an error."
+    SecondCleanupFailed = "A second cleanup() returns at once, without an error."
+    TasksLeaked = "After cleanup() none of the engine's asyncio tasks is left."
+    ThreadsLeaked = (
+        "After cleanup() none of the engine's own threads is left to keep the process alive."
     )
 
 
-class AbortLeaked(ConformanceError):
-    rule = "After abort(context), what generate() had taken for the request is free again."
+class ConformanceError(TandemError):
+    """A rule that the engine breaks: `failure` says which, the message says what was seen."""
 
+    def __init__(self, failure: Failure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
 
-class DropFailed(ConformanceError):
-    rule = (
-        "A stream may be closed at any chunk; abort() is not called then. Release in "
-        "try/finally and yield nothing more."
-    )
+    @property
+    def name(self) -> str:
+        """The name of the failure."""
+        return self.failure.name
 
+    @property
+    def rule(self) -> str:
+        """The rule that is broken."""
+        return self.failure.value
 
-class DropLeaked(ConformanceError):
-    rule = "A closed stream frees what generate() had taken, in try/finally, without abort()."
+    def explain(self) -> str:
+        """Return the failure in full: its name, what was seen, and the rule."""
+        return f"{self.name}: {self.message}\n  The rule: {self.rule}"
 
-
-# ---- the end ----------------------------------------------------------------------------------
-
-
-class DrainFailed(ConformanceError):
-    rule = "drain() returns without an error, also while answers are running."
-
-
-class DrainCutStream(ConformanceError):
-    rule = "drain() lets running answers come to their last chunk."
-
-
-class NotQuiescent(ConformanceError):
-    rule = (
-        "is_quiescent() is True once no answer runs and nothing is read from this engine any "
-        "more (None: the engine does not say)."
-    )
-
-
-class CleanupWithoutStartFailed(ConformanceError):
-    rule = "cleanup() works on an engine that was never started: guard what may be unset."
-
-
-class PartialStartCleanupFailed(ConformanceError):
-    rule = "cleanup() works after a start() that was cut short: guard what may be unset."
-
-
-class CleanupFailed(ConformanceError):
-    rule = "cleanup() releases everything and returns without an error."
-
-
-class SecondCleanupFailed(ConformanceError):
-    rule = "A second cleanup() returns at once, without an error."
-
-
-class TasksLeaked(ConformanceError):
-    rule = "After cleanup() none of the engine's asyncio tasks is left."
-
-
-class ThreadsLeaked(ConformanceError):
-    rule = "After cleanup() none of the engine's own threads is left to keep the process alive."
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message} (the rule: {self.rule})"

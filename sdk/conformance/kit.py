@@ -44,7 +44,7 @@ CHECK_NAMES = (
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's outcome: passed unless it has a `failure` or a reason why it was `not_run`."""
+    """The outcome of one check: passed, or a `failure`, or the reason why it was `not_run`."""
 
     name: str
     duration_s: float = 0.0
@@ -54,7 +54,7 @@ class CheckResult:
 
 @dataclass
 class ConformanceReport:
-    """All checks' outcomes, in order."""
+    """The outcomes of all checks, in order."""
 
     engine: str
     results: list[CheckResult] = field(default_factory=list)
@@ -68,11 +68,11 @@ class ConformanceReport:
         return sum(each.failure is None and each.not_run is None for each in self.results)
 
     def result(self, name: str) -> CheckResult:
-        """The outcome of the check of that name, one of CHECK_NAMES."""
+        """Return the outcome of the check `name`, one of CHECK_NAMES."""
         return next(each for each in self.results if each.name == name)
 
     def text(self) -> str:
-        """The report for a reader: one line per check, and what is wrong in full."""
+        """Return the report for a reader: one line per check, and each failure in full."""
         lines = [f"{self.engine}: {self.num_passed} of {len(self.results)} checks passed"]
         for each in self.results:
             if each.failure is not None:
@@ -84,13 +84,13 @@ class ConformanceReport:
         return "\n".join(lines)
 
     def json(self) -> str:
-        """The report for a program."""
+        """Return the report for a program."""
         results = [
             {
                 "name": each.name,
                 "outcome": "failed" if each.failure else "not_run" if each.not_run else "passed",
                 "duration_s": round(each.duration_s, 3),
-                "failure": type(each.failure).__name__ if each.failure else None,
+                "failure": each.failure.name if each.failure else None,
                 "message": each.failure.message if each.failure else each.not_run,
                 "rule": each.failure.rule if each.failure else None,
             }
@@ -104,9 +104,9 @@ async def run_conformance(
     argv: Sequence[str] = (),
     settings: ConformanceSettings | None = None,
 ) -> ConformanceReport:
-    """Makes all checks; `examine` for those who want a report whatever it says.
+    """Make all checks. Raise the first failure, a ConformanceError, with the others as notes.
 
-    Raises the first failure, a ConformanceError, with the others as notes.
+    `examine` returns the report in every case.
     """
     report = await examine(factory, argv, settings)
     if report.failures:
@@ -122,7 +122,7 @@ async def examine(
     argv: Sequence[str] = (),
     settings: ConformanceSettings | None = None,
 ) -> ConformanceReport:
-    """Makes all checks and reports them.
+    """Make all checks and return their report.
 
     `factory` is an engine class, made by its `from_args(argv)`, or a function that returns a new
     engine, or an engine and its WorkerConfig. Three engines are made; one is started in full.
@@ -151,12 +151,12 @@ async def examine(
 async def _examine_started(report: ConformanceReport, subject: Subject) -> None:
     stopped: str | None = None
     for check in CHECKS:
-        if stopped is not None and not check.the_end:
+        if stopped is not None and not check.at_end:
             report.results.append(CheckResult(check.name, not_run=stopped))
             continue
         result = await _record(report, check.name, subject.settings, partial(check.run, subject))
         await subject.close_streams()
-        if result.failure is not None and not check.goes_on:
+        if result.failure is not None and check.fatal:
             stopped = f"{check.name} failed"
 
 
@@ -215,7 +215,7 @@ def _indented(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`[options] module:Engine [the engine's own arguments]`; 0 when every check passed."""
+    """Run `[options] module:Engine [arguments of the engine]`; return 0 if every check passed."""
     options = _parser().parse_args(argv)
     settings = ConformanceSettings(
         start_timeout_s=options.start_timeout_s,
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load_engine(target: str) -> type[LLMEngine]:
-    """The engine class that `module:Class` names; raises ConfigError where there is none."""
+    """Return the engine class that `module:Class` names. Raise ConfigError if there is none."""
     found = load_class(target)
     if not issubclass(found, LLMEngine):
         raise ConfigError(f"{target}: {found.__name__} is not a subclass of LLMEngine")

@@ -1,16 +1,11 @@
-"""Checks that need an engine of their own, and of what is left when it is gone."""
+"""Checks that need an engine of their own, and checks for tasks and threads left behind."""
 
 import asyncio
 import threading
 
 from tandem.sdk.conformance.checks import WORKER_ID
-from tandem.sdk.conformance.errors import (
-    CleanupWithoutStartFailed,
-    PartialStartCleanupFailed,
-    TasksLeaked,
-    ThreadsLeaked,
-)
-from tandem.sdk.conformance.streams import ConformanceSettings, bounded, told
+from tandem.sdk.conformance.errors import ConformanceError, Failure
+from tandem.sdk.conformance.streams import ConformanceSettings, bounded, failing_as
 from tandem.sdk.engine.llm_engine import LLMEngine
 
 # Threads of the event loop's default executor stay for its next user.
@@ -20,17 +15,14 @@ _POLL_S = 0.02
 
 
 async def cleanup_without_start(engine: LLMEngine, settings: ConformanceSettings) -> None:
-    """Raises CleanupWithoutStartFailed."""
-    try:
+    with failing_as(Failure.CleanupWithoutStartFailed, "cleanup() raised"):
         await bounded(engine.cleanup(), settings.cleanup_timeout_s)
-    except Exception as error:
-        raise CleanupWithoutStartFailed(f"cleanup() raised {told(error)}") from error
 
 
 async def cleanup_after_partial_start(engine: LLMEngine, settings: ConformanceSettings) -> None:
-    """Cuts start() short where it first waits. Raises PartialStartCleanupFailed.
+    """Cancel start() where it first waits, then call cleanup().
 
-    What start() itself makes of the cancellation is its own affair, as long as it ends.
+    start() may handle the cancellation in any way, as long as it ends.
     """
 
     async def start() -> None:
@@ -40,26 +32,23 @@ async def cleanup_after_partial_start(engine: LLMEngine, settings: ConformanceSe
     await asyncio.sleep(0)
     starting.cancel()
     await asyncio.wait({starting}, timeout=settings.start_timeout_s)
-    try:
+    if starting.done() and not starting.cancelled():
+        starting.exception()  # retrieved, so that the loop does not report it
+    with failing_as(Failure.PartialStartCleanupFailed, "cleanup() after half a start():"):
         if not starting.done():
             raise TimeoutError(f"start() did not end within {settings.start_timeout_s:g} s")
         await bounded(engine.cleanup(), settings.cleanup_timeout_s)
-    except Exception as error:
-        raise PartialStartCleanupFailed(f"cleanup() after half a start(): {told(error)}") from error
-    finally:
-        if starting.done() and not starting.cancelled():
-            starting.exception()  # seen, so that the loop does not report it
 
 
 class Leftovers:
-    """What runs in this process beside the engine; afterwards, what the engine left behind."""
+    """The tasks and threads that an engine leaves behind: those that were not there before it."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()
         self._threads = set(threading.enumerate())
 
     async def check_tasks(self) -> None:
-        """Raises TasksLeaked when tasks that were not there before do not end soon."""
+        """Raise TasksLeaked when new tasks do not end soon."""
         left = asyncio.all_tasks() - self._tasks
         if left:
             _, left = await asyncio.wait(left, timeout=_SETTLE_S)
@@ -67,14 +56,16 @@ class Leftovers:
             names = ", ".join(sorted(_task_name(task) for task in left))
             for task in left:
                 task.cancel()
-            raise TasksLeaked(f"{len(left)} tasks run on: {names}")
+            raise ConformanceError(Failure.TasksLeaked, f"{len(left)} tasks run on: {names}")
 
     async def check_threads(self) -> None:
-        """Raises ThreadsLeaked when threads that keep a process alive do not end soon."""
+        """Raise ThreadsLeaked when new threads that keep the process alive do not end soon."""
         deadline = asyncio.get_running_loop().time() + _SETTLE_S
         while left := self._new_threads():
             if asyncio.get_running_loop().time() > deadline:
-                raise ThreadsLeaked(f"{len(left)} threads run on: {', '.join(sorted(left))}")
+                raise ConformanceError(
+                    Failure.ThreadsLeaked, f"{len(left)} threads run on: {', '.join(sorted(left))}"
+                )
             await asyncio.sleep(_POLL_S)
 
     def _new_threads(self) -> list[str]:

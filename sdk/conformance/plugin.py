@@ -1,4 +1,4 @@
-"""One pytest test per check of the conformance kit, on an engine of yours.
+"""A pytest plugin: one test per check of the conformance kit.
 
     pytest_plugins = ["tandem.sdk.conformance.plugin"]
 
@@ -9,8 +9,8 @@
     def test_my_engine_conforms(conformance_check):
         conformance_check()
 
-The engine is examined once per module. `conformance_argv` and `conformance_settings` are fixtures
-to override, too.
+The engine is examined once per module. The fixtures `conformance_argv` and `conformance_settings`
+can be overridden as well.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ _FIXTURE = "conformance_check"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `conformance_check` is run once per check."""
+    """Run a test that uses `conformance_check` once per check."""
     if _FIXTURE in metafunc.fixturenames:
         metafunc.parametrize(_FIXTURE, CHECK_NAMES, indirect=True)
 
 
 @pytest.fixture(scope="module")
 def conformance_argv() -> Sequence[str]:
-    """What the engine class's `from_args` gets."""
+    """The arguments for `from_args` of the engine class."""
     return ()
 
 
 @pytest.fixture(scope="module")
 def conformance_settings() -> ConformanceSettings:
-    """How the engine is asked and how long it may take."""
+    """The requests to the engine and the time it may take."""
     return ConformanceSettings()
 
 
@@ -48,7 +48,7 @@ def conformance_report(
     conformance_argv: Sequence[str],
     conformance_settings: ConformanceSettings,
 ) -> ConformanceReport:
-    """All checks' outcomes, made in an event loop of their own."""
+    """The outcomes of all checks, made in an event loop of their own."""
     return asyncio.run(examine(conformance_engine, conformance_argv, conformance_settings))
 
 
@@ -56,7 +56,7 @@ def conformance_report(
 def conformance_check(
     request: pytest.FixtureRequest, conformance_report: ConformanceReport
 ) -> Callable[[], None]:
-    """Call it: it raises the check's failure, skips where the check was not made, or returns."""
+    """A function that raises the failure of its check, skips a check not made, or returns."""
     result = conformance_report.result(request.param)
 
     def check() -> None:

@@ -1,12 +1,13 @@
-"""One engine under examination, and the answers that are read from it."""
+"""The engine under examination, and the answers that are read from it."""
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from tandem.sdk.conformance.errors import ConformanceError, GenerateFailed, MaxTokensExceeded
+from tandem.sdk.conformance.errors import ConformanceError, Failure
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.types import EngineConfig, GenerateRequest
@@ -14,16 +15,16 @@ from tandem.sdk.worker.context import Context
 
 T = TypeVar("T")
 
-_POLL_S = 0.02  # of is_quiescent(), which can only be asked
-# A task that swallows its cancellation is not waited for longer: it is left behind.
+_POLL_S = 0.02  # is_quiescent() can only be polled
+# After this long, a task that ignores its cancellation is left running.
 _GRACE_S = 1.0
 
 
 @dataclass(frozen=True)
 class ConformanceSettings:
-    """How an engine is asked and how long it may take; the defaults suit real models.
+    """The requests to the engine and the time it may take; the defaults suit real models.
 
-    `prefill_result` is what requests to a decode engine carry. `skip` names checks to leave out.
+    Requests to a decode engine carry `prefill_result`. `skip` names checks to leave out.
     """
 
     prompt_token_ids: tuple[int, ...] = tuple(range(1, 9))
@@ -43,9 +44,9 @@ class ConformanceSettings:
 
 
 async def bounded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """What `work` returns. Raises TimeoutError after `timeout_s`, even where `work` does not end.
+    """Return the result of `work`. Raise TimeoutError after `timeout_s`, also when it never ends.
 
-    Errors of `work` pass; where it was cancelled from inside, that is a RuntimeError.
+    Errors of `work` propagate. A CancelledError that `work` raises itself becomes a RuntimeError.
     """
     task = asyncio.create_task(work)
     try:
@@ -58,12 +59,23 @@ async def bounded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         await asyncio.wait({task}, timeout=_GRACE_S)
         raise TimeoutError(f"it did not return within {timeout_s:g} s")
     if task.cancelled():
-        raise RuntimeError("it raised CancelledError although nobody cancelled it")
+        raise RuntimeError("it raised CancelledError although it was not cancelled")
     return task.result()
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
+@contextmanager
+def failing_as(failure: Failure, doing: str) -> Iterator[None]:
+    """Turn any error of the block into `failure`; its message begins with `doing`."""
+    try:
+        yield
+    except Exception as error:
+        raise ConformanceError(failure, f"{doing} {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """Return an error in one line."""
+    if isinstance(error, ConformanceError):
+        return f"{error.name}: {error.message}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -72,9 +84,9 @@ class NotApplicable(Exception):
 
 
 class Stream:
-    """One answer, read chunk by chunk in a task of its own, as a worker does.
+    """One answer, read chunk by chunk in a task of its own, as a worker reads it.
 
-    Ended once the generator is at its end, has raised (`error`), or was closed after `drop`.
+    It has ended when the generator has returned, has raised (`error`), or was closed after `drop`.
     """
 
     def __init__(self, engine: LLMEngine, request: GenerateRequest) -> None:
@@ -98,7 +110,7 @@ class Stream:
                     "`async def` with `yield`"
                 )
             await self._read_chunks(answer)
-        except BaseException as error:  # GeneratorExit, too: it is how engines give a stream up
+        except BaseException as error:  # also GeneratorExit, by which engines give a stream up
             self.error = error
             if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
                 raise
@@ -114,10 +126,11 @@ class Stream:
                 if self._is_dropped:
                     break
                 if max_tokens is not None and self.num_tokens > max_tokens:
-                    raise MaxTokensExceeded(
-                        f"max_tokens was {max_tokens}, and {self.num_tokens} tokens were yielded"
+                    raise ConformanceError(
+                        Failure.MaxTokensExceeded,
+                        f"max_tokens was {max_tokens}, and {self.num_tokens} tokens were yielded",
                     )
-                await asyncio.sleep(0)  # an engine that never waits must not stop the examiner
+                await asyncio.sleep(0)  # an engine that never waits must not block the kit
         finally:
             await answer.aclose()
 
@@ -129,16 +142,16 @@ class Stream:
 
     @property
     def finish_reason(self) -> str | None:
-        """The last chunk's, None while there is none."""
+        """The last chunk's finish reason, if it has one."""
         last = self.chunks[-1] if self.chunks else None
         return last.get("finish_reason") if isinstance(last, dict) else None
 
     def drop(self) -> None:
-        """Close the generator at its next chunk: what happens when nobody reads any more."""
+        """Close the generator at its next chunk, as a worker does when its caller has left."""
         self._is_dropped = True
 
     async def first(self, timeout_s: float) -> bool:
-        """Waits for the first chunk or the end; whether it came within `timeout_s`."""
+        """Wait for the first chunk or the end; return False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_chunk.wait()
@@ -147,33 +160,35 @@ class Stream:
         return True
 
     async def ended(self, timeout_s: float) -> bool:
-        """Waits for the end; whether it came within `timeout_s`."""
+        """Wait for the end; return False after `timeout_s`."""
         await asyncio.wait({self.task}, timeout=timeout_s)
         return self.task.done()
 
     async def whole(self, timeout_s: float) -> list[dict[str, Any]]:
-        """All chunks. Raises GenerateFailed, or the ConformanceError that reading met."""
+        """Return all chunks. Raise GenerateFailed, or the ConformanceError of the reading task."""
         if not await self.ended(timeout_s):
-            raise GenerateFailed(
-                f"an answer did not end within {timeout_s:g} s; it had {len(self.chunks)} chunks"
+            raise ConformanceError(
+                Failure.GenerateFailed,
+                f"an answer did not end within {timeout_s:g} s; it had {len(self.chunks)} chunks",
             )
         if isinstance(self.error, ConformanceError):
             raise self.error
         if self.error is not None:
-            raise GenerateFailed(
-                f"generate() raised {told(self.error)} after {len(self.chunks)} chunks"
+            raise ConformanceError(
+                Failure.GenerateFailed,
+                f"generate() raised {described(self.error)} after {len(self.chunks)} chunks",
             ) from self.error
         return self.chunks
 
     async def close(self) -> None:
-        """Ends the reading, whatever the engine does."""
+        """Stop reading, whatever the engine does."""
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=_GRACE_S)
 
 
 @dataclass
 class Subject:
-    """The engine under examination, what it said of itself, and its open streams."""
+    """The engine under examination, its config, and its open streams."""
 
     engine: LLMEngine
     settings: ConformanceSettings
@@ -187,7 +202,7 @@ class Subject:
         return self.mode is DisaggregationMode.PREFILL
 
     def ask(self, max_tokens: int, *, logprobs: int | None = None) -> Stream:
-        """Begins to read an answer of `max_tokens` tokens."""
+        """Begin to read an answer of `max_tokens` tokens."""
         settings = self.settings
         request = GenerateRequest(
             token_ids=[] if self.is_text else list(settings.prompt_token_ids),
@@ -204,13 +219,13 @@ class Subject:
         return self.ask_with(request)
 
     def ask_with(self, request: GenerateRequest) -> Stream:
-        """Begins to read the answer to a request of the caller's."""
+        """Begin to read the answer to `request`."""
         stream = Stream(self.engine, request)
         self.streams.append(stream)
         return stream
 
     def num_long_tokens(self) -> int:
-        """Tokens of an answer that is long enough to be cancelled."""
+        """Return the length of an answer that is long enough to be cancelled."""
         length = self.config.context_length if self.config is not None else None
         longest = self.settings.long_max_tokens
         if length is not None:
@@ -218,12 +233,12 @@ class Subject:
         return longest
 
     async def at_rest(self) -> None:
-        """Returns once the engine does not say that something is still under way."""
+        """Wait while the engine reports that transfers are under way."""
         while await self.engine.is_quiescent() is False:
             await asyncio.sleep(_POLL_S)
 
     async def close_streams(self) -> None:
-        """Ends what a check left running."""
+        """Close the streams that a check left running."""
         for stream in self.streams:
             await stream.close()
         self.streams.clear()

@@ -1,1 +1,1 @@
-"""NVIDIA Dynamo's names, and how code that imports them is ported."""
+"""NVIDIA Dynamo's names, and the tool that ports code to Tandem's."""

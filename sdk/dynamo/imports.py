@@ -1,4 +1,4 @@
-"""Where each name that workers and engines for Dynamo import is in Tandem, and what differs.
+"""Dynamo's names: their places in Tandem, and the differences.
 
 `docs/from-dynamo.md` prints this table; `tandem.sdk.dynamo.port` rewrites import lines by it.
 """
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of one module of theirs and the module of ours that has them under the same name.
+    """Names of one Dynamo module, and the Tandem module that exports them.
 
-    `ours` None: not here, and `note` says what to do instead.
+    `ours` None: Tandem does not have them, and `note` describes the alternative.
     """
 
     module: str
@@ -21,7 +21,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a name of theirs is here: `name` of `module`; `name` None is the module itself."""
+    """The Tandem name: `name` of `module`; `name` None is the module itself."""
 
     module: str
     name: str | None
@@ -80,7 +80,7 @@ TABLE: tuple[Names, ...] = (
         "dynamo.llm",
         "WorkerType",
         None,
-        "Leave `worker_type=` and `needs=` out: `WorkerConfig.disaggregation_mode` says the role.",
+        "Leave `worker_type=` and `needs=` out: `WorkerConfig.disaggregation_mode` is the role.",
     ),
     _names(
         "dynamo.llm",
@@ -111,20 +111,20 @@ TABLE: tuple[Names, ...] = (
         "dynamo.llm",
         "KvMetricsPublisher KvMetricsAggregator AggregatedMetrics",
         _SDK,
-        "Over NATS events. `create_endpoint(component)` may be awaited or not.",
+        "Over NATS events. `create_endpoint(component)` may be awaited.",
     ),
     _names("dynamo.llm", "WorkerMetricsPublisher", _SDK),
     _names(
         "dynamo.llm",
         "KvEventPublisher KvIndexer OverlapScores",
         _SDK,
-        "Worker ids are instance ids, strings. Lost events are noticed and asked for again.",
+        "Worker ids are instance ids, strings. Lost events are noticed and requested again.",
     ),
     _names(
         "dynamo.llm",
         "KvRouter KvRouterConfig RouterConfig RouterMode",
         None,
-        "The frontend routes by prefix and load. For a router of your own use `KvIndexer`, "
+        "The frontend routes by prefix and load. For a custom router use `KvIndexer`, "
         "`KvMetricsAggregator` and `client.direct`.",
     ),
     # transfers
@@ -133,22 +133,27 @@ TABLE: tuple[Names, ...] = (
         "nixl_agent nixl_agent_config",
         "tandem.sdk.nixl",
         'Descriptors travel as packed integers, never pickled. "VRAM" with tensors of the host is '
-        "an error. `NixlConnector` is the whole of it in one class.",
+        "an error. `NixlConnector` has all of it in one class.",
     ),
     # engines
     _names(
         _BACKEND,
-        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration WorkerConfig",
+        "WorkerConfig",
+        "tandem.sdk.dynamo.worker_config",
+        "`tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support "
+        "(tool_call_parser, media_decoder, ...) are errors when they are set.",
+    ),
+    _names(
+        _BACKEND,
+        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
         _SDK,
-        "Fields of `WorkerConfig` that nothing here serves (tool_call_parser, media_decoder, ...) "
-        "are errors when they are set.",
     ),
     _names(
         f"{_BACKEND}.engine",
         "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
         _SDK,
     ),
-    _names(f"{_BACKEND}.worker", "WorkerConfig", _SDK),
+    _names(f"{_BACKEND}.worker", "WorkerConfig", "tandem.sdk.dynamo.worker_config"),
     _names(
         f"{_BACKEND}.run",
         "run",
@@ -160,8 +165,8 @@ TABLE: tuple[Names, ...] = (
         f"{_BACKEND}.disagg",
         "enforce_prefill_max_tokens extract_prefill_result require_prefill_result",
         _SDK,
-        "`require_prefill_result` raises PrefillResultMissing, a ValueError; the request is tried "
-        "elsewhere.",
+        "`require_prefill_result` raises PrefillResultMissing, a ValueError; another worker is "
+        "tried.",
     ),
     _names("dynamo.common.constants", "DisaggregationMode", _SDK, "ENCODE is a name only."),
     _names(
@@ -197,14 +202,14 @@ TABLE: tuple[Names, ...] = (
         f"{_BACKEND}.logprobs",
         "extract_from_completion_output extract_from_sglang_meta",
         None,
-        "Fill `log_probs` and `top_logprobs` from what your engine gives.",
+        "Fill `log_probs` and `top_logprobs` from your engine's output.",
     ),
     _names(
         f"{_BACKEND}.sample_engine",
         "SampleLLMEngine",
         None,
-        "Tandem has its own: `tandem.sdk.sample_engine.SampleEngine`, whose tokens count on from "
-        "the prompt's last one.",
+        "Use `tandem.sdk.sample_engine.SampleEngine`; its tokens count up from the prompt's last "
+        "token.",
     ),
     _names(
         f"{_BACKEND}.multimodal",
@@ -216,13 +221,13 @@ TABLE: tuple[Names, ...] = (
         _BACKEND,
         "BaseEngine DiffusionEngine RawEngine RawRequest RawResponseChunk Worker",
         None,
-        "Engines answer with tokens or text; `run` is what makes a worker.",
+        "Engines answer with tokens or text; `run` serves them.",
     ),
     _names(
         "dynamo.common.utils.token_ids",
         "normalize_request_token_ids token_ids_len token_ids_to_list",
         "tandem.sdk.dynamo.request_options",
-        "Not needed with Tandem, whose requests hold lists.",
+        "Not needed: Tandem's requests hold lists.",
     ),
     _names(
         f"{_BACKEND}.engine",
@@ -243,13 +248,13 @@ TABLE: tuple[Names, ...] = (
         "CannotConnect Cancelled ConnectionTimeout Disconnected DynamoException EngineShutdown "
         "InvalidArgument RouterQueueLimitExceeded StreamIncomplete Unknown WorkerUnavailable",
         "tandem.sdk.exceptions",
-        "Most are Tandem's own errors under their other name; `DynamoException` is TandemError.",
+        "Most are other names of Tandem's own errors; `DynamoException` is TandemError.",
     ),
     _names(
         "dynamo.llm.exceptions",
         "HttpError",
         None,
-        "Raise the kind instead: InvalidArgument is 400, WorkerUnavailable 503.",
+        "Raise the specific error instead: InvalidArgument is 400, WorkerUnavailable 503.",
     ),
 )
 
@@ -263,7 +268,7 @@ MODULES = {
 
 
 def find(module: str, name: str) -> Place | Names | None:
-    """Where `from module import name` goes: a Place, a row that says what else to do, or None."""
+    """Return the Place of a name, or the row with its alternative, or None if unknown."""
     if (whole := MODULES.get(f"{module}.{name}")) is not None:
         return Place(whole, None)
     for row in TABLE:
@@ -273,7 +278,7 @@ def find(module: str, name: str) -> Place | Names | None:
 
 
 def markdown() -> str:
-    """The table as `docs/from-dynamo.md` prints it."""
+    """Return the table as `docs/from-dynamo.md` prints it."""
     lines = ["| from | import | in Tandem | what differs |", "| --- | --- | --- | --- |"]
     for row in TABLE:
         names = ", ".join(f"`{name}`" for name in row.names)

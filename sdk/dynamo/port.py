@@ -1,7 +1,7 @@
-"""Rewrites the import lines of a worker or engine for Dynamo, by the table in docs/from-dynamo.md.
+"""A tool that rewrites the import lines of Dynamo workers and engines for Tandem.
 
-python -m tandem.sdk.dynamo.port my_engine.py            # shows the difference
-python -m tandem.sdk.dynamo.port --write my_engine.py    # and makes it
+python -m tandem.sdk.dynamo.port my_engine.py            # show the difference
+python -m tandem.sdk.dynamo.port --write my_engine.py    # and write it
 """
 
 import argparse
@@ -20,7 +20,7 @@ _ROOTS = ("dynamo", "nixl")
 
 @dataclass(frozen=True, slots=True)
 class Unported:
-    """An imported name that the table has no place for; its line is left as it was."""
+    """An imported name that is not in the table; its line is left unchanged."""
 
     line: int
     module: str
@@ -33,16 +33,16 @@ class Unported:
 
 @dataclass(frozen=True, slots=True)
 class Ported:
-    """The source with its import lines changed, and what is left to do by hand."""
+    """The source with its import lines changed, and the names left to port by hand."""
 
     source: str
     unported: tuple[Unported, ...]
 
 
 def port(source: str, package: str = "") -> Ported:
-    """Changes import lines alone. Raises SyntaxError where the source is not Python.
+    """Change the import lines, and nothing else. Raise SyntaxError if the source is not Python.
 
-    `package` is where a file came from that says `from .engine import ...`.
+    `package` resolves relative imports (`from .engine import ...`).
     """
     lines = source.splitlines(keepends=True)
     unported: list[Unported] = []
@@ -50,11 +50,11 @@ def port(source: str, package: str = "") -> Ported:
     for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):
         first, end = node.lineno - 1, node.end_lineno or node.lineno
         before = lines[first].encode()[: node.col_offset].decode()
-        behind = lines[end - 1].encode()[node.end_col_offset :].decode()
+        after = lines[end - 1].encode()[node.end_col_offset :].decode()
         statements, missing = _rewritten(node, package)
         unported += missing
         if statements:
-            lines[first:end] = [before + f"\n{before}".join(statements) + behind]
+            lines[first:end] = [before + f"\n{before}".join(statements) + after]
     return Ported("".join(lines), tuple(sorted(unported, key=lambda each: each.line)))
 
 
@@ -65,7 +65,7 @@ def _is_theirs(node: ast.AST, package: str) -> TypeGuard[ast.Import | ast.Import
 
 
 def _module(node: ast.ImportFrom, package: str) -> str:
-    """The full name of what is imported from; empty where a relative import cannot be placed."""
+    """Return the full name of the imported module; empty for an unresolved relative import."""
     if not node.level:
         return node.module or ""
     parents = package.split(".")[: len(package.split(".")) - (node.level - 1)]
@@ -73,7 +73,7 @@ def _module(node: ast.ImportFrom, package: str) -> str:
 
 
 def _rewritten(node: ast.Import | ast.ImportFrom, package: str) -> tuple[list[str], list[Unported]]:
-    """The statements instead, in the order of the names; none when nothing has a place."""
+    """Return the new statements, in the order of the names; none if no name is in the table."""
     if isinstance(node, ast.Import):
         return _rewritten_modules(node)
     module = _module(node, package)
@@ -116,7 +116,7 @@ def _rewritten_modules(node: ast.Import) -> tuple[list[str], list[Unported]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when every import has its place here, 1 when something is left to do by hand."""
+    """Return 0 if every import was ported, 1 if some are left to port by hand."""
     parser = argparse.ArgumentParser(prog="python -m tandem.sdk.dynamo.port", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--write", action="store_true", help="change the files in place")

@@ -1,4 +1,4 @@
-"""Readers of a request's parts that engines written for several frameworks use."""
+"""Dynamo's helpers that read the parts of a request."""
 
 import logging
 from collections.abc import Mapping, MutableMapping
@@ -15,9 +15,9 @@ _BYTES_PER_TOKEN = 4
 
 
 def token_ids_to_list(token_ids: Any) -> list[int] | None:
-    """Token ids as a list of ints: of any sequence or array, or packed as little-endian u32.
+    """Return token ids as a list of ints, from a sequence, an array or packed little-endian u32.
 
-    None stays None. Raises InvalidRequestError when packed bytes are not whole tokens.
+    None stays None. Raise InvalidRequestError when packed bytes are not whole tokens.
     """
     if token_ids is None or isinstance(token_ids, list):
         return token_ids
@@ -34,7 +34,7 @@ def token_ids_to_list(token_ids: Any) -> list[int] | None:
 
 
 def token_ids_len(token_ids: Any) -> int:
-    """How many tokens there are, packed or not; None has none."""
+    """Return the number of tokens, packed or not; 0 for None."""
     if token_ids is None:
         return 0
     if isinstance(token_ids, Packed):
@@ -43,9 +43,9 @@ def token_ids_len(token_ids: Any) -> int:
 
 
 def normalize_request_token_ids(request: Request) -> Request:
-    """Makes a list of the request's `token_ids`, in place, where they are not one; returns it.
+    """Turn the request's `token_ids` into a list, in place, and return the request.
 
-    Tandem's own workers always give a list.
+    Tandem's own workers always pass a list.
     """
     if "token_ids" in request:
         cast(MutableMapping[str, Any], request)["token_ids"] = token_ids_to_list(
@@ -55,10 +55,10 @@ def normalize_request_token_ids(request: Request) -> Request:
 
 
 def parse_logprob_options(output_options: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """(`logprobs`, `prompt_logprobs`) of a request's `output_options`.
+    """Return (`logprobs`, `prompt_logprobs`) of a request's `output_options`.
 
-    None is off, 0 the chosen token's only, k also the k best. What is no such number is off, with
-    a warning.
+    None is off, 0 the chosen token's only, k also the k best. Any other value is off, with a
+    warning.
     """
     return _count(output_options, "logprobs"), _count(output_options, "prompt_logprobs")
 

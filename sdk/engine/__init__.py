@@ -1,1 +1,1 @@
-"""Engines: their contract and the worker around them."""
+"""Engines: their contract, and the worker around them."""

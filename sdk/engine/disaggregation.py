@@ -1,4 +1,4 @@
-"""Prefill and decode apart: an engine's role, and what its `generate` does about it."""
+"""Disaggregated engines: their roles, and helpers for their `generate`."""
 
 from enum import Enum
 from typing import Any
@@ -8,31 +8,31 @@ from tandem.sdk.exceptions import PrefillResultMissing
 
 
 class DisaggregationMode(Enum):
-    """What part of a request an engine does."""
+    """The part of a request that an engine computes."""
 
     AGGREGATED = "agg"
     PREFILL = "prefill"
     DECODE = "decode"
-    ENCODE = "encode"  # a name only: no worker serves it
+    ENCODE = "encode"  # a name only: encode engines are not supported
 
 
 def enforce_prefill_max_tokens(request: GenerateRequest) -> GenerateRequest:
-    """Sets `max_tokens` of this request to 1, in place: a prefill engine makes no more."""
+    """Set `max_tokens` of this request to 1, in place, for a prefill engine."""
     request.setdefault("stop_conditions", {})["max_tokens"] = 1
     return request
 
 
 def extract_prefill_result(request: GenerateRequest) -> dict[str, Any] | None:
-    """What the prefill worker left for this request; None where it went through none."""
+    """Return the prefill worker's result for this request, None if it has none."""
     return request.get("prefill_result")
 
 
 def require_prefill_result(request: GenerateRequest, mode: DisaggregationMode) -> dict[str, Any]:
-    """As `extract_prefill_result`. Raises PrefillResultMissing, and others try the request."""
+    """Return the prefill result. Raise PrefillResultMissing, and another worker is tried."""
     result = extract_prefill_result(request)
     if result is None:
         raise PrefillResultMissing(
             f"a {mode.value} engine got a request without prefill_result: no prefill worker "
-            "could take it"
+            "computed its prompt"
         )
     return result

@@ -1,4 +1,4 @@
-"""One request through an engine: cancellation, the shape of its chunks, its span."""
+"""The way of a request through an engine: cancellation, finish reason, span."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineHandler:
-    """Answers requests with an engine's chunks; `answer` is the endpoint's handler.
+    """The handler of an engine's endpoint: `answer` yields the engine's chunks.
 
     `changed` is called whenever a request begins or ends.
     """
@@ -35,7 +35,7 @@ class EngineHandler:
     async def answer(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """The engine's answer up to its finish reason; raises InternalError if that is missing."""
+        """Yield the chunks up to the finish reason. Raise InternalError if it is missing."""
         _check(request)
         self.num_running += 1
         self._changed()
@@ -53,7 +53,7 @@ class EngineHandler:
     async def _generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncIterator[GenerateChunk]:
-        undo = self._abort_when_over(context)
+        undo = self._abort_when_given_up(context)
         try:
             async with aclosing(self._engine.generate(request, context)) as chunks:
                 async for chunk in chunks:
@@ -69,27 +69,27 @@ class EngineHandler:
         raise InternalError(f"request {context.id()}: the engine's answer has no finish_reason")
 
     async def probe(self, payload: Mapping[str, Any]) -> None:
-        """Sends a health check through the engine; raises what is wrong with it."""
+        """Send a health check through the engine. Raise the error of its answer."""
         request = cast(GenerateRequest, copy.deepcopy(dict(payload)))
         async with aclosing(self.answer(request, Context())) as chunks:
             async for chunk in chunks:
                 if chunk.get("finish_reason") == "error":
                     raise InternalError("the engine answered with an error")
 
-    def _abort_when_over(self, context: Context) -> Callable[[], None]:
-        """Calls the engine's `abort` once, when the caller stops or goes; returns its undoing."""
-        is_told = False
+    def _abort_when_given_up(self, context: Context) -> Callable[[], None]:
+        """Call the engine's `abort` once, when the caller stops or leaves. Return the undo."""
+        has_begun = False
 
-        def tell() -> None:
-            nonlocal is_told
-            if not is_told:
-                is_told = True
+        def begin() -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
                 task = asyncio.get_running_loop().create_task(self._abort(context))
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
 
         request = context.request_context
-        leave_stop, leave_cancel = request.on_stop(tell), request.on_cancel(tell)
+        leave_stop, leave_cancel = request.on_stop(begin), request.on_cancel(begin)
 
         def undo() -> None:
             leave_stop()
@@ -98,14 +98,14 @@ class EngineHandler:
         return undo
 
     async def _abort(self, context: Context) -> None:
-        logger.debug("request %s is aborted", context.id())
+        logger.debug("request %s is being aborted", context.id())
         try:
             await self._engine.abort(context)
         except Exception:
             logger.exception("request %s: the engine's abort failed", context.id())
 
     async def aborted(self) -> None:
-        """Waits for the engine to have been told of every request that is over."""
+        """Wait for all calls of the engine's `abort`."""
         while self._aborts:
             await asyncio.wait(self._aborts)
 

@@ -1,4 +1,4 @@
-"""The request that an idle worker sends through its own engine to see whether it still answers."""
+"""The health check: a request that an idle worker sends through its own engine."""
 
 import json
 import logging
@@ -14,17 +14,17 @@ _VARIABLES = ("TANDEM_HEALTH_CHECK_PAYLOAD", "DYN_HEALTH_CHECK_PAYLOAD")
 
 
 def is_probe(request: Mapping[str, Any]) -> bool:
-    """Whether a request is the worker's own check; such a one needs no prefill result."""
+    """Return True for a health check, which needs no prefill result."""
     return request.get(HEALTH_CHECK_KEY) is True
 
 
 def build_health_check_payload(
     bos_token_id: int, *, extras: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One greedy token after `bos_token_id`, with `extras` over it.
+    """Return a request for one greedy token after `bos_token_id`, updated with `extras`.
 
     The variable TANDEM_HEALTH_CHECK_PAYLOAD (or DYN_HEALTH_CHECK_PAYLOAD), JSON or @file, replaces
-    all of it.
+    the whole request.
     """
     payload: dict[str, Any] = {
         "token_ids": [bos_token_id],
@@ -36,18 +36,18 @@ def build_health_check_payload(
 
 
 def health_check_from_environment() -> dict[str, Any] | None:
-    """The operator's payload; None where none is set, or what is set cannot be read."""
+    """Return the operator's payload, None if it is not set or cannot be read."""
     name = next((name for name in _VARIABLES if os.environ.get(name)), None)
     return None if name is None else _parse(os.environ[name], name)
 
 
 def parse_health_check_payload_cli(value: str | None) -> dict[str, Any] | None:
-    """The payload that a flag holds, as JSON or @file; None, with a warning, for anything else."""
+    """Return the payload of a flag, JSON or @file. Log a warning and return None for others."""
     return _parse(value, "--health-check-payload") if value else None
 
 
 def bos_token_id_or(tokenizer: object, default: int = 1) -> int:
-    """The first token of every text to this tokenizer, or to the one it has in `.tokenizer`."""
+    """Return `bos_token_id` of a tokenizer, or of the one in its `.tokenizer`, or `default`."""
     found = getattr(tokenizer, "bos_token_id", None)
     if found is None:
         found = getattr(getattr(tokenizer, "tokenizer", None), "bos_token_id", None)

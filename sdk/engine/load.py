@@ -1,4 +1,4 @@
-"""What an engine's worker tells routers about its load."""
+"""Reports of an engine's load to routers."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _LEAST_OFTEN_S = 1.0
 
 
 class LoadReporter:
-    """Publishes a LoadReport when something changed, and at least once a second.
+    """A publisher of LoadReports: one after each change, and at least one a second.
 
     `changed` may be called from any thread, before `start` and after `close`.
     """
@@ -29,17 +29,17 @@ class LoadReporter:
         self.snapshots: SnapshotPublisher | None = None
 
     def changed(self) -> None:
-        """Something is different from the last report."""
+        """Request a new report."""
         if self._loop is not None and not self._wake.is_set() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def start(self, events: Events, sender: "Sender") -> None:
-        """Reports until `close`."""
+        """Publish reports until `close`."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._report(events, sender))
 
     async def close(self) -> None:
-        """Ends; idempotent."""
+        """Stop; idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -51,14 +51,14 @@ class LoadReporter:
             self._wake.clear()
             events.publish(subject, encode(sender.report(self.snapshots)))
             await asyncio.sleep(_MOST_OFTEN_S)
-            # Not wait_for, which can lose the cancelling when `_wake` is set at that moment.
+            # wait_for can lose a cancellation at the moment when `_wake` is set
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAST_OFTEN_S):
                     await self._wake.wait()
 
 
 class Sender:
-    """Whose load it is, and how it is put together."""
+    """The instance under report, and the sources of its numbers."""
 
     def __init__(
         self, instance: Instance, role: Role, handler: EngineHandler, engine: EngineConfig
@@ -69,7 +69,7 @@ class Sender:
         self._engine = engine
 
     def report(self, snapshots: SnapshotPublisher | None) -> LoadReport:
-        """The load now. Requests beyond `max_num_seqs` are counted as waiting."""
+        """Return the current load. Requests beyond `max_num_seqs` count as waiting."""
         latest = [] if snapshots is None else list(snapshots.latest.values())
         num_blocks = sum(each.kv_total_blocks for each in latest)
         num_used = sum(each.kv_used_blocks for each in latest)

@@ -1,4 +1,4 @@
-"""What an engine's worker measures, and the way in for the engine's own Prometheus metrics."""
+"""The metrics of an engine's worker, and those that the engine adds."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ class EngineGauges:
 
 
 class SnapshotPublisher:
-    """Where an engine puts the state of its KV cache; any thread may."""
+    """The publisher of an engine's KV cache state, for any thread."""
 
     def __init__(
         self, gauges: EngineGauges, dp_ranks: Sequence[int], changed: Callable[[], None]
@@ -74,13 +74,13 @@ class SnapshotPublisher:
         self.latest: dict[int, ComponentSnapshot] = {}  # by rank
 
     def publish(self, rank: int, snapshot: ComponentSnapshot) -> None:
-        """Shows the snapshot in the metrics and tells the router.
+        """Put the snapshot into the metrics and the load reports.
 
-        Raises ValueError for a rank that `component_metrics_dp_ranks` did not name.
+        Raise ValueError for a rank that is not in `component_metrics_dp_ranks`.
         """
         if rank not in self._dp_ranks:
             known = sorted(self._dp_ranks)
-            raise ValueError(f"rank {rank} is none of component_metrics_dp_ranks() {known}")
+            raise ValueError(f"rank {rank} is not in component_metrics_dp_ranks(): {known}")
         self.latest[rank] = snapshot
         self._gauges.seen(snapshot, rank)
         self._changed()
@@ -88,7 +88,7 @@ class SnapshotPublisher:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Part of a registry, by the beginnings of its metrics' names; None is all of it."""
+    """A part of a registry, chosen by the prefixes of its metrics' names; None is all of it."""
 
     registry: Collector
     prefixes: tuple[str, ...] | None
@@ -101,7 +101,7 @@ class _Source:
 
 
 class EngineMetrics:
-    """What `register_prometheus` is given. `auto_labels` are put on everything it brings."""
+    """The metrics of one worker; `auto_labels` are added to those of its engine."""
 
     def __init__(self, auto_labels: Mapping[str, str]) -> None:
         self.auto_labels = dict(auto_labels)
@@ -115,16 +115,16 @@ class EngineMetrics:
         prefix_filters: Sequence[str] | None = None,
         exclude_prefixes: Sequence[str] | None = None,
     ) -> None:
-        """Adds the metrics of a registry whose names begin with one of `prefix_filters`."""
+        """Add the metrics of a registry whose names begin with one of `prefix_filters`."""
         prefixes = None if prefix_filters is None else tuple(prefix_filters)
         self._sources.append(_Source(registry, prefixes, tuple(exclude_prefixes or ())))
 
     def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
-        """Adds what `callback` returns, in Prometheus' text format, at every scrape."""
+        """Add the text of `callback`, in Prometheus' text format, to every scrape."""
         self._texts.append(callback)
 
     def render(self) -> bytes:
-        """All metrics of this process in Prometheus' text format."""
+        """Return all metrics of this process in Prometheus' text format."""
         merged = CollectorRegistry(auto_describe=False)
         merged.register(_Merged(self))
         parts = [generate_latest(merged)]
@@ -136,7 +136,7 @@ class EngineMetrics:
         return b"".join(parts)
 
     def families(self) -> Iterator[Metric]:
-        """The process's own metrics first; of the rest, those of sources with our labels."""
+        """Yield the process's own metrics, then those of the sources, with `auto_labels`."""
         shared = [source for source in self._sources if source.registry is REGISTRY]
         for family in REGISTRY.collect():
             if not any(source.takes(family.name) for source in shared):
@@ -147,7 +147,7 @@ class EngineMetrics:
                     yield self._labelled(family)
 
     def _labelled(self, family: Metric) -> Metric:
-        """With our labels, which never replace one that is there."""
+        """Return the family with `auto_labels`, which never replace a label."""
         labelled = Metric(family.name, family.documentation, family.type, family.unit)
         labelled.samples = [
             sample._replace(labels={**self.auto_labels, **sample.labels})
@@ -171,7 +171,7 @@ def register_engine_registry(
     prefix_filters: Sequence[str] | None = None,
     exclude_prefixes: Sequence[str] | None = None,
 ) -> None:
-    """Adds a registry of the engine's own to the worker's /metrics."""
+    """Add a registry of the engine to the worker's /metrics."""
     metrics.register_registry(
         registry, prefix_filters=prefix_filters, exclude_prefixes=exclude_prefixes
     )
@@ -184,9 +184,9 @@ def register_global_registry(
     multiproc_only_prefixes: Sequence[str] | None = None,
     exclude_prefixes: Sequence[str] | None = None,
 ) -> None:
-    """Puts the worker's labels on what the engine has in Prometheus' default registry.
+    """Add the worker's labels to the engine's metrics in Prometheus' default registry.
 
-    `engine_prefix` is what the names begin with, such as `vllm:`.
+    `engine_prefix` begins their names, as `vllm:`.
     """
     prefixes = [engine_prefix, *(multiproc_only_prefixes or ())]
     metrics.register_registry(REGISTRY, prefix_filters=prefixes, exclude_prefixes=exclude_prefixes)

@@ -1,4 +1,4 @@
-"""What comes before a decode engine: a prefill worker is asked to compute the prompt."""
+"""The stage before a decode engine: a prefill worker computes the prompt."""
 
 import logging
 
@@ -14,24 +14,24 @@ from tandem.sdk.worker.context import Context
 
 logger = logging.getLogger(__name__)
 
-# The caller's own doing: no other way of computing the prompt would change them.
+# Errors that are not the prefill worker's: local prefill would not avoid them.
 _FINAL = (CancelledRequestError, DeadlineError, InvalidRequestError)
 
 
 class PrefillStage:
-    """Asks the prefill workers of the namespace in turn."""
+    """Calls of the prefill workers of the namespace, in turn."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def close(self) -> None:
-        """Stops following the prefill workers."""
+        """Stop following the prefill workers."""
         await self._client.close()
 
     async def prepare(self, request: GenerateRequest, context: Context) -> GenerateRequest:
-        """The request with a `prefill_result`; as it was when no prefill worker made one.
+        """Return the request with a `prefill_result`, or unchanged if no prefill worker made one.
 
-        Raises what the request itself is at fault for, and the caller's going away.
+        Raise InvalidRequestError, DeadlineError and CancelledRequestError.
         """
         if not self._client.instance_ids():
             return request
@@ -47,7 +47,9 @@ class PrefillStage:
         except _FINAL:
             raise
         except TandemError as error:
-            logger.warning("request %s goes on without a prefill: %s", context.id(), error.message)
+            logger.warning(
+                "request %s continues without a remote prefill: %s", context.id(), error.message
+            )
             return request
-        logger.warning("request %s: the prefill worker left no parameters", context.id())
+        logger.warning("request %s: the prefill worker sent no disaggregated_params", context.id())
         return request

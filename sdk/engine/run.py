@@ -1,4 +1,4 @@
-"""`run(Engine)`: the whole of an engine's `main`."""
+"""`run(Engine)`: the `main` of an engine's process."""
 
 import logging
 import sys
@@ -22,10 +22,10 @@ def run(
     argv: list[str] | None = None,
     engine_factory: EngineFactory | None = None,
 ) -> None:
-    """Serves the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
+    """Serve the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
 
-    Blocks. Exits with status 1 when the engine does not start or the cluster cannot be reached,
-    and with status 70 at a second signal. `engine_factory` takes the place of `from_args`.
+    Blocks. Exit with status 1 when the engine does not start or the cluster cannot be reached,
+    and with status 70 at a second signal. `engine_factory` replaces `from_args`.
     """
     try:
         uvloop.run(_run(engine_factory or engine_cls.from_args, argv))

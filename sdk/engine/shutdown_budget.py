@@ -1,4 +1,4 @@
-"""How the time that a worker has for its end is divided."""
+"""The division of a worker's shutdown time."""
 
 import os
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _TRANSFER_VARIABLES = ("TANDEM_PREFILL_DRAIN_TIMEOUT_S", "DYN_PREFILL_DRAIN_TIME
 
 @dataclass(frozen=True, slots=True)
 class ShutdownBudget:
-    """How the time from the signal to the end is divided; seconds.
+    """The stages between the signal and the end; seconds.
 
-    `total_s` is the whole, and whatever one stage leaves the next one has. Cleanup runs also when
-    nothing is left, with `cleanup_s`.
+    `total_s` is the whole time. Time that one stage leaves goes to the next. Cleanup always has
+    `cleanup_s`, even when no time is left.
     """
 
     total_s: float
@@ -25,7 +25,7 @@ class ShutdownBudget:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> "ShutdownBudget":
-        """Divides `runtime.drain_timeout_s`; the environment may set grace and transfer."""
+        """Divide `runtime.drain_timeout_s`; the environment may set grace and transfer."""
         total_s = config.drain_timeout_s
         return cls(
             total_s=total_s,

@@ -1,4 +1,4 @@
-"""OpenAI bodies to requests of text engines, and their chunks to OpenAI's."""
+"""Text engines: OpenAI bodies to their requests, and their chunks to OpenAI chunks."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -18,13 +18,13 @@ _SAMPLING = (
 
 
 class TextAnswers:
-    """Wraps an engine's `answer` for text: OpenAI bodies in, OpenAI chunks out."""
+    """An engine's `answer` for text: OpenAI bodies in, OpenAI chunks out."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
     async def answer(self, body: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
-        """One chunk for each of the engine's; the last has the finish reason and the usage."""
+        """Yield an OpenAI chunk per engine chunk; the last has finish reason and usage."""
         is_chat = "messages" in body
         request = text_request(body, context.id())
         async with aclosing(self._answer(request, context)) as chunks:
@@ -36,9 +36,9 @@ class TextAnswers:
 
 
 def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
-    """What the engine is given. Raises InvalidRequestError naming the field it cannot have."""
+    """Return the engine's request. Raise InvalidRequestError naming an unsupported field."""
     if body.get("n") not in (None, 1):
-        raise InvalidRequestError("n: this engine gives one choice", param="n")
+        raise InvalidRequestError("n: this engine generates one choice", param="n")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     stop = body.get("stop")
     request: GenerateRequest = {
@@ -64,7 +64,7 @@ def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
 
 
 def _num_logprobs(body: Mapping[str, Any]) -> int | None:
-    """Chat says `logprobs: true` and how many in `top_logprobs`; completions say the number."""
+    """Return the number of alternatives: `top_logprobs` in chat, `logprobs` in completions."""
     wanted = body.get("logprobs")
     if wanted is None or wanted is False:
         return None
@@ -72,7 +72,7 @@ def _num_logprobs(body: Mapping[str, Any]) -> int | None:
 
 
 def openai_logprobs(chunk: GenerateChunk, *, is_chat: bool) -> dict[str, Any] | None:
-    """A chunk's logprobs in OpenAI's form; None where the engine left out any token's text."""
+    """Return a chunk's logprobs in OpenAI's form, None if the text of a token is missing."""
     log_probs = chunk.get("log_probs") or []
     tops = chunk.get("top_logprobs") or [[] for _ in log_probs]
     names = _token_texts(chunk, len(log_probs))
@@ -93,7 +93,7 @@ def _entry(token: str, log_prob: float) -> dict[str, Any]:
 
 
 def _token_texts(chunk: GenerateChunk, num_tokens: int) -> list[str] | None:
-    """The texts of the chosen tokens: found among the best by id, or the chunk's one token."""
+    """Return the texts of the chosen tokens: by id among the best, or the chunk's one token."""
     tops, token_ids = chunk.get("top_logprobs") or [], chunk.get("token_ids") or []
     if len(tops) == len(token_ids) == num_tokens:
         found = [

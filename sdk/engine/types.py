@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it."""
+"""The requests, chunks and configs of engines."""
 
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
@@ -15,9 +15,9 @@ class CompletionUsage(TypedDict):
 class GenerateRequest(TypedDict, total=False):
     """One sequence to generate. Read every key but `token_ids` with `.get`.
 
-    `token_ids` is the prompt. When another worker was lost in the middle of this answer it also
-    holds what that one said: `extra_args["num_generated"]` tokens at its end. The limits in
-    `stop_conditions` are already reduced by as many. Text engines get `messages` or `prompt`.
+    `token_ids` is the prompt. When the request resumes the answer of a lost worker, `token_ids`
+    ends with the `extra_args["num_generated"]` tokens generated so far, and the limits in
+    `stop_conditions` are reduced by that number. Text engines get `messages` or `prompt`.
     """
 
     token_ids: Required[list[int]]
@@ -25,7 +25,7 @@ class GenerateRequest(TypedDict, total=False):
     request_id: str
     sampling_options: dict[str, Any]  # temperature, top_p, top_k, seed, ...
     stop_conditions: dict[str, Any]  # max_tokens, min_tokens, stop_token_ids, ignore_eos
-    output_options: dict[str, Any]  # logprobs: None, or how many alternatives beside the chosen
+    output_options: dict[str, Any]  # logprobs: None, or the number of alternatives
     prefill_result: dict[str, Any]  # decode engines: {"disaggregated_params": ...}
     bootstrap_info: dict[str, Any]
     extra_args: dict[str, Any]
@@ -37,25 +37,25 @@ class GenerateRequest(TypedDict, total=False):
 class GenerateChunk(TypedDict, total=False):
     """A part of an answer. The last one, and only it, has a `finish_reason`.
 
-    `log_probs` and `top_logprobs` have one entry per token of the chunk, or are left out: when one
-    is missing, all of the chunk's are. Text engines give `text` instead of `token_ids`.
+    `log_probs` and `top_logprobs` have one entry per token of the chunk, or are left out together.
+    Text engines give `text` instead of `token_ids`.
     """
 
     token_ids: Required[list[int]]
     index: Required[int]  # 0
-    finish_reason: str  # stop, length, cancelled, error, or what the engine calls them
+    finish_reason: str  # stop, length, cancelled, error, or an engine's own name for these
     completion_usage: CompletionUsage  # with the finish reason
     disaggregated_params: dict[str, Any]  # prefill engines, with the finish reason
     log_probs: list[float]  # natural logarithms
     top_logprobs: list[list[dict[str, Any]]]  # rank, token_id, token, logprob; best first
     engine_data: dict[str, Any]
-    stop_reason: int | str  # the token or string that ended it, not part of the answer
+    stop_reason: int | str  # the token or string that ended the answer; not part of it
     text: str
 
 
 @dataclass
 class LlmRegistration:
-    """The token engine's part of `EngineConfig`, for engines that give it apart."""
+    """The token engine's part of `EngineConfig`, as a value of its own."""
 
     context_length: int | None = None
     kv_cache_block_size: int | None = None
@@ -70,10 +70,10 @@ class LlmRegistration:
 
 @dataclass
 class EngineConfig:
-    """What a started engine says of itself; only `model` is needed, None is not advertised.
+    """The properties of a started engine. Only `model` is required; None is not advertised.
 
-    Without `kv_cache_block_size` the router spreads requests by load alone. What is set in `llm`
-    is taken where the field itself is None.
+    Without `kv_cache_block_size` the router balances by load alone. A field that is None takes its
+    value from `llm`.
     """
 
     model: str
@@ -87,12 +87,12 @@ class EngineConfig:
     data_parallel_start_rank: int | None = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
-    runtime_data: dict[str, Any] | None = None  # any JSON, for whoever reads the model's card
+    runtime_data: dict[str, Any] | None = None  # any JSON, for readers of the model card
     llm: LlmRegistration | None = None
     model_aliases: list[str] = field(default_factory=list)
 
     def card_data(self) -> dict[str, Any]:
-        """What the model's card carries for routers of an author's own."""
+        """Return the `user_data` of the model card, for custom routers."""
         names = (
             "data_parallel_size", "data_parallel_start_rank", "bootstrap_host", "bootstrap_port",
         )  # fmt: skip
@@ -107,7 +107,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ComponentSnapshot:
-    """A data-parallel rank's KV cache at a moment; `None` as hit rate: nothing measured yet."""
+    """The state of a data-parallel rank's KV cache; a hit rate of None is not measured yet."""
 
     kv_used_blocks: int
     kv_total_blocks: int

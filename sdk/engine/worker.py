@@ -1,9 +1,9 @@
-"""The worker around an engine: it joins the cluster, serves, and ends in order.
+"""The worker around an engine.
 
-startup   connect, start the engine, be known
-drain     leave discovery, a grace in which late callers are still served, no new requests,
-          running ones to their end, the engine's drain, transfers of a prefill engine
-stop      the engine's cleanup, then the cluster is left and the lease given back
+startup   connect, start the engine, register it
+drain     leave discovery, serve late callers for a grace, refuse new requests, finish running
+          ones, drain the engine, wait for the transfers of a prefill engine
+stop      clean up the engine, leave the cluster, revoke the lease
 """
 
 import asyncio
@@ -11,16 +11,14 @@ import contextlib
 import functools
 import logging
 import operator
-import os
-import threading
 import time
-from collections.abc import Awaitable
 
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
-from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State
+from tandem.runtime.lifecycle import Lifecycle, State
 from tandem.sdk.engine.disaggregation import DisaggregationMode
+from tandem.sdk.engine.ending import Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.load import LoadReporter, Sender
@@ -35,21 +33,20 @@ from tandem.sdk.kv.sources import open_kv_sources
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
-from tandem.sdk.worker.models import ModelInput, ModelType, register_llm
+from tandem.sdk.worker.models import ModelInput, ModelRegistration, ModelType
 from tandem.sdk.worker.serving import ServedEndpoint
 from tandem.sdk.worker.system_server import Actions, SystemRoutes, SystemServer, system_port
 
 logger = logging.getLogger(__name__)
 
-_QUIESCENT_POLL_S = 0.05  # transfers only poll
-_HANG_S = 5.0  # behind the deadline, for an engine that blocks the event loop
+_QUIESCENT_POLL_S = 0.05  # is_quiescent() can only be polled
 
 
 class EngineWorker:
-    """Runs one engine. `run` is its whole life; `startup`, `drain` and `stop` are its stages.
+    """The worker of one engine. `run` goes through the stages `startup`, `drain` and `stop`.
 
-    Without `runtime_config` it looks for its cluster. Raises ConfigError naming the field of
-    `config` that cannot be served.
+    Without `runtime_config` the worker finds its cluster. Raise ConfigError naming an unsupported
+    field of `config`.
     """
 
     def __init__(
@@ -65,7 +62,7 @@ class EngineWorker:
         self.config = config
         cluster = find_cluster() if runtime_config is None else runtime_config
         self._port = system_port(cluster)
-        # the system server has that port, and serves the same metrics
+        # the system server uses that port, and serves the same metrics
         alone = cluster.model_copy(update={"metrics_port": None})
         self.runtime = DistributedRuntime(alone, component=config.served_component)
         self.budget = ShutdownBudget.of(cluster)
@@ -83,15 +80,15 @@ class EngineWorker:
         self._watching_health: asyncio.Task[None] | None = None
         self._canary_interval_s = canary_interval_s
         self._sends_kv_events = False
-        self._watchdog: threading.Timer | None = None
-        self._stack = contextlib.AsyncExitStack()  # what ends before the engine does
+        self._watchdog = Watchdog()
+        self._stack = contextlib.AsyncExitStack()  # closed before the engine's cleanup
 
     async def run(self) -> None:
-        """Serves until a signal, or `shutdown`. Raises EngineShutdown when the engine fails."""
+        """Serve until a signal or `shutdown`. Raise EngineShutdown when the engine fails."""
         await self.lifecycle.run(startup=self.startup, drain=self.drain, stop=self.stop)
 
     def shutdown(self, reason: str = "asked for") -> None:
-        """Begins the orderly end; idempotent."""
+        """Begin to drain; idempotent."""
         self.lifecycle.shut_down(reason)
 
     @property
@@ -105,7 +102,7 @@ class EngineWorker:
     # ---- startup ------------------------------------------------------------------------------
 
     async def startup(self) -> None:
-        """Joins the cluster, starts the engine, and is known."""
+        """Connect, start the engine, and register it."""
         await self.runtime.connect()
         if self._port is not None:
             self.system = SystemServer(self.runtime.config.host, self._port, self._routes())
@@ -119,11 +116,11 @@ class EngineWorker:
         logger.info("%s serves %s at %s", self.runtime.instance_id, name, self.address)
 
     async def _start_engine(self) -> EngineConfig:
-        # 63 bits, which any engine's integers have room for
+        # 63 bits fit into the integers of any engine
         worker_id = int(self.runtime.instance_id, 16) & (2**63 - 1)
         started_at = time.perf_counter()
         self._is_engine_started = True
-        logger.info("the engine starts")
+        logger.info("starting the engine")
         try:
             engine_config = await self.engine.start(worker_id)
         except EngineShutdown:
@@ -132,7 +129,7 @@ class EngineWorker:
             message = error.message if isinstance(error, TandemError) else repr(error)
             raise EngineShutdown(f"the engine did not start: {message}") from error
         if not engine_config.model:
-            raise EngineShutdown("the engine's start gave an EngineConfig with an empty model")
+            raise EngineShutdown("the engine's start returned an EngineConfig with an empty model")
         duration_s = time.perf_counter() - started_at
         self._gauges = EngineGauges(self._labels(self._model_name(engine_config)))
         self._gauges.loaded(duration_s)
@@ -153,7 +150,7 @@ class EngineWorker:
         }
 
     async def _measure(self, engine_config: EngineConfig, name: str) -> None:
-        """Metrics of the engine, and the reports of its load."""
+        """Set up the engine's metrics and load reports."""
         assert self._gauges is not None
         self._metrics.auto_labels = dict(self.config.metrics_labels) | self._labels(name)
         await self.engine.register_prometheus(self._metrics)
@@ -198,10 +195,10 @@ class EngineWorker:
         self._sends_kv_events = bool(opened.publishers)
 
     async def _register(self, engine_config: EngineConfig, name: str) -> None:
-        """The model's cards, which is what frontends follow: one per name."""
+        """Publish a model card per name, for frontends."""
         types = [each.strip().capitalize() for each in self.config.endpoint_types.split(",")]
         for each in (name, *engine_config.model_aliases):
-            await register_llm(
+            registration = ModelRegistration(
                 self.config.model_input,
                 functools.reduce(operator.or_, (ModelType[kind] for kind in types)),
                 self.endpoint,
@@ -216,6 +213,7 @@ class EngineWorker:
                 max_num_seqs=engine_config.max_num_seqs,
                 max_num_batched_tokens=engine_config.max_num_batched_tokens,
             )
+            await registration.publish()
 
     def _routes(self) -> SystemRoutes:
         engine = self.engine
@@ -227,7 +225,7 @@ class EngineWorker:
         )
 
     async def _watch_health(self) -> None:
-        """While the engine fails its health check this instance is known to nobody."""
+        """Keep this instance out of discovery while the engine fails its health check."""
         payload = self.config.health_check_payload or await self.engine.health_check_payload()
         if payload is None:
             return
@@ -258,8 +256,8 @@ class EngineWorker:
     # ---- the end ------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Ends what runs, under one deadline; what does not end in time is left to others."""
-        self._watch_end()
+        """Finish running requests under one deadline; other workers resume the rest."""
+        self._watchdog.start(self.budget.total_s)
         served, self._served = self._served, None
         if served is None:
             return
@@ -269,72 +267,48 @@ class EngineWorker:
             elapsed_s = time.perf_counter() - started_at
             return max(0.0, budget.total_s - reserved_s - elapsed_s)
 
-        await self._end_canary()  # which would make it known again
-        self.runtime.shutdown()  # what else the engine serves ends with it
+        await self._end_canary()  # it would register the endpoint again
+        self.runtime.shutdown()  # ends the other endpoints of the engine
         await self.runtime.withdraw()
         logger.info("%s has left discovery", self.runtime.instance_id)
         await asyncio.sleep(budget.grace_s)
         for_transfers_s = budget.transfer_s if self._is_prefill or self._has_drain else 0.0
         await served.drain(left_s(budget.cleanup_s + for_transfers_s))
-        await _within("abort", self.handler.aborted(), left_s(budget.cleanup_s))
+        await within("abort", self.handler.aborted(), left_s(budget.cleanup_s))
         drain_started_at = time.perf_counter()
-        await _within("drain", self.engine.drain(), left_s(budget.cleanup_s))
+        await within("drain", self.engine.drain(), left_s(budget.cleanup_s))
         if self._is_prefill:
             await self._quiesce(min(budget.transfer_s, left_s(budget.cleanup_s)))
         if self._gauges is not None:
             self._gauges.drained(time.perf_counter() - drain_started_at)
 
     async def _quiesce(self, timeout_s: float) -> None:
-        """Until nobody reads the KV cache any more, as far as the engine can tell."""
+        """Wait until the KV cache is read no more, as far as the engine can tell."""
         deadline = time.perf_counter() + timeout_s
         while (answer := await self.engine.is_quiescent()) is not True:
             if answer is None and self._has_drain:
-                return  # its drain has waited for them
+                return  # drain() has waited for the transfers
             if time.perf_counter() >= deadline:
-                logger.warning("KV transfers may be under way after %.1f s", timeout_s)
+                logger.warning("KV transfers may still be under way after %.1f s", timeout_s)
                 return
             await asyncio.sleep(_QUIESCENT_POLL_S)
 
     async def stop(self) -> None:
-        """Cleans up the engine, if it was started, and leaves the cluster."""
-        self._watch_end()
+        """Clean up the engine, if it was started, and leave the cluster."""
+        self._watchdog.start(self.budget.total_s)
         try:
-            # a startup that failed in its last moments: there may be callers already
-            await _within("drain", self.drain(), self.budget.total_s or None)
-            await _within("publishing", self._stack.aclose(), self.budget.cleanup_s or None)
+            # after a startup that failed at its end there may be callers
+            await within("drain", self.drain(), self.budget.total_s or None)
+            await within("publishing", self._stack.aclose(), self.budget.cleanup_s or None)
             if self._is_engine_started:
                 self._is_engine_started = False
                 started_at = time.perf_counter()
-                await _within("cleanup", self.engine.cleanup(), self.budget.cleanup_s or None)
+                await within("cleanup", self.engine.cleanup(), self.budget.cleanup_s or None)
                 if self._gauges is not None:
                     self._gauges.cleaned_up(time.perf_counter() - started_at)
             if self.system is not None:
                 await self.system.close()
             await self.runtime.close()
         finally:
-            if self._watchdog is not None:
-                self._watchdog.cancel()
+            self._watchdog.stop()
         logger.info("%s has ended", self.runtime.instance_id)
-
-    def _watch_end(self) -> None:
-        """From the first stage of the end on: an engine that hangs does not keep the process."""
-        if self._watchdog is None:
-            self._watchdog = threading.Timer(self.budget.total_s + _HANG_S, _give_up)
-            self._watchdog.daemon = True
-            self._watchdog.start()
-
-
-def _give_up() -> None:
-    logger.error("the engine hangs: exiting at once")
-    os._exit(EXIT_IMPATIENT)
-
-
-async def _within(what: str, ending: Awaitable[None], timeout_s: float | None) -> None:
-    """An engine's way of ending never stands in the way of the process's."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ending
-    except TimeoutError:
-        logger.warning("the engine's %s took longer than %.1f s", what, timeout_s or 0.0)
-    except Exception:
-        logger.exception("the engine's %s failed", what)

@@ -1,4 +1,4 @@
-"""The load of all workers of a component, for a router of an author's own."""
+"""The load of all workers of a component, for custom routers."""
 
 import asyncio
 import logging
@@ -18,38 +18,38 @@ from tandem.sdk.worker.values import encode_call
 
 logger = logging.getLogger(__name__)
 
-_STALE_S = 3.0  # a worker that was not heard of for so long is asked
+_STALE_S = 3.0  # after this long without a report a worker is asked
 _ASK_TIMEOUT_S = 1.0
 _decode_metrics = msgspec.msgpack.Decoder(KvMetrics).decode
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatedMetrics:
-    """The load of every worker that tells it."""
+    """The load of every worker that reports it."""
 
     endpoints: list[KvMetrics] = field(default_factory=list)
 
 
 class KvMetricsAggregator:
-    """Collects the KvMetrics of all workers of a component, from the moment it is made.
+    """A collector of the KvMetrics of all workers of a component, active once constructed.
 
-    Make it on the event loop; `close` ends it.
+    Construct it on the event loop; `close` stops it.
     """
 
     def __init__(self, component: Component) -> None:
         self._component = component
         self._runtime = component.runtime
         self._address = component.endpoint(METRICS_ENDPOINT).address
-        self._latest: dict[str, tuple[float, KvMetrics]] = {}  # worker |-> when heard, what
+        self._latest: dict[str, tuple[float, KvMetrics]] = {}  # worker |-> (time, metrics)
         self._view = watch_endpoint(self._runtime.discovery, self._address)
         self._stack = AsyncExitStack()
         self._stack.push_async_callback(self._view.close)
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     async def get_metrics(self) -> AggregatedMetrics:
-        """The latest metrics of every worker there is, by worker id.
+        """Return the latest metrics of every worker, ordered by worker id.
 
-        Workers that were not heard of lately are asked; one that does not answer is left out.
+        A worker without a recent report is asked; one that does not answer is left out.
         """
         await asyncio.shield(self._starting)
         now_s = time.perf_counter()

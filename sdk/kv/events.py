@@ -1,4 +1,4 @@
-"""What an engine tells of its prefix cache: blocks that entered and left it."""
+"""KV events of an engine: blocks that enter and leave its prefix cache."""
 
 import threading
 from collections.abc import Sequence
@@ -8,18 +8,17 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.sdk.kv.stream import kv_stream
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint
 
-EngineHash = int | bytes | str  # what an engine calls a block
+EngineHash = int | bytes | str  # an engine's name of a block
 
 
 class KvEventPublisher:
-    """Names an engine's blocks as routers know them, and publishes what changes.
+    """A publisher of one rank's KV events: it maps the engine's hashes to those of routers.
 
-    Blocks are given by the engine's own hashes, which may be anything that is unique among the
-    blocks it holds; routers get hashes of the tokens. A block that cannot be named for certain
-    (its parent was never published, it is not full) is not published: a router may think that a
-    worker holds less than it does, never more.
+    The engine's own hashes may be anything that is unique among its blocks; routers get hashes of
+    the tokens. A block without a certain router hash (its parent was never published, or it is not
+    full) is not published: routers may underestimate a worker's cache, never overestimate it.
 
-    Make one per data-parallel rank, on the event loop; `publish_*` may then be called from any
+    Construct one per data-parallel rank, on the event loop. `publish_*` may be called from any
     thread, at any rate, and never wait.
     """
 
@@ -30,16 +29,16 @@ class KvEventPublisher:
         kv_block_size: int | None = None,
         dp_rank: int = 0,
     ) -> None:
-        """`worker_id` can only be this process's own and may be left out.
+        """Register with the process's event stream.
 
-        A single number after the component is the block size. Raises InvalidRequestError naming
-        the argument.
+        `worker_id` may be left out; it must be this process's own. A single number after the
+        component is the block size. Raise InvalidRequestError naming the argument.
         """
         if kv_block_size is None and isinstance(worker_id, int):
             worker_id, kv_block_size = None, worker_id
         if kv_block_size is None or kv_block_size < 1:
             raise InvalidRequestError(
-                f"kv_block_size: {kv_block_size!r} is not a number of tokens from 1 on",
+                f"kv_block_size: {kv_block_size!r} is not a positive number of tokens",
                 param="kv_block_size",
             )
         runtime = component.runtime
@@ -50,9 +49,9 @@ class KvEventPublisher:
             )
         self.kv_block_size = kv_block_size
         self.dp_rank = dp_rank
-        self.num_unnamed_blocks = 0  # that were not published
+        self.num_unnamed_blocks = 0  # not published
         self._lock = threading.Lock()
-        self._names: dict[EngineHash, bytes] = {}  # the engine's hash |-> ours
+        self._names: dict[EngineHash, bytes] = {}  # the engine's hash |-> the router's
         self._stream = kv_stream(runtime)
         self._stream.add_namespace(_namespace(component))
 
@@ -64,12 +63,12 @@ class KvEventPublisher:
         parent_hash: EngineHash | None = None,
         lora_id: int | str = 0,
     ) -> None:
-        """A chain of blocks can be used from now on.
+        """Publish a chain of blocks as stored.
 
-        `token_ids` are theirs, one after the other; `num_block_tokens` says how many each has
-        (default: `kv_block_size`), `block_hashes` what the engine calls them. `parent_hash` is the
-        block before the first one, None at the prompt's start. Raises InvalidRequestError when the
-        numbers do not fit.
+        `token_ids` holds their tokens in order, `num_block_tokens` the number of tokens of each
+        block (default: `kv_block_size`), `block_hashes` the engine's hashes. `parent_hash` is the
+        block before the first one, None at the prompt's start. Raise InvalidRequestError when the
+        numbers do not match.
         """
         size = self.kv_block_size
         counts = [size] * len(block_hashes) if num_block_tokens is None else num_block_tokens
@@ -102,13 +101,13 @@ class KvEventPublisher:
             self._stream.change(stored, removed)
 
     def publish_removed(self, block_hashes: Sequence[EngineHash]) -> None:
-        """Blocks have left the cache; those never published are ignored."""
+        """Publish blocks as removed; ignore those never published."""
         with self._lock:
             names = [self._names.pop(each, None) for each in block_hashes]
             self._stream.change((), [name for name in names if name is not None])
 
     def publish_cleared(self) -> None:
-        """The rank's cache is empty."""
+        """Publish all blocks of the rank as removed."""
         with self._lock:
             removed = list(self._names.values())
             self._names.clear()
@@ -117,12 +116,12 @@ class KvEventPublisher:
     publish_all_blocks_cleared = publish_cleared
 
     def shutdown(self) -> None:
-        """Nothing more comes from this rank: as if its cache were empty."""
+        """Publish all blocks as removed; the rank ends."""
         self.publish_cleared()
 
 
 def adapter_of(lora_id: int | str) -> str:
-    """The adapter's part of a block's name; 0 or "" is the model itself."""
+    """Return the adapter's part of a block's hash; 0 or "" is the model itself."""
     return str(lora_id) if lora_id else ""
 
 

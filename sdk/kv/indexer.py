@@ -1,4 +1,4 @@
-"""Which worker of a component holds how much of a prompt."""
+"""The prefix caches of a component's workers, for custom routers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from tandem.sdk.worker.distributed_runtime import Component
 
 MAX_ENTRIES = 4_000_000
 _DUMP_TIMEOUT_S = 10.0
-_FIRST_DUMPS_S = 1.0  # how long a first answer waits for workers that are slow to tell
+_FIRST_DUMPS_S = 1.0  # a first answer waits this long for slow dumps
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapScores:
-    """Worker (instance id) |-> how many leading blocks of the prompt it holds, if any."""
+    """Worker (instance id) |-> number of leading blocks of the prompt in its cache, if any."""
 
     scores: dict[str, int] = field(default_factory=dict)
 
 
 class KvIndexer:
-    """Follows the KV events of all workers of a component, from the moment it is made.
+    """An index of the KV events of all workers of a component, active once constructed.
 
-    An answer never counts a block that a worker has not said it holds. When events of a worker
-    were lost, it counts as holding nothing until it has sent a dump. Make it on the event loop;
-    `close` ends it.
+    It never counts a block that a worker has not published. After a worker's events were lost,
+    its cache counts as empty until its dump has arrived. Construct it on the event loop; `close`
+    stops it.
     """
 
     def __init__(
         self, component: Component, block_size: int, *, max_entries: int = MAX_ENTRIES
     ) -> None:
-        """At most `max_entries` (block, worker) pairs are remembered, about 130 bytes each."""
+        """Keep at most `max_entries` (block, worker) pairs, about 130 bytes each."""
         for name, value in (("block_size", block_size), ("max_entries", max_entries)):
             if value < 1:
                 raise InvalidRequestError(f"{name}: {value} is below 1", param=name)
@@ -58,16 +58,16 @@ class KvIndexer:
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Return the number of tokens of a block."""
         return self._block_size
 
     async def find_matches_for_request(
         self, tokens: Sequence[int], lora_id: int | str = 0
     ) -> OverlapScores:
-        """The blocks of a prompt that workers hold, counted from its start.
+        """Return the number of a prompt's blocks in each worker's cache, from its start.
 
-        Raises InvalidRequestError for tokens that are no token ids, ServiceError when the cluster
-        could not be reached.
+        Raise InvalidRequestError for wrong token ids, ServiceError when the cluster could not be
+        reached.
         """
         try:
             hashes = block_hashes(tokens, self._block_size, adapter=adapter_of(lora_id))
@@ -76,7 +76,7 @@ class KvIndexer:
         return await self.find_matches(hashes)
 
     async def find_matches(self, hashes: Sequence[bytes]) -> OverlapScores:
-        """The same for blocks that are hashed already (`tandem.runtime.block_hash`)."""
+        """Return the same for hashed blocks (`tandem.runtime.block_hash`)."""
         await asyncio.shield(self._starting)
         return OverlapScores(self._follower.index.match(hashes))
 

@@ -1,4 +1,4 @@
-"""A worker's load as its author measures it, for routers of an author's own and for frontends."""
+"""A worker's load as its author measures it, for custom routers and for frontends."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _LEAST_OFTEN_S = 1.0
 
 
 class KvMetrics(Message, frozen=True, tag=False, omit_defaults=False):
-    """One worker's load; `worker_id` is what `Client.direct` takes."""
+    """One worker's load; `worker_id` is an instance id for `Client.direct`."""
 
     worker_id: str
     request_active_slots: int = 0
@@ -33,15 +33,15 @@ class KvMetrics(Message, frozen=True, tag=False, omit_defaults=False):
 
 
 def metrics_subject(component: Component, instance_id: str = "*") -> str:
-    """Where an instance of a component reports its KvMetrics; of all instances by default."""
+    """Return the subject of an instance's KvMetrics, by default of all instances."""
     return f"tandem.{component.namespace}.metrics.{component.name}.{instance_id}"
 
 
 class MetricsSource:
-    """Reports a worker's latest KvMetrics on change and once a second, and answers who asks.
+    """The base of the publishers: it reports a worker's KvMetrics and answers `load_metrics`.
 
-    Frontends are told, too, as of any worker of Tandem. Before the first `publish` there is
-    nothing to tell, and the worker is in nobody's metrics. The base of the publishers.
+    A report follows each change, and at least one a second, also to frontends. Before the first
+    `publish` a worker has no metrics.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class MetricsSource:
     def create_endpoint(
         self, component: Component | Endpoint, lease: object = None
     ) -> Awaitable[None]:
-        """Reports from now on as a worker of `component`, and serves `load_metrics` there.
+        """Report from now on as a worker of `component`, and serve `load_metrics` there.
 
-        Has to be called on the event loop, once; awaiting the result waits until the endpoint is
-        known. `lease` is not needed and ignored.
+        Call it on the event loop, once. Awaiting the result waits until the endpoint is in
+        discovery. `lease` is ignored.
         """
         if self._opening is not None:
             raise InvalidRequestError("create_endpoint: called already", param="component")
@@ -73,7 +73,7 @@ class MetricsSource:
         return self._opening
 
     async def close(self) -> None:
-        """No report and no answer any more."""
+        """Stop reporting and answering."""
         for task in (self._opening, self._reporting):
             if task is not None:
                 task.cancel()
@@ -86,7 +86,7 @@ class MetricsSource:
                 await served.drain(0.0)
 
     def _changed(self, make: Callable[[str], KvMetrics]) -> None:
-        """Reports what `make` gives for our worker id; from any thread."""
+        """Report the result of `make(worker_id)`; from any thread."""
         self._make = make
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -115,14 +115,14 @@ class MetricsSource:
                 subject = load_subject(component.namespace, metrics.worker_id)
                 runtime.events.publish(subject, encode(_load_report(metrics, runtime.epoch)))
             await asyncio.sleep(_MOST_OFTEN_S)
-            # Not wait_for, which can lose the cancelling when `_wake` is set at that moment.
+            # wait_for can lose a cancellation at the moment when `_wake` is set
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAST_OFTEN_S):
                     await self._wake.wait()
 
 
 class KvMetricsPublisher(MetricsSource):
-    """Publishes how busy a worker is, as its author measures it."""
+    """A publisher of a worker's load, as its author measures it."""
 
     def publish(
         self,
@@ -134,9 +134,9 @@ class KvMetricsPublisher(MetricsSource):
         gpu_cache_usage_perc: float,
         gpu_prefix_cache_hit_rate: float,
     ) -> None:
-        """The worker's state now, from any thread; does not wait, and may be called at any rate.
+        """Publish the worker's current load, from any thread, at any rate. Does not wait.
 
-        Raises InvalidRequestError naming a number that is below 0 or none.
+        Raise InvalidRequestError naming an argument that is not a number from 0 up.
         """
         numbers = (
             request_active_slots,
@@ -151,13 +151,13 @@ class KvMetricsPublisher(MetricsSource):
             kind = (int, float) if name.startswith("gpu_") else (int,)
             if not isinstance(value, kind) or not value >= 0:
                 raise InvalidRequestError(
-                    f"{name}: {value!r} is not a number from 0 on", param=name
+                    f"{name}: {value!r} is not a number from 0 up", param=name
                 )
         self._changed(lambda worker_id: KvMetrics(worker_id, *numbers))
 
 
 class WorkerMetricsPublisher(MetricsSource):
-    """Publishes how many KV blocks a worker uses, by data-parallel rank."""
+    """A publisher of the KV blocks that a worker uses, by data-parallel rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,11 +169,11 @@ class WorkerMetricsPublisher(MetricsSource):
         active_decode_blocks: int | None = None,
         kv_used_blocks: int | None = None,
     ) -> None:
-        """A rank's blocks now: those of running requests or, where given, all in use."""
+        """Publish a rank's blocks: those of running requests or, if given, all in use."""
         used = active_decode_blocks if kv_used_blocks is None else kv_used_blocks
         if used is None or used < 0:
             name = "kv_used_blocks" if kv_used_blocks is not None else "active_decode_blocks"
-            raise InvalidRequestError(f"{name}: {used!r} is not a number from 0 on", param=name)
+            raise InvalidRequestError(f"{name}: {used!r} is not a number from 0 up", param=name)
         self._used_blocks[dp_rank or 0] = used
         total = sum(self._used_blocks.values())
         self._changed(lambda worker_id: KvMetrics(worker_id, kv_active_blocks=total))

@@ -1,4 +1,4 @@
-"""Where an engine's KV events come from: its own calls, or the ZeroMQ socket it publishes on."""
+"""The sources of an engine's KV events: its own calls, or its ZeroMQ socket."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ZmqSource:
-    """The engine publishes batches of events at `endpoint`, as "tcp://127.0.0.1:5557".
+    """Batches of events that an engine publishes at `endpoint`, as "tcp://127.0.0.1:5557".
 
-    `topic` is the beginning of the topics to listen to. Needs the `zmq` extra.
+    `topic` is a prefix of the topics to subscribe to. Needs the `zmq` extra.
     """
 
     endpoint: str
@@ -26,7 +26,7 @@ class ZmqSource:
 
 @dataclass(frozen=True)
 class PushSource:
-    """The engine calls a publisher itself; `on_ready` hands it over, once, on the event loop."""
+    """Calls of the engine; `on_ready` receives the publisher, once, on the event loop."""
 
     on_ready: Callable[[KvEventPublisher], None]
     dp_rank: int = 0
@@ -36,7 +36,7 @@ KvEventSource = ZmqSource | PushSource
 
 
 class KvSources:
-    """The open sources of one engine; `close` ends them."""
+    """The open sources of one engine."""
 
     def __init__(self) -> None:
         self.publishers: list[KvEventPublisher] = []
@@ -51,7 +51,7 @@ class KvSources:
             self._listeners.append(ZmqListener(source.endpoint, source.topic, publisher))
 
     async def close(self) -> None:
-        """Stop listening; what the engine held is published as gone."""
+        """Stop listening; publish the engine's blocks as removed."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             await listener.close()
@@ -64,11 +64,10 @@ async def open_kv_sources(
     sources: Sequence[KvEventSource],
     kv_block_size: int | None,
 ) -> KvSources:
-    """Publish what the sources tell as the KV events of this process, a worker of `target`.
+    """Publish the events of the sources as those of this process, a worker of `target`.
 
-    Without a block size nothing can be published, and a warning says so. Raises
-    InvalidRequestError where two sources have one rank, ConfigError where a ZeroMQ source's
-    endpoint is none or the `zmq` extra is not installed.
+    Without a block size publish nothing and log a warning. Raise InvalidRequestError when two
+    sources have one rank, ConfigError for a wrong ZeroMQ endpoint or a missing `zmq` extra.
     """
     opened = KvSources()
     if kv_block_size is None:

@@ -1,4 +1,4 @@
-"""The one stream of KV events that a process sends, out of the changes of all its publishers."""
+"""The one stream of KV events of a process, made of the changes of all its publishers."""
 
 import asyncio
 import contextlib
@@ -15,24 +15,24 @@ from tandem.runtime.plane.server import Responder
 if TYPE_CHECKING:
     from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
-HEARTBEAT_S = 2.0  # how long a lost last event can stay unnoticed
+HEARTBEAT_S = 2.0  # a lost last event is noticed after at most this long
 SNAPSHOT_ENDPOINT = "kv_snapshot"
 
 _streams: "weakref.WeakKeyDictionary[DistributedRuntime, KvStream]" = weakref.WeakKeyDictionary()
 
 
 class KvStream:
-    """Gapless KvEvents, and a dump of everything for whoever missed one.
+    """Gapless KvEvents, and a dump of all blocks for a follower that missed one.
 
     Several ranks may hold the same block: it is stored with the first and removed with the last of
-    them. `change` may be called from any thread, all else on the loop.
+    them. `change` may be called from any thread, the other methods on the loop.
     """
 
     def __init__(self, runtime: "DistributedRuntime") -> None:
         self._runtime = runtime
         self._subjects: set[str] = set()
         self._event_id = 0
-        self._holders: dict[bytes, int] = {}  # block hash |-> how many ranks hold it
+        self._holders: dict[bytes, int] = {}  # block hash |-> number of ranks that hold it
         self._changes: deque[tuple[Sequence[bytes], Sequence[bytes]]] = deque()
         self._is_flush_due = False
         self._loop = asyncio.get_running_loop()
@@ -40,23 +40,23 @@ class KvStream:
         runtime.server.register(SNAPSHOT_ENDPOINT, self._answer)
 
     def add_namespace(self, namespace: str) -> None:
-        """Also tell those who listen to this namespace."""
+        """Publish to this namespace as well."""
         self._subjects.add(kv_subject(namespace, self._runtime.instance_id))
 
     def change(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """A rank has begun to hold `stored` and ceased to hold `removed`."""
+        """Record that a rank has stored and removed blocks."""
         self._changes.append((stored, removed))
         if not self._is_flush_due and not self._loop.is_closed():
             self._is_flush_due = True
             self._loop.call_soon_threadsafe(self._flush)
 
     def snapshot(self) -> KvEvent:
-        """Everything held, as of the last event."""
+        """Return all blocks held as of the last event."""
         return self._event(list(self._holders), (), cleared=True)
 
     def _flush(self) -> None:
-        """One event for all that happened since the last one."""
-        self._is_flush_due = False  # first: what is appended from here on flushes again
+        """Send one event for all changes since the last one."""
+        self._is_flush_due = False  # first: later changes schedule a flush of their own
         before: dict[bytes, bool] = {}
         holders = self._holders
         while self._changes:
@@ -96,7 +96,7 @@ class KvStream:
         )
 
     async def _beat(self) -> None:
-        """An event that changes nothing, where none was sent: it shows that one was lost."""
+        """Send an empty event after a quiet interval: followers notice a lost event by it."""
         last_id = 0
         while not self._runtime.is_ending:
             with contextlib.suppress(TimeoutError):
@@ -112,7 +112,7 @@ class KvStream:
 
 
 def kv_stream(runtime: "DistributedRuntime") -> KvStream:
-    """The process's stream; made at the first call, which has to be on the loop."""
+    """Return the process's stream. The first call makes it and must be on the loop."""
     stream = _streams.get(runtime)
     if stream is None:
         stream = _streams[runtime] = KvStream(runtime)

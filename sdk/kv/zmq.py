@@ -1,4 +1,4 @@
-"""The KV events that vLLM and SGLang publish over ZeroMQ, into a publisher of ours.
+"""The KV events that vLLM and SGLang publish over ZeroMQ.
 
 A message has three frames: topic, number (8 bytes, big-endian, without gaps), and a batch in
 msgpack, [timestamp, [event, ...], rank]. An event is an array that begins with its kind:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_MESSAGES = 100_000
-_DEVICE = (None, "GPU")  # blocks elsewhere are not what a prompt is matched with
+_DEVICE = (None, "GPU")  # prompts are matched with blocks in GPU memory only
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks of one chain that were filled."""
+    """The filled blocks of one chain."""
 
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
@@ -36,22 +36,22 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[Any] | None = None  # what else is hashed beside the tokens, by block
+    extra_keys: list[Any] | None = None  # hashed beside the tokens, by block
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks that left the cache."""
+    """Blocks removed from the cache."""
 
     block_hashes: list[int | bytes]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The cache is empty."""
+    """The removal of all blocks."""
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """One message's events, in order."""
+    """The events of one message, in order."""
 
     timestamp: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -62,7 +62,7 @@ _decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
 
 
 class ZmqListener:
-    """Follows one engine's socket. What was lost on the way is unknown, so a gap clears all."""
+    """A subscriber to one engine's socket. After a gap it removes all blocks and starts over."""
 
     def __init__(self, endpoint: str, topic: str, publisher: KvEventPublisher) -> None:
         self.num_gaps = 0
@@ -84,7 +84,7 @@ class ZmqListener:
             self.take(await self._socket.recv_multipart())
 
     def take(self, frames: list[bytes]) -> None:
-        """A message came in."""
+        """Publish the events of one message."""
         try:
             _topic, number, payload = frames
             sequence = int.from_bytes(number, "big")
@@ -99,9 +99,9 @@ class ZmqListener:
         for event in batch.events:
             self._apply(event)
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, reason: str) -> None:
         self.num_gaps += 1
-        logger.warning("KV events of %s: %s; starting over", self._endpoint, what)
+        logger.warning("KV events of %s: %s; starting over", self._endpoint, reason)
         self._publisher.publish_cleared()
 
     def _apply(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
@@ -123,7 +123,7 @@ class ZmqListener:
                 )
             except InvalidRequestError as error:
                 logger.warning("KV events of %s: %s", self._endpoint, error)
-        else:  # of another size, or not named by their tokens alone
+        else:  # of another size, or hashed with more than their tokens
             publisher.num_unnamed_blocks += len(event.block_hashes)
 
 

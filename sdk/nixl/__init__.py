@@ -1,4 +1,4 @@
-"""Moving KV blocks between engines that bring their own cache."""
+"""Transfers of KV blocks between engines with their own cache."""
 
 from tandem.sdk.nixl.connector import (
     BlockTransfer,

@@ -1,8 +1,8 @@
-"""A NIXL agent with the names that its own Python package gives, for code that is brought along.
+"""A NIXL agent with the names of NIXL's own Python package, for existing code.
 
-What differs from that package: descriptor lists are bytes of packed integers that may cross a wire
-as they are; a failure is a TransferError, never a status that nobody looks at; every call may come
-from any thread; and a posted transfer goes on to its end, and notifies, when its handle is dropped.
+The differences: descriptor lists are bytes of packed integers that may cross a wire; a failure is
+a TransferError, never a status; every call may come from any thread; and a posted transfer runs to
+its end, and notifies, when its handle is dropped.
 """
 
 import atexit
@@ -29,16 +29,16 @@ from tandem.sdk.nixl.pieces import Regions, check_pairs, picked, pieces_of
 from tandem.transfer.nixl import load_api, quietly, translated
 from tandem.transfer.transport import Indices
 
-POLL_S = 0.0005  # the library only lets its transfers be asked
+POLL_S = 0.0005  # transfers of the library can only be polled
 
 logger = logging.getLogger(__name__)
 
 
 class nixl_agent:
-    """`agent_name` must be unique among all agents that may ever meet. Owner of all it hands out.
+    """An agent, and the owner of all that it returns. `agent_name` is unique among all agents.
 
-    Bad arguments are InvalidRequestErrors that name the argument, what a peer sent and can't be
-    read is a ProtocolError, and every failure of the library is a TransferError.
+    Wrong arguments raise InvalidRequestError naming the argument, unreadable data of a peer raises
+    ProtocolError, and a failure of the library TransferError.
     """
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None) -> None:
@@ -62,9 +62,9 @@ class nixl_agent:
         _open_agents.add(self)
 
     def get_reg_descs(self, descs: Regions, mem_type: str | None = None) -> RegisteredMemory:
-        """Regions of this process's memory; `mem_type` is "DRAM" or "VRAM", and known of tensors.
+        """Return regions of this process's memory; `mem_type` "DRAM" or "VRAM", implied by tensors.
 
-        Refused when the memory is not of that kind: a tensor on the host is no "VRAM".
+        Raise InvalidRequestError when the memory is of the other kind.
         """
         pieces = pieces_of(descs, mem_type)
         check_memory(pieces.memory, pieces.table[:, 0].tolist())
@@ -84,17 +84,17 @@ class nixl_agent:
         return descs
 
     def deregister_memory(self, dereg_list: RegisteredMemory) -> None:
-        """What register_memory() gave back; anything else is left alone."""
+        """Undo register_memory(). Do nothing for anything else."""
         for entry in [entry for entry in self._held.memory if entry[0] is dereg_list]:
             self._held.memory.remove(entry)
             self._deregister(entry[1])
 
     def get_xfer_descs(self, descs: Regions, mem_type: str | None = None) -> bytes:
-        """The pieces that transfers pick from, for this side and, sent over a wire, for a peer."""
+        """Return the pieces that transfers pick from, for this side and for a peer."""
         return pack(pieces_of(descs, mem_type))
 
     def prep_xfer_dlist(self, agent_name: str, xfer_list: bytes) -> PreparedList:
-        """`agent_name` is a peer's, or "" for this side; `xfer_list` is from get_xfer_descs()."""
+        """Prepare pieces of get_xfer_descs() of a peer, or of this side with `agent_name` ""."""
         pieces = unpack(xfer_list)
         side = "" if agent_name == "NIXL_INIT_AGENT" else agent_name
         if side and side not in self._held.peers:
@@ -108,7 +108,7 @@ class nixl_agent:
         return prepared
 
     def release_dlist_handle(self, handle: PreparedList) -> None:
-        """No transfer of the list may be under way."""
+        """Release a list; no transfer of it may be under way."""
         with self._turn:
             if handle in self._held.lists:
                 self._held.lists.remove(handle)
@@ -123,9 +123,10 @@ class nixl_agent:
         remote_indices: Indices,
         notif_msg: bytes | str = b"",
     ) -> TransferHandle:
-        """Piece `local_indices[i]` to ("WRITE") or from ("READ") piece `remote_indices[i]`.
+        """Return a transfer of piece `local_indices[i]` to or from piece `remote_indices[i]`.
 
-        The peer gets `notif_msg` when all of it is done. transfer() begins it.
+        The operation is "WRITE" (to the peer) or "READ". The peer gets `notif_msg` at the end.
+        transfer() begins it.
         """
         if operation not in ("WRITE", "READ"):
             raise InvalidRequestError(
@@ -146,26 +147,26 @@ class nixl_agent:
         return TransferHandle(doing, far.side, handle)
 
     def transfer(self, handle: TransferHandle) -> State:
-        """Begin it; with memory of the host, the call may take as long as the copy does."""
+        """Begin a transfer. With host memory, the call may take as long as the copy."""
         with self._turn:
             if handle in self._held.under_way:
                 raise InvalidRequestError("handle: its transfer is under way", param="handle")
             handle.state, handle.error = "PROC", None
             self._held.under_way.append(handle)
             self._settle(handle, lambda it: it.transfer(handle.handle))
-            return self._told(handle)
+            return self._result(handle)
 
     def check_xfer_state(self, handle: TransferHandle) -> State:
-        """ "DONE" once the transfer is complete at both ends; TransferError when it failed."""
+        """Return "DONE" once it is complete at both ends. Raise TransferError after a failure."""
         with self._turn:
             if handle.state == "NEW":
                 raise InvalidRequestError("handle: transfer() comes first", param="handle")
             if handle in self._held.under_way:
                 self._ask(handle)
-            return self._told(handle)
+            return self._result(handle)
 
     def release_xfer_handle(self, handle: TransferHandle) -> None:
-        """One that is under way is given up: what it moves may or may not arrive."""
+        """Release a transfer. If it is under way, its data may or may not arrive."""
         with self._turn:
             if handle in self._held.under_way:
                 self._held.under_way.remove(handle)
@@ -173,12 +174,12 @@ class nixl_agent:
             quietly(handle.handle.release)
 
     def get_agent_metadata(self) -> bytes:
-        """What a peer needs to reach the memory registered so far."""
+        """Return the metadata by which a peer reaches the memory registered so far."""
         metadata: bytes = self._call("metadata", lambda it: it.get_agent_metadata())
         return metadata
 
     def add_remote_agent(self, metadata: bytes) -> str:
-        """The peer's name."""
+        """Connect to a peer and return its name."""
         name = self._call("add peer", lambda it: it.add_remote_agent(metadata))
         peer = name.decode() if isinstance(name, bytes) else str(name)
         if peer not in self._held.peers:
@@ -186,7 +187,7 @@ class nixl_agent:
         return peer
 
     def remove_remote_agent(self, agent: str) -> None:
-        """Disconnect; what is under way with that peer is given up first."""
+        """Give up all transfers with a peer and disconnect."""
         with self._turn:
             if agent not in self._held.peers:
                 return
@@ -198,19 +199,19 @@ class nixl_agent:
             quietly(lambda: self._library.remove_remote_agent(agent))
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        """Agent's name |-> messages that came from it since the last call."""
+        """Return agent name |-> its messages since the last call."""
         with self._turn:
             self._collect()
             messages, self._messages = self._messages, {}
         return messages
 
     def send_notif(self, remote_agent_name: str, notif_msg: bytes | str) -> None:
-        """A message that belongs to no transfer."""
+        """Send a message that belongs to no transfer."""
         message = as_bytes(notif_msg)
         self._call("send", lambda it: it.send_notif(remote_agent_name, message))
 
     def close(self) -> None:
-        """Give everything back, in the order that the library wants. May be called again."""
+        """Release everything, in the order that the library needs. Idempotent."""
         with self._turn:
             if self._library is None:
                 return
@@ -226,7 +227,7 @@ class nixl_agent:
             self._progress.join()
 
     def step(self) -> bool:
-        """One turn of the progress thread; False when the agent is closed."""
+        """Make one turn of the progress thread. Return False when the agent is closed."""
         with self._turn:
             if self._library is None:
                 return False
@@ -237,7 +238,7 @@ class nixl_agent:
             return True
 
     def _collect(self) -> None:
-        """Messages that came, and ends of transfers: the library tells both only when asked."""
+        """Poll the library for messages and for ends of transfers."""
         found = self._call("messages", lambda it: it.get_new_notifs())
         for name, messages in found.items():
             sender = name.decode() if isinstance(name, bytes) else name
@@ -261,7 +262,7 @@ class nixl_agent:
         self._settle(handle, lambda it: it.check_xfer_state(handle.handle))
 
     def _settle(self, handle: TransferHandle, ask: Callable[[Any], Any]) -> None:
-        """A failure comes as "ERR" or as an exception; both are kept with the handle."""
+        """Update the handle's state; keep a failure, "ERR" or an exception, as its `error`."""
         try:
             state = self._call(handle.doing, ask)
             if state == "ERR":
@@ -273,21 +274,21 @@ class nixl_agent:
             handle.state = "DONE"
             self._held.under_way.remove(handle)
 
-    def _told(self, handle: TransferHandle) -> State:
+    def _result(self, handle: TransferHandle) -> State:
         if handle.error is not None:
             raise handle.error
         return "DONE" if handle.state == "DONE" else "PROC"
 
 
 def _progress(mine: "weakref.ref[nixl_agent]") -> None:
-    """Until the agent is closed, or gone."""
+    """Poll until the agent is closed or collected."""
     while (agent := mine()) is not None and agent.step():
         del agent
         time.sleep(POLL_S)
 
 
 def as_bytes(message: bytes | str) -> bytes:
-    """A notification as it is sent."""
+    """Return a notification as bytes."""
     return message.encode() if isinstance(message, str) else message
 
 
@@ -296,6 +297,6 @@ _open_agents: "weakref.WeakSet[nixl_agent]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """While the interpreter is whole: a transfer's end must not be awaited after that."""
+    """Close all agents before the interpreter ends: later a transfer would never finish."""
     for agent in list(_open_agents):
         agent.close()

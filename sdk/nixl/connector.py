@@ -1,7 +1,7 @@
-"""Moving KV blocks between engines that bring a KV cache of their own.
+"""Transfers of KV blocks between engines with their own KV cache.
 
-`NixlConnector` registers the cache of one rank and moves blocks by their ids; `nixl_agent` is what
-it stands on, for code that already speaks to NIXL.
+`NixlConnector` registers the cache of one rank and moves blocks by their ids. It uses `nixl_agent`,
+which is for code that already calls NIXL.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ __all__ = ["BlockTransfer", "NixlConnector", "nixl_agent", "nixl_agent_config"]
 
 
 class BlockTransfer:
-    """A write or read of blocks: await it, or poll `done()`. It goes on when it is dropped."""
+    """A write or read of blocks: await it, or poll `done()`. It continues when it is dropped."""
 
     def __init__(self, agent: nixl_agent, handle: TransferHandle) -> None:
         self._agent = agent
@@ -31,15 +31,15 @@ class BlockTransfer:
 
     @property
     def state(self) -> State:
-        """ "PROC" or "DONE"; TransferError when it failed."""
+        """ "PROC" or "DONE". Raises TransferError after a failure."""
         return self._agent.check_xfer_state(self._handle)
 
     def done(self) -> bool:
-        """True once it is complete at both ends; TransferError when it failed."""
+        """Return True once it is complete at both ends. Raise TransferError after a failure."""
         return self.state == "DONE"
 
     def cancel(self) -> None:
-        """Give it up: its bytes may or may not arrive, and it notifies nobody or the peer."""
+        """Give it up. Its bytes and its notification may or may not arrive."""
         self._agent.release_xfer_handle(self._handle)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -70,7 +70,7 @@ class NixlConnector:
         self.num_blocks = 0
         config = nixl_agent_config(enable_prog_thread=progress_thread)
         self._agent = nixl_agent(f"{engine_id}.{rank}.{new_id()}", config)
-        self._caches: list[KvCache] = []  # they must not be freed
+        self._caches: list[KvCache] = []  # kept alive
         self._lengths: NDArray[np.uint64] = np.empty(0, np.uint64)  # [num_tensors], of a block
         self._descs = b""
         self._local: PreparedList | None = None
@@ -78,14 +78,14 @@ class NixlConnector:
 
     @property
     def agent_name(self) -> str:
-        """Under which peers get this connector's notifications: `engine_id.rank.` and a number."""
+        """The name of this connector in its notifications: `engine_id.rank.` and a number."""
         return self._agent.name
 
     def register_kv_caches(self, kv_caches: "KvCache | Sequence[KvCache]") -> None:
         """Open [num_blocks, ...] to peers: one tensor, or several (of layers, of K and of V).
 
-        Tensors of torch or arrays of numpy, each contiguous, and all on one device. Once per
-        connector, which keeps them alive; their memory must stay theirs until close().
+        Contiguous torch tensors or numpy arrays, all on one device. Once per connector, which keeps
+        them alive; their memory must not be reused before close().
         """
         if self._local is not None:
             raise InvalidRequestError("kv_caches: already registered", param="kv_caches")
@@ -107,16 +107,16 @@ class NixlConnector:
         self.block_len = int(self._lengths.sum())
 
     def get_agent_metadata(self) -> tuple[bytes, bytes]:
-        """(metadata, block descriptors) for a peer's add_remote_agent()."""
+        """Return (metadata, block descriptors) for a peer's add_remote_agent()."""
         self._registered()
         return self._agent.get_agent_metadata(), self._descs
 
     def add_remote_agent(
         self, engine_id: str, agent_metadata: bytes, remote_blocks_descs: bytes
     ) -> str:
-        """The peer's agent name. An engine that was known already is replaced: it has restarted.
+        """Connect to a peer and return its agent name. Replace an engine of the same id.
 
-        ProtocolError when the peer's blocks are not made up as the ones here are.
+        Raise ProtocolError when the peer's blocks differ in layout from the local ones.
         """
         self._registered()
         self.remove_remote_agent(engine_id)
@@ -131,7 +131,7 @@ class NixlConnector:
         return agent_name
 
     def remove_remote_agent(self, engine_id: str) -> None:
-        """Disconnect; what is under way with that engine fails. Unknown ones are left alone."""
+        """Disconnect; transfers with that engine fail. Do nothing for an unknown engine."""
         remote = self._remotes.pop(engine_id, None)
         if remote is not None:
             self._agent.remove_remote_agent(remote.agent_name)
@@ -146,8 +146,8 @@ class NixlConnector:
     ) -> BlockTransfer:
         """Begin to write block `local_block_ids[i]` over the peer's block `remote_block_ids[i]`.
 
-        The peer gets `notify_msg` after the data. `engine_id` may be left out where only one peer
-        is known. With memory of the host, the call may take as long as the copy does.
+        The peer gets `notify_msg` after the data. `engine_id` may be left out when there is only
+        one peer. With host memory, the call may take as long as the copy.
         """
         return self._begin("WRITE", local_block_ids, remote_block_ids, notify_msg, engine_id)
 
@@ -159,19 +159,19 @@ class NixlConnector:
         *,
         engine_id: str | None = None,
     ) -> BlockTransfer:
-        """As write_blocks(), the other way; the notification says that the blocks were read."""
+        """Begin to read blocks of the peer; it gets `notify_msg` after they were read."""
         return self._begin("READ", local_block_ids, remote_block_ids, notify_msg, engine_id)
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        """Agent's name |-> messages that came from it since the last call."""
+        """Return agent name |-> its messages since the last call."""
         return self._agent.get_new_notifs()
 
     def send_notif(self, notify_msg: bytes | str, *, engine_id: str | None = None) -> None:
-        """A message that belongs to no transfer."""
+        """Send a message that belongs to no transfer."""
         self._agent.send_notif(self._remote(engine_id).agent_name, notify_msg)
 
     def close(self) -> None:
-        """Give up what is under way, disconnect, and close the memory to peers."""
+        """Give up all transfers, disconnect, and close the memory to peers."""
         self._agent.close()
         self._remotes.clear()
         self._caches = []
@@ -206,7 +206,7 @@ class NixlConnector:
         return BlockTransfer(self._agent, handle)
 
     def _indices(self, name: str, block_ids: Indices, num_blocks: int) -> NDArray[np.int32]:
-        """The pieces of the blocks, tensor by tensor: `tensor * num_blocks + block_id`."""
+        """Return the pieces of the blocks, by tensor: `tensor * num_blocks + block_id`."""
         tensors = np.arange(len(self._lengths), dtype=np.int32)[:, None] * num_blocks
         indices: NDArray[np.int32] = (tensors + picked(name, block_ids, num_blocks)).ravel()
         return indices
@@ -216,7 +216,7 @@ class NixlConnector:
             return next(iter(self._remotes.values()))
         if engine_id is None:
             raise InvalidRequestError(
-                f"engine_id: must be given, as {len(self._remotes)} peers are known",
+                f"engine_id: required, because there are {len(self._remotes)} peers",
                 param="engine_id",
             )
         if engine_id not in self._remotes:
@@ -229,7 +229,7 @@ class NixlConnector:
         return self._local
 
     def _num_remote_blocks(self, engine_id: str, lengths: NDArray[np.uint64]) -> int:
-        """`lengths`: [num_tensors * num_blocks], of the pieces that the peer announced."""
+        """Return the peer's number of blocks. `lengths`: [num_tensors * num_blocks], its pieces."""
         num_blocks, rest = divmod(len(lengths), len(self._lengths))
         if rest or (lengths.reshape(-1, num_blocks) != self._lengths[:, None]).any():
             raise ProtocolError(
@@ -241,7 +241,7 @@ class NixlConnector:
 
 def _num_blocks(caches: Sequence[KvCache]) -> int:
     if not caches:
-        raise InvalidRequestError("kv_caches: there is none", param="kv_caches")
+        raise InvalidRequestError("kv_caches: must not be empty", param="kv_caches")
     counts = {len(cache) if cache.ndim else 0 for cache in caches}
     if len(counts) > 1 or 0 in counts:
         raise InvalidRequestError(

@@ -1,11 +1,11 @@
-"""Lists of memory pieces as packed integers: what two workers exchange in place of a pickle.
+"""Lists of memory pieces as packed integers, exchanged by two workers in place of a pickle.
 
     4 bytes   magic "TNB1"
     1 byte    memory: 0 DRAM, 1 VRAM
     3 bytes   zero
     32 bytes  for each run: address, bytes of one piece, device id, number of pieces (u64, little)
 
-A run is pieces of one size, one behind the other: the blocks of a whole tensor are one run.
+A run is a row of adjacent pieces of one size: the blocks of a whole tensor are one run.
 """
 
 import struct
@@ -21,13 +21,13 @@ _HEADER = struct.Struct("<4sB3x")
 _MAGIC = b"TNB1"
 _MEMORIES: tuple[Memory, ...] = ("DRAM", "VRAM")
 _RUN_INTS = 4
-_MAX_PIECES = 1 << 24  # of one list: 256 MiB of table, so that a lying peer can't ask for more
+_MAX_PIECES = 1 << 24  # of one list: limits the table of a malicious peer to 256 MiB
 _MAX_ADDRESS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """`table`: [num_pieces, 3] of (address, bytes, device id)."""
+    """A list of pieces. `table`: [num_pieces, 3] of (address, bytes, device id)."""
 
     memory: Memory
     table: NDArray[np.uint64]
@@ -40,7 +40,7 @@ class Pieces:
 
 
 def pack(pieces: Pieces) -> bytes:
-    """The pieces in their order; adjacent ones of one size take 32 bytes together."""
+    """Pack the pieces in their order; a run takes 32 bytes."""
     address, length, device = pieces.table.T
     continues = (
         (address[1:] == address[:-1] + length[:-1])
@@ -56,10 +56,10 @@ def pack(pieces: Pieces) -> bytes:
 
 
 def unpack(data: bytes) -> Pieces:
-    """The pieces that a peer packed; ProtocolError when it is no such list."""
+    """Return the pieces that a peer packed. Raise ProtocolError for anything else."""
     size = len(data) - _HEADER.size
     if size <= 0 or size % (8 * _RUN_INTS):
-        raise ProtocolError(f"block descriptors: {len(data)} bytes are no list of descriptors")
+        raise ProtocolError(f"block descriptors: {len(data)} bytes are not a list of descriptors")
     magic, memory = _HEADER.unpack_from(data)
     if magic != _MAGIC or memory >= len(_MEMORIES):
         raise ProtocolError("block descriptors: not made by get_xfer_descs() of tandem.sdk.nixl")
@@ -73,7 +73,7 @@ def unpack(data: bytes) -> Pieces:
 
 
 def _check(runs: NDArray[np.uint64]) -> None:
-    """Python's integers, which do not wrap around."""
+    """Check the runs with Python's integers, which do not wrap around."""
     num_pieces = 0
     for address, length, _, count in runs.tolist():
         num_pieces += count

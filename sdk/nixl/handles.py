@@ -1,4 +1,4 @@
-"""What an agent hands out, and what it keeps until it is closed."""
+"""The values that an agent returns, and those that it holds until it is closed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ State: TypeAlias = Literal["PROC", "DONE"]
 
 @dataclass(frozen=True, slots=True)
 class nixl_agent_config:
-    """The progress thread is ours, and asks twice a millisecond; the library's takes a whole core.
+    """The options of an agent. Its progress thread polls twice a millisecond.
 
-    Without it things only move while the agents at both ends are called: get_new_notifs() has to
-    be called again and again, by the target of transfers as well as by who began them.
+    The library's own thread would take a whole core. Without a thread, transfers progress only
+    while both agents are called: both ends must call get_new_notifs() repeatedly.
     """
 
     enable_prog_thread: bool = True
@@ -27,7 +27,7 @@ class nixl_agent_config:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMemory:
-    """What get_reg_descs() makes and register_memory() takes."""
+    """The regions that get_reg_descs() returns and register_memory() takes."""
 
     memory: Memory
     regions: list[tuple[int, int, int, str]]  # (address, bytes, device id, "")
@@ -35,7 +35,7 @@ class RegisteredMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedList:
-    """One side of transfers, ready to be picked from by index."""
+    """One side of transfers; pieces are picked by index."""
 
     side: str  # "" is this one, else the agent's name
     lengths: NDArray[np.uint64]  # [num_pieces], bytes
@@ -55,7 +55,7 @@ class TransferHandle:
 
 @dataclass(slots=True)
 class Held:
-    """What goes back before the agent does."""
+    """The resources that are released before the agent."""
 
     memory: list[tuple[RegisteredMemory, Any]] = field(default_factory=list)
     lists: list[PreparedList] = field(default_factory=list)

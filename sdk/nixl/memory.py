@@ -1,4 +1,4 @@
-"""Whose memory an address is: asked of the CUDA driver, where there is one."""
+"""The kind of memory at an address, by the CUDA driver if there is one."""
 
 import ctypes
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 
 
 class Driver(Protocol):
-    """The one function of libcuda that is called here."""
+    """The one function of libcuda in use."""
 
     def cuPointerGetAttribute(self, result: object, attribute: int, address: object) -> int:
-        """A CUresult: zero is success."""
+        """Return a CUresult: zero is success."""
 
 
 @cache
 def cuda_driver() -> Driver | None:
-    """None on a machine without one."""
+    """Return the driver, None on a machine without one."""
     try:
         return cast(Driver, ctypes.CDLL("libcuda.so.1"))
     except OSError:
@@ -29,7 +29,7 @@ def cuda_driver() -> Driver | None:
 
 
 def as_memory(name: str | None) -> Memory:
-    """InvalidRequestError when `name` is no kind of memory that is transferred here."""
+    """Return the kind of memory. Raise InvalidRequestError for an unknown one."""
     if name == "DRAM":
         return "DRAM"
     if name == "VRAM":
@@ -38,9 +38,9 @@ def as_memory(name: str | None) -> Memory:
 
 
 def check_memory(memory: Memory, addresses: Iterable[int]) -> None:
-    """InvalidRequestError when an address of this process is memory of the other kind.
+    """Raise InvalidRequestError when an address of this process is memory of the other kind.
 
-    The library believes what it is told, and a wrong kind ends in a crash of the process.
+    The library does not check: a wrong kind would crash the process.
     """
     driver = cuda_driver()
     for address in addresses:
@@ -49,14 +49,14 @@ def check_memory(memory: Memory, addresses: Iterable[int]) -> None:
             place = "a host" if actual == "DRAM" else "a GPU"
             why = "; there is no CUDA driver here" if driver is None else ""
             raise InvalidRequestError(
-                f"mem_type: {memory!r} was said, but {address:#x} is {place}'s memory,"
+                f"mem_type: {memory!r} was given, but {address:#x} is {place}'s memory,"
                 f" {actual!r}{why}",
                 param="mem_type",
             )
 
 
 def _is_device(driver: Driver, address: int) -> bool:
-    """An address that CUDA has never heard of is an error to it, and the host's to us."""
+    """Return True for device memory. CUDA reports an error for an unknown address: host memory."""
     kind = ctypes.c_uint(0)
     failed = driver.cuPointerGetAttribute(
         ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address)

@@ -1,4 +1,4 @@
-"""Pieces of memory and picks among them, as callers may write them, checked."""
+"""Checks and conversions of the pieces of memory, and of the indices, that callers pass."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     import torch
 
 KvCache: TypeAlias = "torch.Tensor | NDArray[Any]"
-# Tensors, or (address, bytes, device id) each with or without a fourth item, which is not used.
+# Tensors, or tuples of (address, bytes, device id); a fourth item is ignored.
 Regions: TypeAlias = "torch.Tensor | Sequence[torch.Tensor] | Sequence[tuple[Any, ...]]"
 
 _MAX_END = 1 << 63
 
 
 def pieces_of(descs: "Regions | NDArray[np.uint64]", mem_type: str | None) -> Pieces:
-    """`mem_type` may be None for tensors, whose kind is known, and nothing else."""
+    """Return the pieces. `mem_type` may be None for tensors only."""
     items = [descs] if hasattr(descs, "data_ptr") else list(descs)
     if not items:
-        raise InvalidRequestError("descs: there is nothing in it", param="descs")
+        raise InvalidRequestError("descs: must not be empty", param="descs")
     if not hasattr(items[0], "data_ptr"):
         rows = [_row(index, item) for index, item in enumerate(items)]
         return Pieces(as_memory(mem_type), np.array(rows, dtype=np.uint64))
@@ -34,20 +34,20 @@ def pieces_of(descs: "Regions | NDArray[np.uint64]", mem_type: str | None) -> Pi
     memory = tensor_memory(tensors)
     if mem_type is not None and as_memory(mem_type) != memory:
         raise InvalidRequestError(
-            f"mem_type: {mem_type!r} was said, but the tensors are in {memory!r}", param="mem_type"
+            f"mem_type: {mem_type!r} was given, but the tensors are in {memory!r}", param="mem_type"
         )
     return Pieces(memory, np.array(rows, dtype=np.uint64))
 
 
 def caches_of(given: "KvCache | Sequence[KvCache]") -> "list[KvCache]":
-    """One or several, as a list."""
+    """Return one or several caches as a list."""
     if isinstance(given, np.ndarray) or hasattr(given, "data_ptr"):
         return [cast("KvCache", given)]
     return list(given)
 
 
 def tensor_memory(tensors: "Sequence[KvCache]") -> Memory:
-    """The kind of memory that all of them are in."""
+    """Return the kind of memory of the tensors. Raise unless it is the same for all."""
     devices = {"cpu" if isinstance(each, np.ndarray) else str(each.device) for each in tensors}
     if len(devices) > 1:
         raise InvalidRequestError(
@@ -60,7 +60,7 @@ def tensor_memory(tensors: "Sequence[KvCache]") -> Memory:
 
 
 def tensor_row(index: int, tensor: "KvCache") -> tuple[int, int, int]:
-    """(address, bytes, device id) of a whole tensor."""
+    """Return (address, bytes, device id) of a whole tensor."""
     if isinstance(tensor, np.ndarray):
         is_contiguous, address, device = tensor.flags.c_contiguous, tensor.ctypes.data, 0
     else:
@@ -74,7 +74,7 @@ def tensor_row(index: int, tensor: "KvCache") -> tuple[int, int, int]:
 
 
 def picked(name: str, indices: Indices, num_pieces: int) -> NDArray[np.int32]:
-    """The indices as the library takes them; InvalidRequestError names one out of range."""
+    """Return the indices for the library. Raise InvalidRequestError naming one out of range."""
     chosen = np.asarray(indices)
     if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
         raise InvalidRequestError(f"{name}: one or more whole numbers are needed", param=name)
@@ -87,7 +87,7 @@ def picked(name: str, indices: Indices, num_pieces: int) -> NDArray[np.int32]:
 
 
 def check_pairs(local: NDArray[np.uint64], remote: NDArray[np.uint64]) -> None:
-    """The bytes of the pieces picked on each side, which must be the same."""
+    """Raise InvalidRequestError unless both sides have pieces of the same bytes."""
     if len(local) != len(remote):
         raise InvalidRequestError(
             f"remote_indices: {len(remote)} pieces for {len(local)} of this side",

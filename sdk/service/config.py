@@ -1,4 +1,4 @@
-"""What files and flags say about the services of a graph."""
+"""The settings of a graph's services, from files and flags."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.names import did_you_mean
 
-CONFIG_VARIABLE = "TANDEM_SERVICE_CONFIG"  # the file that `tandem run` hands to its processes
+CONFIG_VARIABLE = "TANDEM_SERVICE_CONFIG"  # the file for the processes of `tandem run`
 COMMON = "Common"
 COMMON_KEYS = "common-configs"
 SERVICE_ARGS = "ServiceArgs"
@@ -18,8 +18,8 @@ SERVICE_ARGS = "ServiceArgs"
 class ServiceConfig(Mapping[str, Mapping[str, Any]]):
     """Service |-> its section, as it was written.
 
-    `settings` gives what a service's own code should see: its section with the keys of `Common`
-    that it names in `common-configs`, without what is for the launcher.
+    `settings` returns the section for the service's own code: with the keys of `Common` that it
+    lists in `common-configs`, and without those of the launcher.
     """
 
     _instance: ClassVar["ServiceConfig | None"] = None
@@ -29,7 +29,7 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
     @classmethod
     def get_instance(cls) -> "ServiceConfig":
-        """That of this process, as `tandem run` handed it over; empty in any other process."""
+        """Return the config of this process, from `tandem run`; empty in any other process."""
         if ServiceConfig._instance is None:
             path = os.environ.get(CONFIG_VARIABLE)
             ServiceConfig._instance = ServiceConfig.read(Path(path)) if path else ServiceConfig()
@@ -37,14 +37,14 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
     @classmethod
     def read(cls, path: Path) -> "ServiceConfig":
-        """What `write` wrote. Raises ConfigError."""
+        """Read a file of `write`. Raise ConfigError."""
         try:
             return cls(json.loads(path.read_bytes()))
         except (OSError, ValueError) as exc:
             raise ConfigError(f"{CONFIG_VARIABLE}: cannot read {path}: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """A file that only this user can read."""
+        """Write a file that only this user can read."""
         path.touch(mode=0o600)
         path.write_text(json.dumps(self._sections))
 
@@ -58,7 +58,7 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
         return len(self._sections)
 
     def settings(self, service: str) -> dict[str, Any]:
-        """What a service was told, from its section and from `Common`; its own values win."""
+        """Return a service's values, from its section and from `Common`; its own win."""
         own = self._sections.get(service, {})
         common = self._sections.get(COMMON, {})
         shared = {key: common[key] for key in own.get(COMMON_KEYS, ()) if key in common}
@@ -66,17 +66,17 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
         return shared | mine
 
     def require(self, service: str, key: str) -> Any:
-        """One value. Raises ConfigError when nobody gave it."""
+        """Return one value. Raise ConfigError if it is not set."""
         settings = self.settings(service)
         if key not in settings:
             raise ConfigError(f"{service}.{key} must be set: --{service}.{key}=VALUE", param=key)
         return settings[key]
 
     def as_args(self, service: str, prefix: str = "") -> list[str]:
-        """A service's settings as `--key value` words for an argument parser.
+        """Return a service's settings as `--key value` words for an argument parser.
 
-        True is a flag alone and False is left out; lists give their items, mappings JSON. With a
-        `prefix` only keys that begin with it are given, without it.
+        True is a flag without a value, and False is left out. A list becomes its items, a mapping
+        JSON. With a `prefix`, only keys that begin with it are returned, without it.
         """
         words: list[str] = []
         for key, value in self.settings(service).items():
@@ -92,7 +92,7 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
         return words
 
     def check_common(self) -> None:
-        """Raises ConfigError for a section that wants of `Common` what is not there."""
+        """Raise ConfigError for a section that lists a key which `Common` does not have."""
         common = self._sections.get(COMMON, {})
         for service, section in self._sections.items():
             wanted = section.get(COMMON_KEYS, [])
@@ -104,5 +104,5 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
 
 def unknown_key(where: str, key: str, known: Iterable[str]) -> ConfigError:
-    """The error that names the known key which `key` may have meant."""
+    """Return an error with the known key nearest to `key`."""
     return ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, known)}", param=key)

@@ -1,4 +1,4 @@
-"""`dynamo_context`: what a running service knows of its place in the cluster."""
+"""`dynamo_context`: the place of a running service in the cluster."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,22 +9,21 @@ from tandem.runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease that this process's records in etcd hang on."""
+    """The lease of this process's records in etcd."""
 
     instance_id: str
 
     def id(self) -> str:
-        """The instance id, which names the process wherever a lease's id did."""
+        """Return the instance id, which takes the place of a lease's id."""
         return self.instance_id
 
 
 class ServiceContext(Mapping[str, Any]):
-    """The service of this process, from before its `__init__` on.
+    """The context of this process's service, filled before its `__init__`.
 
-    `runtime`, `component`, `endpoints`, `namespace`, `instance_id`, `lease`; `config`: what the
-    service was told, as a dict or as the model of `@service(settings=...)`; `graph`: the classes
-    that run, or None for all. Raises ConfigError for what is not there, which is everything where
-    no service runs.
+    `runtime`, `component`, `endpoints`, `namespace`, `instance_id`, `lease`; `config`: the
+    service's settings, a dict or the model of `@service(settings=...)`; `graph`: the classes that
+    run, or None for all. A missing key raises ConfigError; without a service all keys are missing.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class ServiceContext(Mapping[str, Any]):
         if key in self._values:
             return self._values[key]
         if not self._values:
-            raise ConfigError(f"no service runs in this process, so there is no {key!r}")
+            raise ConfigError(f"no service is running in this process, so there is no {key!r}")
         raise ConfigError(f"no {key!r} here; there are {', '.join(self._values)}")
 
     def __contains__(self, key: object) -> bool:
@@ -50,7 +49,7 @@ class ServiceContext(Mapping[str, Any]):
         return len(self._values)
 
     def fill(self, values: Mapping[str, Any]) -> None:
-        """Takes the place of what was there; for whoever starts a service."""
+        """Replace all values; called when a service starts."""
         self._values = dict(values)
 
 

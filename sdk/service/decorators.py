@@ -1,4 +1,4 @@
-"""`@service`: a class whose methods are endpoints, and what an instance of it needs."""
+"""`@service` and the decorators of its methods."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -42,12 +42,12 @@ def service(
     workers: int = 1,
     settings: type[BaseModel] | None = None,
 ) -> Any:
-    """Makes a service of a class, which stays the class that it is.
+    """Mark a class as a service and return it.
 
     `dynamo` may hold `namespace` (the cluster's by default), `enabled` (False: it is not started)
     and `component_type` (a label). `resources` may hold `cpu` ("10", "500m"), `memory` ("20Gi") and
     `gpu` ("1") of one instance; `workers` is the number of instances. `settings` is a Pydantic
-    model that values for this class in files and flags are checked against. Raises ConfigError.
+    model for the values of this class in files and flags. Raise ConfigError.
     """
 
     def decorate(decorated: Class) -> Class:
@@ -72,7 +72,7 @@ def endpoint(name: str | None = None) -> Callable[[Function], Function]: ...
 
 
 def endpoint(name: Any = None) -> Any:
-    """Makes an endpoint of a method: `name`, which may hold "/", or the method's own name."""
+    """Mark a method as an endpoint: `name`, which may hold "/", or the method's own name."""
     if callable(name):
         return _marked(name, name.__name__)
     if name is not None and not isinstance(name, str):
@@ -81,22 +81,22 @@ def endpoint(name: Any = None) -> Any:
 
 
 def async_on_start(function: Function) -> Function:
-    """A method, async or not, that runs before the first request and after `__init__`."""
+    """Mark a method, async or not, that runs after `__init__` and before the first request."""
     return _hooked(function, "on_start")
 
 
 def on_shutdown(function: Function) -> Function:
-    """A method, async or not, that runs when the last request has ended."""
+    """Mark a method, async or not, that runs when the last request has ended."""
     return _hooked(function, "on_shutdown")
 
 
 def liveness(function: Function) -> Function:
-    """A method, async or not, that is true while the instance works: asked at `/healthz`."""
+    """Mark a method, async or not, for `/healthz`: it returns True while the instance works."""
     return _hooked(function, "liveness")
 
 
 def readiness(function: Function) -> Function:
-    """A method, async or not, that is true when it can take requests: asked at `/readyz`."""
+    """Mark a method, async or not, for `/readyz`: it returns True when requests can be taken."""
     return _hooked(function, "readiness")
 
 
@@ -143,12 +143,12 @@ def _make_spec(
         hooks=_hooks(members),
     )
     for name in (*spec.endpoints, "endpoint"):
-        spec.address(name, "cluster")  # an impossible name is an error here, not at the start
+        spec.address(name, "cluster")  # a wrong name is an error here, not at the start
     return spec
 
 
 def _members(cls: type) -> dict[str, Any]:
-    """Attributes of a class and its bases, in the order of their definition."""
+    """Return the attributes of a class and its bases, in the order of their definition."""
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         members |= vars(base)

@@ -1,4 +1,4 @@
-"""`depends()`: how one service calls another, and which services belong to a graph."""
+"""`depends()`: calls between services, and the graph of the services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -14,12 +14,12 @@ from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
 LINK_ATTRIBUTE = "link"
-START_TIMEOUT_S = 30.0  # that a call waits for the first instance of a service that is starting
+START_TIMEOUT_S = 30.0  # a call waits this long for the first instance of a starting service
 _LINKS_ATTRIBUTE = "__tandem_links__"
 
 
 class Dependency:
-    """A class attribute; read from an instance it is the `RemoteService` to call."""
+    """A class attribute. Read from an instance, it is a `RemoteService`."""
 
     def __init__(self, on: type) -> None:
         self.on = on
@@ -39,24 +39,24 @@ class Dependency:
             return self
         graph = dynamo_context.get("graph")
         remote = RemoteService(spec_of(self.on), is_linked=graph is None or self.on in graph)
-        instance.__dict__[self.attribute] = remote  # found before this from now on
+        instance.__dict__[self.attribute] = remote  # later reads find this first
         return remote
 
 
 def depends(on: type) -> Dependency:
-    """Says that a service calls another: `middle = depends(Middle)` in the body of its class.
+    """Declare that a service calls another: `middle = depends(Middle)` in the body of its class.
 
-    In an instance `self.middle.generate(x)` then calls an instance of Middle. Raises ConfigError
-    when `on` is no service.
+    `self.middle.generate(x)` then calls an instance of Middle. Raise ConfigError if `on` is not a
+    service.
     """
     spec_of(on)
     return Dependency(on)
 
 
 class RemoteService:
-    """The instances of another service. Its endpoints are attributes, named as they or as methods.
+    """The instances of another service. Attributes are its endpoints, by their or methods' names.
 
-    False where the graph that runs leaves the service out.
+    It is false when the running graph leaves the service out.
     """
 
     def __init__(self, spec: ServiceSpec, *, is_linked: bool = True) -> None:
@@ -76,9 +76,9 @@ class RemoteService:
             raise AttributeError(error.message) from error
 
     def endpoint(self, name: str) -> "RemoteEndpoint":
-        """One of its endpoints; for names that are no Python names. Raises NotFoundError."""
+        """Return an endpoint, also one without a Python name. Raise NotFoundError."""
         if not self._is_linked:
-            raise NotFoundError(f"{self._spec.name} is not linked in the graph that runs here")
+            raise NotFoundError(f"{self._spec.name} is not linked in the running graph")
         by_method = {method: endpoint for endpoint, method in self._spec.endpoints.items()}
         name = name if name in self._spec.endpoints else by_method.get(name, name)
         if name not in self._spec.endpoints:
@@ -89,7 +89,7 @@ class RemoteService:
 
 
 class RemoteEndpoint:
-    """An endpoint of another service; to call it is `round_robin`.
+    """An endpoint of another service. Calling it is `round_robin`.
 
     A call waits START_TIMEOUT_S for the first instance, so that services may start in any order.
     """
@@ -104,23 +104,23 @@ class RemoteEndpoint:
         return self.round_robin(request, context=context)
 
     def round_robin(self, request: Any, *, context: Context | None = None) -> "Answer":
-        """To the instances in turn."""
+        """Call the instances in turn."""
         return self._answer(
             lambda client: client.round_robin(request, annotated=False, context=context)
         )
 
     def random(self, request: Any, *, context: Context | None = None) -> "Answer":
-        """To any instance."""
+        """Call a random instance."""
         return self._answer(lambda client: client.random(request, annotated=False, context=context))
 
     def direct(self, request: Any, instance_id: str, *, context: Context | None = None) -> "Answer":
-        """To one instance."""
+        """Call one instance."""
         return self._answer(
             lambda client: client.direct(request, instance_id, annotated=False, context=context)
         )
 
     async def client(self) -> Client:
-        """The client beneath, which knows the instances; the runtime closes it."""
+        """Return the client of the endpoint; the runtime closes it."""
         async with self._opening:
             if self._client is None:
                 runtime: DistributedRuntime = dynamo_context["runtime"]
@@ -139,11 +139,11 @@ class RemoteEndpoint:
 
 
 class Answer(AsyncIterator[Any]):
-    """What another service yields, as plain data.
+    """The items that another service yields, as plain data.
 
-    `async for item in answer` calls it and reads; `await answer` calls it, and tells that somebody
-    took the request, before the first item. A stream that is left before its end is given up by
-    `async with`, or by `aclose`.
+    `async for item in answer` calls the service and reads the items; `await answer` calls it and
+    returns once an instance has taken the request. To leave before the end, use `async with` or
+    `aclose`.
     """
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, Responses]]) -> None:
@@ -162,7 +162,7 @@ class Answer(AsyncIterator[Any]):
         return await self._responses.__anext__()
 
     async def aclose(self) -> None:
-        """Ends the call where it still goes on."""
+        """Give up the call if it is still running."""
         if self._responses is not None:
             self._responses.cancel()
 
@@ -187,10 +187,10 @@ class Answer(AsyncIterator[Any]):
 
 
 def link(cls: type, on: type) -> type:
-    """Says that a graph has `cls` call `on`; gives `on`, for the next link of the chain.
+    """Link `cls` to `on` in the graph. Return `on`, for the next link of a chain.
 
-    A graph whose entry is linked consists of what links reach: dependencies nobody linked are left
-    out. Raises ConfigError where `cls` does not depend on `on`.
+    A graph whose entry is linked consists of the linked services; other dependencies are left out.
+    Raise ConfigError if `cls` does not depend on `on`.
     """
     spec, target = spec_of(cls), spec_of(on)
     if on not in spec.dependencies.values():
@@ -201,9 +201,9 @@ def link(cls: type, on: type) -> type:
 
 
 def graph_of(entry: type) -> list[ServiceSpec]:
-    """The services that `entry` needs, itself last: everybody stands after those it calls.
+    """Return the services that `entry` needs, each after those that it calls, `entry` last.
 
-    Raises ConfigError for two services of one name.
+    Raise ConfigError for two services of one name.
     """
     if _links(entry):
         return _reached(entry, _links)
@@ -211,7 +211,7 @@ def graph_of(entry: type) -> list[ServiceSpec]:
 
 
 def known_services(entry: type) -> list[ServiceSpec]:
-    """As `graph_of`, with those that links leave out."""
+    """Return the services of `graph_of` and those that links leave out."""
     return _reached(entry, _dependencies)
 
 
@@ -224,7 +224,7 @@ def _dependencies(cls: type) -> list[type]:
 
 
 def _reached(entry: type, following: Callable[[type], list[type]]) -> list[ServiceSpec]:
-    # no circles: a class can only depend on those that were there before it
+    # there are no circles: a class can depend only on classes defined before it
     found: dict[type, ServiceSpec] = {}
 
     def visit(cls: type) -> None:

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz` of a service's process, where its operator gave a port."""
+"""`/healthz` and `/readyz` of a service's process, if its operator has set a port."""
 
 import contextlib
 import inspect
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def called(method: Callable[[], Any]) -> Any:
-    """What a method gives, be it async or not."""
+    """Return the result of a method, async or not."""
     given = method()
     return await given if inspect.isawaitable(given) else given
 
@@ -29,12 +29,12 @@ async def called(method: Callable[[], Any]) -> Any:
 async def served_health(
     runtime: DistributedRuntime, spec: ServiceSpec, instance: object
 ) -> AsyncIterator[None]:
-    """Answers at the port of TANDEM_SYSTEM_PORT; does nothing without one. Raises ConfigError.
+    """Serve health at the port of TANDEM_SYSTEM_PORT, if it is set. Raise ConfigError.
 
-    /healthz is 200 when every method of `@liveness` says true, 503 when one says false, 500 when
-    one raises. /readyz is the same with `@readiness`, and 503 until all endpoints are known.
+    /healthz is 200 when every method of `@liveness` returns true, 503 when one returns false, 500
+    when one raises. /readyz is the same with `@readiness`, and 503 until all endpoints are served.
     """
-    # a port in the config is where the runtime itself serves metrics
+    # the runtime itself serves metrics at a port of the config
     config = runtime.config.model_copy(update={"metrics_port": None})
     port = system_port(config)
     if port is None:

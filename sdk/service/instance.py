@@ -1,4 +1,4 @@
-"""A service made, started, served and ended."""
+"""One instance of a service, from its construction to its end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 async def serve_service(
     runtime: DistributedRuntime, cls: type, *, graph: Sequence[type] | None = None
 ) -> None:
-    """Makes an instance of `cls`, runs its hooks, and serves its endpoints until the runtime ends.
+    """Construct `cls`, run its hooks, and serve its endpoints until the runtime ends.
 
-    `graph` are the services that run beside it; None: all that it depends on. What `__init__` or a
-    hook raises ends it, after the hooks of `on_shutdown`.
+    `graph` are the services that run beside it; None: all that it depends on. An error of
+    `__init__` or a hook propagates, after the hooks of `on_shutdown`.
     """
     spec = spec_of(cls)
     _fill_context(runtime, spec, graph)

@@ -1,8 +1,8 @@
-"""One instance of a service in this process, from `__init__` to its last request.
+"""A process that serves one instance of a service.
 
     python -m tandem.sdk.service.process graphs.chat:Frontend --service Backend
 
-`tandem run` starts one for every instance of a graph.
+`tandem run` starts one process for every instance of a graph.
 """
 
 import argparse
@@ -30,7 +30,7 @@ async def _run(runtime: DistributedRuntime, cls: type, graph: Sequence[type]) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Blocks until a signal ends the instance. An error of Tandem's is one line and status 1."""
+    """Serve until a signal. Blocks. Print a TandemError as one line and exit with status 1."""
     parser = argparse.ArgumentParser(prog="tandem.sdk.service.process", description=__doc__)
     parser.add_argument("graph", help="module:Class, the entry of the graph")
     parser.add_argument("--service", help="which service of it; by default the entry itself")

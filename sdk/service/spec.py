@@ -1,4 +1,4 @@
-"""What the decorators say about a service, and how quantities of resources are written."""
+"""The description of a service, and the notation of its resources."""
 
 import re
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one instance needs; None was not said, and is not checked."""
+    """The resources of one instance; None is not limited."""
 
     num_cpus: float | None = None
     memory_bytes: int | None = None
     num_gpus: int = 0
 
     def updated(self, given: Mapping[str, Any], where: str) -> "Resources":
-        """With `{"cpu": "10", "memory": "20Gi", "gpu": "1"}`, or some of these, in its place.
+        """Return a copy with the values of `{"cpu": "10", "memory": "20Gi", "gpu": "1"}`.
 
-        Raises ConfigError naming `where` and the key.
+        Keys may be left out. Raise ConfigError naming `where` and the key.
         """
         for key in given:
             if key not in RESOURCE_KEYS:
@@ -48,7 +48,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What the decorators said about a class."""
+    """A service, as its decorators describe it."""
 
     cls: type
     name: str  # of its component: the class's name
@@ -57,28 +57,30 @@ class ServiceSpec:
     component_type: str | None
     resources: Resources
     num_workers: int
-    settings_model: type[BaseModel] | None  # what its settings are checked against
+    settings_model: type[BaseModel] | None  # its settings are checked against this
     endpoints: Mapping[str, str]  # endpoint |-> method
     dependencies: Mapping[str, type]  # attribute |-> the service it calls
     hooks: Mapping[str, tuple[str, ...]]  # kind |-> methods
 
     def address(self, endpoint: str, cluster: str) -> EndpointAddress:
-        """Where an endpoint is found in a cluster."""
+        """Return the address of an endpoint in a cluster."""
         return EndpointAddress(self.namespace or cluster, self.name, endpoint)
 
 
 def spec_of(cls: type) -> ServiceSpec:
-    """What `@service` wrote down. Raises ConfigError for a class without it."""
+    """Return the spec of `@service`. Raise ConfigError for a class without it."""
     spec = vars(cls).get(SPEC_ATTRIBUTE) if isinstance(cls, type) else None
     if not isinstance(spec, ServiceSpec):
-        raise ConfigError(f"{getattr(cls, '__name__', cls)} is no service: put @service over it")
+        raise ConfigError(
+            f"{getattr(cls, '__name__', cls)} is not a service: decorate it with @service"
+        )
     return spec
 
 
 def settings_of(spec: ServiceSpec, config: ServiceConfig) -> Any:
-    """A service's settings: a dict, or its settings model, in whose keys "-" may stand for "_".
+    """Return a service's settings: a dict, or its settings model; keys may have "-" for "_".
 
-    Raises ConfigError naming the key that the model does not have, or whose value does not fit.
+    Raise ConfigError naming an unknown key, or one with a wrong value.
     """
     settings, model = config.settings(spec.name), spec.settings_model
     if model is None:
@@ -100,7 +102,7 @@ def settings_of(spec: ServiceSpec, config: ServiceConfig) -> Any:
 
 
 def parse_cpus(value: Any, where: str) -> float:
-    """Cores of `10`, `"0.5"` or `"500m"`. Raises ConfigError."""
+    """Return the cores of `10`, `"0.5"` or `"500m"`. Raise ConfigError."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if isinstance(value, bool) or match is None or match[2] not in ("", "m"):
         raise ConfigError(f'{where} = {value!r}: must be a number of cores, as in "10" or "500m"')
@@ -111,7 +113,7 @@ def parse_cpus(value: Any, where: str) -> float:
 
 
 def parse_bytes(value: Any, where: str) -> int:
-    """Bytes of `"20Gi"`, `"500M"` or a number. Raises ConfigError."""
+    """Return the bytes of `"20Gi"`, `"500M"` or a number. Raise ConfigError."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if isinstance(value, bool) or match is None or match[2] not in MEMORY_UNITS:
         units = ", ".join(unit for unit in MEMORY_UNITS if unit)
@@ -120,7 +122,7 @@ def parse_bytes(value: Any, where: str) -> int:
 
 
 def parse_gpus(value: Any, where: str) -> int:
-    """A whole number of GPUs. Raises ConfigError."""
+    """Return a whole number of GPUs. Raise ConfigError."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal():
         raise ConfigError(f'{where} = {value!r}: must be a whole number of GPUs, as in "1"')
@@ -128,7 +130,7 @@ def parse_gpus(value: Any, where: str) -> int:
 
 
 def parse_workers(value: Any, where: str) -> int:
-    """A number of instances. Raises ConfigError."""
+    """Return a number of instances. Raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{where} = {value!r}: must be a whole number of at least 1")
     return value

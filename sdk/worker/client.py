@@ -12,45 +12,11 @@ from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
 from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient, ResponseStream
+from tandem.sdk.dynamo.annotated import Annotated
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.values import decode_value, encode_call
 
 AVOID_S = 2.0  # for which an instance that did not answer is tried last
-
-
-class Annotated:
-    """One item of an answer. Errors are raised by the iteration, and never an item."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def data(self) -> Any:
-        """The item: dict, list, string, number, None."""
-        return self._data
-
-    def id(self) -> str | None:
-        """Always None."""
-        return None
-
-    def event(self) -> str | None:
-        """Always None: every item is data."""
-        return None
-
-    def comments(self) -> list[str]:
-        """Always empty."""
-        return []
-
-    def is_error(self) -> bool:
-        """Always False."""
-        return False
-
-    def __str__(self) -> str:
-        return str(self._data)
-
-    def __repr__(self) -> str:
-        return f"Annotated({self._data!r})"
 
 
 class Responses:

@@ -1,4 +1,4 @@
-"""What is read of a model before it is registered."""
+"""The parts of a model that its registration reads."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model as its path tells of it."""
+    """The parts of a model that can be read at its path."""
 
     name: str
     context_length: int | None
@@ -28,7 +28,7 @@ class ReadModel:
 
 
 def read_text_model(model_path: str | Path, template: str | Path | None) -> ReadModel:
-    """The name, and the context length where the folder is here."""
+    """Return the name, and the context length of a local folder. Raise ConfigError."""
     if template is not None:
         raise ConfigError(
             "custom_template_path is for token models: a text model renders its own chats",
@@ -43,15 +43,15 @@ def read_text_model(model_path: str | Path, template: str | Path | None) -> Read
 
 
 def read_token_model(model_path: str | Path, template: str | Path | None) -> ReadModel:
-    """What frontends need of a token model; downloads it where it is on the hub, and blocks.
+    """Return the parts of a token model that frontends need. Download it from the hub. Blocks.
 
-    Raises ModelError naming what is missing or wrong, ConfigError naming `custom_template_path`.
+    Raise ModelError naming a missing or wrong part, ConfigError naming `custom_template_path`.
     """
     name = str(model_path).removeprefix(_HUB_SCHEME)
     if name.lower().endswith(".gguf"):
         raise ModelError(
-            f"{model_path} is a GGUF file, whose tokenizer is not in the form that frontends read; "
-            "give the folder or hub id of the model it was made of, or serve it as ModelInput.Text",
+            f"{model_path} is a GGUF file, whose tokenizer frontends cannot read; "
+            "give the folder or hub id of the original model, or serve it as ModelInput.Text",
             param="model_path",
         )
     folder = resolve_model(name)
@@ -95,7 +95,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _number(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
-    """The first of `keys` that is a number; models of several parts have those of text apart."""
+    """Return the first of `keys` that is a number, also from `text_config`."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for key in keys:

@@ -1,11 +1,12 @@
-"""Telling the cluster what model an endpoint serves, so that frontends send it requests."""
+"""Registration of models: frontends send their requests to the endpoint."""
 
 import asyncio
 import enum
 import time
 import weakref
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
@@ -14,22 +15,27 @@ from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import ModelCard, ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
-from tandem.sdk.worker.model_folders import CONTEXT_KEYS, read_text_model, read_token_model
+from tandem.sdk.worker.model_folders import (
+    CONTEXT_KEYS,
+    ReadModel,
+    read_text_model,
+    read_token_model,
+)
 
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
 
 class ModelInput(enum.Enum):
-    """What a worker reads: token ids, or the client's text."""
+    """The input of a worker: token ids, or the client's text."""
 
     Tokens = "tokens"
     Text = "text"
 
 
 class ModelType(enum.Flag):
-    """Where a model is served; `|` joins them.
+    """The routes of a model; `|` joins them.
 
-    `Backend` is both of them. In the older form of `register_llm` it alone means token ids.
+    `Backend` is both. In the older form of `register_llm` it is the only type that means token ids.
     """
 
     Chat = 1
@@ -38,58 +44,91 @@ class ModelType(enum.Flag):
     Backend = 7
 
 
-@overload
-async def register_llm(
-    model_input: ModelInput,
-    model_type: ModelType,
-    endpoint: Endpoint,
-    model_path: str | Path,
-    model_name: str | None = None,
-    context_length: int | None = None,
-    kv_cache_block_size: int | None = None,
-    *,
-    migration_limit: int | None = None,
-    user_data: dict[str, Any] | None = None,
-    custom_template_path: str | Path | None = None,
-    sends_kv_events: bool = False,
-    total_kv_blocks: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-) -> None: ...
+@dataclass(frozen=True)
+class ModelRegistration:
+    """A model under a name. It is served as long as an instance of `endpoint` is.
 
+    A text model needs no files, and `model_path` may be any name. The frontend serves a model
+    without `migration_limit` with its own limit.
+    """
 
-@overload
-async def register_llm(
-    model_type: ModelType,
-    endpoint: Endpoint,
-    model_path: str | Path,
-    model_name: str | None = None,
-    context_length: int | None = None,
-    kv_cache_block_size: int | None = None,
-    *,
-    migration_limit: int | None = None,
-    user_data: dict[str, Any] | None = None,
-) -> None: ...
+    model_input: ModelInput | None  # None: ModelType.Backend reads tokens, others text
+    model_type: ModelType
+    endpoint: Endpoint
+    model_path: str | Path  # a hub id (also hf://...), a folder, or the bundled model
+    model_name: str | None = None  # for clients; by default the hub id or the folder's name
+    context_length: int | None = None  # tokens; by default the model's
+    kv_cache_block_size: int | None = None  # tokens; by default 16
+    _: KW_ONLY
+    migration_limit: int | None = None  # how often another worker may resume an answer
+    user_data: dict[str, Any] | None = None  # any JSON, for readers of the model card
+    custom_template_path: str | Path | None = None  # a Jinja file instead of the chat template
+    sends_kv_events: bool = False
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    async def publish(self) -> None:
+        """Put the model's card into discovery. Raise as `register_llm` does."""
+        self._check()
+        model_input = self.model_input or self._implied_input()
+        read = read_token_model if model_input is ModelInput.Tokens else read_text_model
+        model = await asyncio.to_thread(read, self.model_path, self.custom_template_path)
+        card = self._card(model_input, model)
+        try:
+            record = msgspec.json.encode(card)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"user_data is not JSON: {error}", param="user_data") from error
+        runtime = self.endpoint.runtime
+        key = model_key(runtime.config.namespace, card.name, runtime.instance_id)
+        await runtime.put(key, record)
+
+    def _check(self) -> None:
+        _check_kinds(self.model_input, self.model_type, self.endpoint)
+        name = self.model_name
+        if name is not None and not (isinstance(name, str) and name):
+            raise ConfigError(f"model_name is {name!r}, not a name", param="model_name")
+        _check_at_least("context_length", self.context_length, 1)
+        _check_at_least("kv_cache_block_size", self.kv_cache_block_size, 1)
+        _check_at_least("migration_limit", self.migration_limit, 0)
+
+    def _implied_input(self) -> ModelInput:
+        return ModelInput.Tokens if ModelType.Backend in self.model_type else ModelInput.Text
+
+    def _card(self, model_input: ModelInput, model: ReadModel) -> ModelCard:
+        runtime = self.endpoint.runtime
+        length = self.context_length or model.context_length
+        return ModelCard(
+            name=self.model_name or model.name,
+            context_length=_context_length(model_input, length),
+            block_size=self.kv_cache_block_size or DEFAULT_BLOCK_SIZE,
+            vocab_size=model.vocab_size,
+            files_digest="" if model.files is None else _serve_files(runtime, model.files),
+            instance_id=runtime.instance_id,
+            created_s=int(time.time()),
+            endpoint=str(self.endpoint.address),
+            model_input="tokens" if model_input is ModelInput.Tokens else "text",
+            model_types=_routes(self.model_type),
+            migration_limit=self.migration_limit,
+            user_data=self.user_data or {},
+            sends_kv_events=self.sends_kv_events,
+            total_kv_blocks=self.total_kv_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            weights_digest=model.weights_digest,
+        )
 
 
 async def register_llm(*args: Any, **kwargs: Any) -> None:
-    """Makes a model known under a name; it is served as long as an instance of `endpoint` is.
+    """Register a model; the arguments are the fields of `ModelRegistration`, in their order.
 
-    `model_path` is a hub id ("owner/name", also "hf://owner/name"), a folder with config.json and
-    tokenizer.json, or the bundled model's name; of a text model nothing is read and any name does.
-    `model_name` is what clients ask for: by default the hub id or the folder's name.
-    `context_length` (tokens) is by default the model's; `kv_cache_block_size` (tokens) 16.
-    `migration_limit`: how often an answer may go on at another worker, by default the frontend's.
-    `user_data`: any JSON, for whoever reads the card. `custom_template_path`: a Jinja file instead
-    of the model's chat template.
+    In the older form `model_input` is left out, and `model_type` implies it.
 
-    The older form has no `model_input`: there `ModelType.Backend` reads tokens, others text.
-
-    Raises ConfigError naming a wrong argument, ModelError naming what a model folder lacks.
+    Raise ConfigError naming a wrong argument, ModelError naming a missing part of a model folder.
     """
     if "model_input" not in kwargs and not (args and isinstance(args[0], ModelInput)):
         args = (None, *args)
-    await _register(*args, **kwargs)
+    await ModelRegistration(*args, **kwargs).publish()
 
 
 register_model = register_llm
@@ -98,62 +137,6 @@ register_model = register_llm
 _holders: "weakref.WeakKeyDictionary[DistributedRuntime, ModelFilesHolder]" = (
     weakref.WeakKeyDictionary()
 )
-
-
-async def _register(
-    model_input: ModelInput | None,
-    model_type: ModelType,
-    endpoint: Endpoint,
-    model_path: str | Path,
-    model_name: str | None = None,
-    context_length: int | None = None,
-    kv_cache_block_size: int | None = None,
-    *,
-    migration_limit: int | None = None,
-    user_data: dict[str, Any] | None = None,
-    custom_template_path: str | Path | None = None,
-    sends_kv_events: bool = False,
-    total_kv_blocks: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-) -> None:
-    _check_kinds(model_input, model_type, endpoint)
-    if model_name is not None and not (isinstance(model_name, str) and model_name):
-        raise ConfigError(f"model_name is {model_name!r}, not a name", param="model_name")
-    _check_at_least("context_length", context_length, 1)
-    _check_at_least("kv_cache_block_size", kv_cache_block_size, 1)
-    _check_at_least("migration_limit", migration_limit, 0)
-    if model_input is None:
-        is_backend = ModelType.Backend in model_type
-        model_input = ModelInput.Tokens if is_backend else ModelInput.Text
-    read = read_token_model if model_input is ModelInput.Tokens else read_text_model
-    model = await asyncio.to_thread(read, model_path, custom_template_path)
-    runtime = endpoint.runtime
-    card = ModelCard(
-        name=model_name or model.name,
-        context_length=_context_length(model_input, context_length or model.context_length),
-        block_size=kv_cache_block_size or DEFAULT_BLOCK_SIZE,
-        vocab_size=model.vocab_size,
-        files_digest="" if model.files is None else _hand_out(runtime, model.files),
-        instance_id=runtime.instance_id,
-        created_s=int(time.time()),
-        endpoint=str(endpoint.address),
-        model_input="tokens" if model_input is ModelInput.Tokens else "text",
-        model_types=_routes(model_type),
-        migration_limit=migration_limit,
-        user_data=user_data or {},
-        sends_kv_events=sends_kv_events,
-        total_kv_blocks=total_kv_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        weights_digest=model.weights_digest,
-    )
-    try:
-        record = msgspec.json.encode(card)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"user_data is not JSON: {error}", param="user_data") from error
-    key = model_key(runtime.config.namespace, card.name, runtime.instance_id)
-    await runtime.put(key, record)
 
 
 def _check_kinds(model_input: object, model_type: object, endpoint: object) -> None:
@@ -169,7 +152,7 @@ def _check_kinds(model_input: object, model_type: object, endpoint: object) -> N
         raise ConfigError("model_type is empty: Chat, Completions or both", param="model_type")
     if model_input is ModelInput.Text and ModelType.Backend in ModelType(model_type):
         raise ConfigError(
-            "model_type Backend reads tokens; with ModelInput.Text say Chat | Completions",
+            "model_type Backend reads tokens; with ModelInput.Text use Chat | Completions",
             param="model_type",
         )
 
@@ -193,8 +176,8 @@ def _context_length(model_input: ModelInput, length: int | None) -> int:
     return length or 0
 
 
-def _hand_out(runtime: DistributedRuntime, files: ModelFiles) -> str:
-    """Serves the files to frontends from now on; returns their digest."""
+def _serve_files(runtime: DistributedRuntime, files: ModelFiles) -> str:
+    """Serve the files to frontends from now on; return their digest."""
     holder = _holders.get(runtime)
     if holder is None:
         holder = _holders[runtime] = ModelFilesHolder()

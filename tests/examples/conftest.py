@@ -12,7 +12,7 @@ from tests.services import EtcdServer, NatsServer
 
 @pytest.fixture
 def examples(nats: NatsServer, etcd: EtcdServer, tmp_path: Path) -> Iterator[ExampleCluster]:
-    """No process of it runs yet; all that a test starts are ended."""
+    """A cluster without processes; those that a test starts are ended."""
     cluster = ExampleCluster(nats, etcd, tmp_path)
     yield cluster
     cluster.end()

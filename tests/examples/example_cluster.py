@@ -39,7 +39,7 @@ class Example:
         return self._log.read_text()
 
     def check(self) -> None:
-        """It has not ended by itself."""
+        """Check that it has not ended by itself."""
         assert self.is_ended or self.process.poll() is None, self._errors.read_text()
 
     def kill(self) -> None:
@@ -48,7 +48,7 @@ class Example:
         self.process.wait()
 
     def end(self) -> int:
-        """SIGTERM; its exit status."""
+        """Send SIGTERM; return the exit status."""
         self.is_ended = True
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -56,7 +56,7 @@ class Example:
 
 
 class ExampleCluster:
-    """Where examples run, and how clients reach them."""
+    """The processes of examples, and requests to their frontend."""
 
     def __init__(self, nats: NatsServer, etcd: EtcdServer, logs: Path) -> None:
         self.port = free_port()
@@ -74,7 +74,7 @@ class ExampleCluster:
         }
 
     def start(self, folder: str, *command: str) -> Example:
-        """`python *command` in the folder of an example."""
+        """Run `python *command` in the folder of an example."""
         log = self._logs / f"{len(self._running)}.log"
         self._running.append(Example(folder, list(command), self.environment, log))
         return self._running[-1]
@@ -89,7 +89,7 @@ class ExampleCluster:
             example.end()
 
     async def models(self, http: aiohttp.ClientSession) -> set[str]:
-        """What the frontend lists; none while it is not there."""
+        """Return the models of the frontend; none before it has started."""
         try:
             async with http.get(f"http://127.0.0.1:{self.port}/v1/models") as answer:
                 return {model["id"] for model in (await answer.json())["data"]}

@@ -16,7 +16,7 @@ NUM_TOKENS = 12
 
 
 def greedy(prompts: list[list[int]]) -> list[list[int]]:
-    """What Tandem's own engine says."""
+    """Return the answers of Tandem's own engine."""
     config = EngineConfig(
         model=str(BUNDLED_MODEL), device="cpu", dtype="float32", num_blocks=64, threads=1
     )

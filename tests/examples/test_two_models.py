@@ -11,6 +11,7 @@ from tests.examples.example_cluster import ExampleCluster
 async def test_two_models_are_served_by_two_processes_and_by_the_one_that_is_left(
     examples: ExampleCluster, http: aiohttp.ClientSession
 ) -> None:
+    examples.environment["TANDEM_RUNTIME__LEASE_TTL_S"] = "5"  # the killed process leaves this soon
     examples.start_frontend()
     first, second = (examples.start("two_models", "two_models.py") for _ in range(2))
     await examples.wait_for_models(http, "quick", "slow")

@@ -1,4 +1,4 @@
-"""A worker and a caller in this process, each with a place of its own in the cluster."""
+"""A worker and a caller in this process, each with its own connection to the cluster."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ PATIENCE_S = 10.0
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    """Waits until it holds; raises TimeoutError."""
+    """Wait until it holds. Raise TimeoutError."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.005)
@@ -23,7 +23,7 @@ async def data_of(responses: Responses) -> list[Any]:
 
 
 class Pair:
-    """`serve` starts an endpoint of the worker and gives the caller's client of it."""
+    """A worker and its caller; `serve` starts an endpoint and returns the caller's client of it."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.worker = DistributedRuntime(config)
@@ -57,7 +57,7 @@ class Pair:
 
 
 class Seen:
-    """A handler that yields until it is told to end, and keeps what it saw."""
+    """A handler that yields until it is stopped, and keeps the contexts of its calls."""
 
     def __init__(self, *, heeds_stop: bool = True) -> None:
         self.contexts: list[Context] = []

@@ -5,41 +5,7 @@ import threading
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
-from tandem.sdk.conformance.errors import (
-    AbortFailed,
-    AbortLeaked,
-    AnswerTooShort,
-    CancellationIgnored,
-    CancellationNotObserved,
-    ChunkAfterTerminal,
-    CleanupFailed,
-    CleanupWithoutStartFailed,
-    ConcurrentGenerateFailed,
-    ConformanceError,
-    DrainCutStream,
-    DrainFailed,
-    DropFailed,
-    DropLeaked,
-    EmptyModelInConfig,
-    GenerateFailed,
-    HealthCheckFailed,
-    LogprobsMisaligned,
-    MalformedChunk,
-    MaxTokensExceeded,
-    NoChunksYielded,
-    NoTerminalChunk,
-    NotQuiescent,
-    PartialStartCleanupFailed,
-    PrefillParamsMissing,
-    SecondCleanupFailed,
-    StartFailed,
-    TasksLeaked,
-    TerminalMissingUsage,
-    ThreadsLeaked,
-    UnknownFinishReason,
-    UsageDoesNotAddUp,
-    WrongConfigValue,
-)
+from tandem.sdk.conformance.errors import Failure
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
@@ -302,7 +268,7 @@ class AbortsOnlyWhatRuns(HonestEngine):
 
 class ForgetsWhomItAborts(HonestEngine):
     async def abort(self, context: Context) -> None:
-        self.seated.discard(context.id())  # and the seat is nobody's
+        self.seated.discard(context.id())  # and leaks the seat
 
 
 class TalksWhenClosed(HonestEngine):
@@ -422,38 +388,38 @@ class LeavesAThread(HonestEngine):
         return config
 
 
-BROKEN: dict[type[HonestEngine], type[ConformanceError]] = {
-    FailsToStart: StartFailed,
-    ForgetsItsModel: EmptyModelInConfig,
-    HasNoContext: WrongConfigValue,
-    Raises: GenerateFailed,
-    SaysNothing: NoChunksYielded,
-    YieldsTensors: MalformedChunk,
-    InventsAFinishReason: UnknownFinishReason,
-    NeverSaysTheEnd: NoTerminalChunk,
-    GoesOnAfterTheEnd: ChunkAfterTerminal,
-    ForgetsUsage: TerminalMissingUsage,
-    MiscountsTokens: UsageDoesNotAddUp,
-    MiscountsTheSum: UsageDoesNotAddUp,
-    SaysTooMuch: MaxTokensExceeded,
-    TiresEarly: AnswerTooShort,
-    MisalignsLogprobs: LogprobsMisaligned,
-    ForgetsTheHandoff: PrefillParamsMissing,
-    MixesAnswersUp: ConcurrentGenerateFailed,
-    FailsItsOwnProbe: HealthCheckFailed,
-    NeverLooksUp: CancellationIgnored,
-    CallsItStopped: CancellationNotObserved,
-    AbortsOnlyWhatRuns: AbortFailed,
-    ForgetsWhomItAborts: AbortLeaked,
-    TalksWhenClosed: DropFailed,
-    LeavesSeatsToAbort: DropLeaked,
-    FailsToDrain: DrainFailed,
-    DrainsByCutting: DrainCutStream,
-    NeverComesToRest: NotQuiescent,
-    CannotEndUnstarted: CleanupWithoutStartFailed,
-    CannotEndHalfStarted: PartialStartCleanupFailed,
-    FailsToClean: CleanupFailed,
-    CleansTwice: SecondCleanupFailed,
-    LeavesATask: TasksLeaked,
-    LeavesAThread: ThreadsLeaked,
+BROKEN: dict[type[HonestEngine], Failure] = {
+    FailsToStart: Failure.StartFailed,
+    ForgetsItsModel: Failure.EmptyModelInConfig,
+    HasNoContext: Failure.WrongConfigValue,
+    Raises: Failure.GenerateFailed,
+    SaysNothing: Failure.NoChunksYielded,
+    YieldsTensors: Failure.MalformedChunk,
+    InventsAFinishReason: Failure.UnknownFinishReason,
+    NeverSaysTheEnd: Failure.NoTerminalChunk,
+    GoesOnAfterTheEnd: Failure.ChunkAfterTerminal,
+    ForgetsUsage: Failure.TerminalMissingUsage,
+    MiscountsTokens: Failure.UsageDoesNotAddUp,
+    MiscountsTheSum: Failure.UsageDoesNotAddUp,
+    SaysTooMuch: Failure.MaxTokensExceeded,
+    TiresEarly: Failure.AnswerTooShort,
+    MisalignsLogprobs: Failure.LogprobsMisaligned,
+    ForgetsTheHandoff: Failure.PrefillParamsMissing,
+    MixesAnswersUp: Failure.ConcurrentGenerateFailed,
+    FailsItsOwnProbe: Failure.HealthCheckFailed,
+    NeverLooksUp: Failure.CancellationIgnored,
+    CallsItStopped: Failure.CancellationNotObserved,
+    AbortsOnlyWhatRuns: Failure.AbortFailed,
+    ForgetsWhomItAborts: Failure.AbortLeaked,
+    TalksWhenClosed: Failure.DropFailed,
+    LeavesSeatsToAbort: Failure.DropLeaked,
+    FailsToDrain: Failure.DrainFailed,
+    DrainsByCutting: Failure.DrainCutStream,
+    NeverComesToRest: Failure.NotQuiescent,
+    CannotEndUnstarted: Failure.CleanupWithoutStartFailed,
+    CannotEndHalfStarted: Failure.PartialStartCleanupFailed,
+    FailsToClean: Failure.CleanupFailed,
+    CleansTwice: Failure.SecondCleanupFailed,
+    LeavesATask: Failure.TasksLeaked,
+    LeavesAThread: Failure.ThreadsLeaked,
 }

@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "from-dynamo.md"
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.module}:{row.names[0]}")
-def test_every_name_of_the_table_is_where_it_says_or_says_what_to_do(row: Names) -> None:
+def test_every_name_of_the_table_exists_or_has_an_alternative(row: Names) -> None:
 
     if row.ours is None:
         assert row.note.endswith(".")
@@ -21,7 +21,7 @@ def test_every_name_of_the_table_is_where_it_says_or_says_what_to_do(row: Names)
         assert [name for name in row.names if not hasattr(module, name)] == []
 
 
-def test_every_module_of_the_table_is_there() -> None:
+def test_every_module_of_the_table_exists() -> None:
     for ours in MODULES.values():
         assert importlib.import_module(ours)
 
@@ -65,7 +65,7 @@ def test_names_of_one_line_can_go_to_different_modules() -> None:
     )
 
 
-def test_relative_imports_are_changed_where_their_package_is_said() -> None:
+def test_relative_imports_are_changed_if_their_package_is_given() -> None:
     source = "from . import telemetry as t\nfrom .run import run\nfrom ..constants import X\n"
     assert port(source).source == source
     ported = port(source, "dynamo.common.backend")
@@ -76,7 +76,7 @@ def test_relative_imports_are_changed_where_their_package_is_said() -> None:
     assert [each.module for each in ported.unported] == ["dynamo.common.constants"]
 
 
-def test_a_name_without_a_place_is_kept_and_told() -> None:
+def test_a_name_that_tandem_does_not_have_is_kept_and_reported() -> None:
     ported = port("from dynamo.llm import HttpKitten, KvRouter, ModelType\n")
     assert ported.source == (
         "from tandem.sdk import ModelType\nfrom dynamo.llm import HttpKitten, KvRouter\n"
@@ -87,7 +87,7 @@ def test_a_name_without_a_place_is_kept_and_told() -> None:
     assert port("import dynamo.llm\n").unported[0].name == "*"
 
 
-def test_the_command_shows_the_difference_and_writes_it_when_told(
+def test_the_command_shows_the_difference_and_writes_it_with_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "engine.py"
@@ -99,7 +99,7 @@ def test_the_command_shows_the_difference_and_writes_it_when_told(
     assert path.read_text() == "from tandem.sdk import ModelType\n"
 
 
-def test_the_command_says_what_is_left_to_do(
+def test_the_command_lists_the_names_left_to_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "engine.py"

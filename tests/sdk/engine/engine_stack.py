@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 
 class ToyEngine(LLMEngine):
-    """Writes down what is asked of it; answers with 1, 2, 3 until told to wait."""
+    """Records its calls; between its two tokens it waits while `may_go_on` is clear."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -73,7 +73,7 @@ def config_of(**fields: Any) -> WorkerConfig:
 async def serving(
     engine: LLMEngine, config: WorkerConfig, runtime_config: RuntimeConfig
 ) -> AsyncIterator[EngineWorker]:
-    """The engine's worker, known to all; shut down at the end if it still runs."""
+    """Run the engine's worker, in discovery; shut it down at the end if it still runs."""
     worker = EngineWorker(engine, config, runtime_config)
     running = asyncio.create_task(worker.run())
     async with client_of(worker) as client:
@@ -88,7 +88,7 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def client_of(worker: EngineWorker, path: str | None = None) -> AsyncIterator[Client]:
-    """A caller of its own, on the worker's cluster; of the worker's endpoint by default."""
+    """Yield a client on the worker's cluster, by default of the worker's endpoint."""
     async with DistributedRuntime(worker.runtime.config) as runtime:
         client = await runtime.endpoint(path or str(worker.address)).client()
         try:
@@ -97,6 +97,13 @@ async def client_of(worker: EngineWorker, path: str | None = None) -> AsyncItera
             await client.close()
 
 
+async def begun(engine: ToyEngine, client: Client, request: Any) -> asyncio.Task[list[Any]]:
+    """Return the reading of an answer in whose middle the engine waits."""
+    asking = asyncio.create_task(answer_of(client, request))
+    await asyncio.wait_for(engine.is_waiting.wait(), PATIENCE_S)
+    return asking
+
+
 async def answer_of(client: Client, request: Any, context: Context | None = None) -> list[Any]:
-    """All items of one answer."""
+    """Return all items of one answer."""
     return [item async for item in await client.generate(request, False, context)]

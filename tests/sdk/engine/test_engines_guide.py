@@ -33,5 +33,7 @@ async def test_the_guides_engine_serves_and_conforms(
     quick = runtime_config.model_copy(update={"drain_timeout_s": 0.8})
     async with serving(engine, config, quick) as worker, client_of(worker) as client:
         request = {"token_ids": [4, 5], "stop_conditions": {"max_tokens": 3}}
-        said = [each for chunk in await answer_of(client, request) for each in chunk["token_ids"]]
-        assert said == [5, 5, 5]
+        generated = [
+            each for chunk in await answer_of(client, request) for each in chunk["token_ids"]
+        ]
+        assert generated == [5, 5, 5]

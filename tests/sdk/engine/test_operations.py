@@ -87,7 +87,7 @@ async def browsing(worker: EngineWorker) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_the_system_server_tells_of_health_and_takes_orders(quick: RuntimeConfig) -> None:
+async def test_the_system_server_reports_health_and_runs_commands(quick: RuntimeConfig) -> None:
     async with serving(Observed(), config_of(), quick) as worker, browsing(worker) as http:
         assert (await http.get("/live")).status_code == 200
         health = await http.get("/health")
@@ -141,7 +141,7 @@ async def test_metrics_have_the_engines_own_with_labels_and_its_cache(
         )
 
 
-async def test_routers_hear_of_requests_and_blocks(quick: RuntimeConfig) -> None:
+async def test_routers_get_the_load_of_requests_and_blocks(quick: RuntimeConfig) -> None:
     engine = Observed()
     engine.may_go_on.clear()
     reports: list[LoadReport] = []
@@ -174,7 +174,7 @@ class Caching(ToyEngine):
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-async def test_routers_hear_of_the_prefix_cache_unless_it_is_turned_off(
+async def test_routers_get_the_prefix_cache_unless_it_is_turned_off(
     quick: RuntimeConfig, is_on: bool
 ) -> None:
     engine = Caching()
@@ -252,8 +252,8 @@ async def test_a_text_engine_speaks_in_openais_chunks(quick: RuntimeConfig) -> N
     async with serving(engine, config, quick) as worker, client_of(worker) as client:
         messages = [{"role": "user", "content": "hi"}]
         chunks = await answer_of(client, {"model": "toy", "messages": messages})
-        said = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert "".join(said) == "Hello world"
+        generated = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(generated) == "Hello world"
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         assert chunks[-1]["usage"]["total_tokens"] == 3
         assert engine.requests[0]["messages"] == messages
@@ -300,8 +300,8 @@ async def test_the_sample_engines_process_serves_and_ends_at_sigterm(
             await client.wait_for_instances(60.0)
             assert client.instances()[0].model == "test-model"
             chunks = await answer_of(client, {"token_ids": [40, 41]})
-            said = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
-            assert said == expected_tokens([40, 41], 16)
+            generated = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
+            assert generated == expected_tokens([40, 41], 16)
             await client.close()
         process.send_signal(signal.SIGTERM)
         _, log = await asyncio.wait_for(process.communicate(), 30.0)

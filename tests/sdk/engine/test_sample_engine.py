@@ -38,17 +38,17 @@ def tokens_of(chunks: list[Any]) -> list[int]:
     return [token_id for chunk in chunks for token_id in chunk["token_ids"]]
 
 
-async def test_an_answer_goes_on_where_another_one_was_cut() -> None:
+async def test_an_answer_resumes_where_another_one_was_cut() -> None:
     engine = SampleEngine(AT_ONCE)
     prompt = [9, VOCAB_SIZE - 4]
     whole = await chunks_of(engine, {"token_ids": prompt, "stop_conditions": {"max_tokens": 9}})
     assert tokens_of(whole) == expected_tokens(prompt, 9)
     assert min(tokens_of(whole)) == FIRST_TOKEN_ID  # it went round, past the special tokens
-    for num_said in range(9):
-        said = tokens_of(whole)[:num_said]
-        stop = {"max_tokens": 9 - num_said}
-        rest = await chunks_of(engine, {"token_ids": prompt + said, "stop_conditions": stop})
-        assert said + tokens_of(rest) == tokens_of(whole)
+    for num_generated in range(9):
+        generated = tokens_of(whole)[:num_generated]
+        stop = {"max_tokens": 9 - num_generated}
+        rest = await chunks_of(engine, {"token_ids": prompt + generated, "stop_conditions": stop})
+        assert generated + tokens_of(rest) == tokens_of(whole)
 
 
 async def test_the_last_chunk_alone_has_a_reason_and_the_usage() -> None:
@@ -84,7 +84,7 @@ async def test_logprobs_come_only_when_they_are_asked_for(num_best: int | None) 
 
 
 @pytest.mark.parametrize("options", [AT_ONCE, SampleOptions(ttft_s=PATIENCE_S)])
-async def test_it_ends_soon_after_the_caller_said_so(options: SampleOptions) -> None:
+async def test_it_ends_soon_after_the_caller_stops_it(options: SampleOptions) -> None:
     context = Context()
     asyncio.get_running_loop().call_later(0.02, context.stop_generating)
     request = {"token_ids": [6], "stop_conditions": {"max_tokens": 10**6}}

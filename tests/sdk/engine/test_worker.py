@@ -22,6 +22,7 @@ from tests.sdk.engine.engine_stack import (
     PATIENCE_S,
     ToyEngine,
     answer_of,
+    begun,
     client_of,
     config_of,
     serving,
@@ -44,8 +45,8 @@ async def test_eight_requests_at_once_each_get_their_own_answer(quick: RuntimeCo
             *(answer_of(client, {"token_ids": prompt}) for prompt in prompts)
         )
         for prompt, chunks in zip(prompts, answers, strict=True):
-            said = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
-            assert said == expected_tokens(prompt, 16)
+            generated = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
+            assert generated == expected_tokens(prompt, 16)
             assert [chunk.get("finish_reason") for chunk in chunks] == [None] * 15 + ["length"]
             assert chunks[-1]["completion_usage"]["total_tokens"] == 18
 
@@ -120,8 +121,7 @@ async def test_running_answers_end_before_the_engine_drains_and_is_cleaned_up(
     engine = ToyEngine()
     engine.may_go_on.clear()
     async with serving(engine, config_of(), runtime_config) as worker, client_of(worker) as client:
-        asking = asyncio.create_task(answer_of(client, REQUEST))
-        await asyncio.wait_for(engine.is_waiting.wait(), PATIENCE_S)
+        asking = await begun(engine, client, REQUEST)
         worker.shutdown()
         await eventually(lambda: not client.instance_ids())
         engine.may_go_on.set()
@@ -136,8 +136,7 @@ async def test_what_does_not_end_in_time_is_left_to_others_as_incomplete(
     engine = ToyEngine()
     engine.may_go_on.clear()
     async with serving(engine, config_of(), quick) as worker, client_of(worker) as client:
-        asking = asyncio.create_task(answer_of(client, REQUEST))
-        await asyncio.wait_for(engine.is_waiting.wait(), PATIENCE_S)
+        asking = await begun(engine, client, REQUEST)
         worker.shutdown()
         with pytest.raises(IncompleteError):
             await asyncio.wait_for(asking, PATIENCE_S)
@@ -176,7 +175,7 @@ class Broken(ToyEngine):
         raise MemoryError("no room for the weights")
 
 
-async def test_an_engine_that_does_not_start_is_cleaned_up_and_never_known(
+async def test_an_engine_that_does_not_start_is_cleaned_up_and_never_registered(
     quick: RuntimeConfig,
 ) -> None:
     engine = Broken()
@@ -198,14 +197,14 @@ async def test_a_cluster_that_is_not_there_is_found_out_before_the_engine_starts
     assert engine.calls == []
 
 
-async def test_a_field_that_nobody_serves_is_refused_before_anything_is_connected(
+async def test_an_unsupported_field_is_refused_before_anything_is_connected(
     quick: RuntimeConfig,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"WorkerConfig\.tool_call_parser"):
-        EngineWorker(ToyEngine(), config_of(tool_call_parser="hermes"), quick)
+    with pytest.raises(ConfigError, match=r"WorkerConfig\.endpoint_types"):
+        EngineWorker(ToyEngine(), config_of(endpoint_types="chat,images"), quick)
 
 
-async def test_a_signal_between_being_known_and_having_started_ends_in_the_same_order(
+async def test_a_signal_between_registration_and_the_end_of_startup_ends_in_the_same_order(
     quick: RuntimeConfig,
 ) -> None:
     class Early(ToyEngine):

@@ -81,7 +81,7 @@ async def test_adapters_have_blocks_of_their_own(routed: Routed) -> None:
     assert await routed.score(TOKENS) == await routed.score(TOKENS, "other") == 0
 
 
-async def test_who_comes_late_gets_a_dump(routed: Routed) -> None:
+async def test_a_late_follower_gets_a_dump(routed: Routed) -> None:
     routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4])
     await routed.until(4)
     late = KvIndexer(routed.pair.caller.namespace("a").component("b"), BLOCK)
@@ -100,7 +100,7 @@ async def test_a_lost_event_is_noticed_and_healed_by_a_dump(routed: Routed) -> N
     publisher.publish_removed([2])
     await eventually(lambda: len(sent) == 1)
     events.publish = publish  # type: ignore[method-assign]
-    assert await routed.score(TOKENS) == 2  # nobody can know yet
+    assert await routed.score(TOKENS) == 2  # the loss is not noticed yet
     publisher.publish_stored([0] * 4, None, [50])
     await routed.until(1)
     await routed.until(1, [0] * 4)
@@ -134,7 +134,7 @@ async def test_a_worker_that_leaves_is_forgotten(routed: Routed) -> None:
 
 async def test_blocks_that_cannot_be_named_are_not_published(routed: Routed) -> None:
     publisher = routed.publisher
-    publisher.publish_stored(TOKENS[4:8], None, [2], parent_hash=1)  # nobody knows 1
+    publisher.publish_stored(TOKENS[4:8], None, [2], parent_hash=1)  # 1 was never published
     publisher.publish_stored(TOKENS[:6], [4, 2], [1, 5])  # 5 is not full
     assert publisher.num_unnamed_blocks == 2
     publisher.publish_stored(TOKENS[6:10], None, [6], parent_hash=5)
@@ -142,7 +142,7 @@ async def test_blocks_that_cannot_be_named_are_not_published(routed: Routed) -> 
     assert publisher.num_unnamed_blocks == 3
 
 
-async def test_a_block_goes_with_the_last_who_holds_it(routed: Routed) -> None:
+async def test_a_block_is_removed_with_the_last_rank_that_holds_it(routed: Routed) -> None:
     component = routed.pair.worker.namespace("a").component("b")
     other_rank = KvEventPublisher(component, kv_block_size=BLOCK, dp_rank=1)
     routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4])

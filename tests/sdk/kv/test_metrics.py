@@ -94,7 +94,7 @@ async def test_a_worker_that_published_nothing_is_no_candidate(
     await publisher.close()
 
 
-async def test_several_workers_are_told_apart_and_leave_one_by_one(
+async def test_several_workers_are_distinguished_and_leave_one_by_one(
     pair: Pair, aggregator: KvMetricsAggregator
 ) -> None:
     async with DistributedRuntime(pair.worker.config) as second:
@@ -109,7 +109,7 @@ async def test_several_workers_are_told_apart_and_leave_one_by_one(
     await until(aggregator, [expected[0]])
 
 
-async def test_a_worker_that_was_not_heard_of_is_asked(
+async def test_a_worker_without_a_report_is_asked(
     pair: Pair, aggregator: KvMetricsAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = KvMetricsPublisher()
@@ -124,7 +124,7 @@ async def test_a_worker_that_was_not_heard_of_is_asked(
     await publisher.close()
 
 
-async def test_frontends_are_told_as_of_any_worker(pair: Pair) -> None:
+async def test_frontends_get_the_load_as_of_any_worker(pair: Pair) -> None:
     reports: list[LoadReport] = []
     decode = msgspec.msgpack.Decoder(LoadReport).decode
     await pair.caller.events.subscribe(

@@ -112,7 +112,7 @@ async def test_prompts_go_where_their_prefix_is_unless_that_worker_is_busy(pair:
         await router.close()
 
 
-async def test_who_follows_the_workers_no_more_is_no_subscriber_any_more(
+async def test_a_closed_follower_of_the_workers_is_no_subscriber(
     runtime_config: RuntimeConfig,
 ) -> None:
     with MonitoredNatsServer() as nats:

@@ -34,7 +34,7 @@ class Engine:
 
     def subscribed(self) -> None:
         """Waits until somebody listens."""
-        assert self._socket.poll(10_000), "nobody subscribed"
+        assert self._socket.poll(10_000), "no subscriber"
         self._socket.recv()
 
     def send(self, *events: list[Any], topic: bytes = b"kv") -> None:

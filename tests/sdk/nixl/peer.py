@@ -36,7 +36,7 @@ class Peer:
             cache[block_id] = value
 
     def write(self, local: list[int], remote: list[int], message: str) -> str:
-        """Nobody keeps what it gives."""
+        """Drop the handle at once."""
         return self.connector.write_blocks(local, remote, message).state
 
     def means(self) -> list[list[float]]:

@@ -48,9 +48,9 @@ def test_a_packed_list_has_these_bytes() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "0 bytes are no list"),
-        (b"TNB1\0\0\0\0", "8 bytes are no list"),
-        (b"TNB1\0\0\0\0" + b"\0" * 33, "41 bytes are no list"),
+        (b"", "0 bytes are not a list"),
+        (b"TNB1\0\0\0\0", "8 bytes are not a list"),
+        (b"TNB1\0\0\0\0" + b"\0" * 33, "41 bytes are not a list"),
         (b"\x80\x04\x95\0\0\0\0\0" + b"\0" * 32, "not made by get_xfer_descs"),
         (b"TNB1\x02\0\0\0" + b"\1" * 32, "not made by get_xfer_descs"),
         (b"TNB1\0\0\0\0" + struct.pack("<4Q", 1, 1, 0, 0), "0 pieces of 1 bytes"),
@@ -68,16 +68,20 @@ def test_memory_of_the_host_is_no_vram(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = torch.zeros(4, 16)
     agent = nixl_agent(str(uuid.uuid4()), None)
     regions = [(kv.data_ptr(), kv.nbytes, 0, "")]
-    with pytest.raises(InvalidRequestError, match=r"'VRAM' was said, but 0x\w+ is a host's memory"):
+    with pytest.raises(
+        InvalidRequestError, match=r"'VRAM' was given, but 0x\w+ is a host's memory"
+    ):
         agent.get_reg_descs(regions, "VRAM")
-    with pytest.raises(InvalidRequestError, match="'VRAM' was said, but the tensors are in 'DRAM'"):
+    with pytest.raises(
+        InvalidRequestError, match="'VRAM' was given, but the tensors are in 'DRAM'"
+    ):
         agent.register_memory(kv, "VRAM")
     with pytest.raises(InvalidRequestError, match="mem_type: 'HBM' is not 'DRAM' or 'VRAM'"):
         agent.get_xfer_descs([(1, 1, 0)], "HBM")
     agent.close()
 
 
-def test_the_cuda_driver_is_believed_about_whose_memory_it_is(
+def test_the_cuda_driver_decides_the_kind_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Driver:
@@ -99,7 +103,7 @@ def test_the_cuda_driver_is_believed_about_whose_memory_it_is(
 
 
 @pytest.mark.parametrize("has_thread", [True, False])
-def test_an_agent_writes_by_index_and_tells_when_it_is_done(has_thread: bool) -> None:
+def test_an_agent_writes_by_index_and_notifies_when_it_is_done(has_thread: bool) -> None:
     config = nixl_agent_config(enable_prog_thread=has_thread)
     ours, theirs = torch.arange(64.0).reshape(8, 8), torch.zeros(8, 8)
     source, target = nixl_agent("source", config), nixl_agent("target", config)
@@ -144,7 +148,7 @@ def test_pieces_of_other_sizes_are_not_paired() -> None:
     with pytest.raises(InvalidRequestError, match=message):
         agent.make_prepped_xfer("WRITE", side, [0, 1], side, [0, 2])
     for descs, message in (
-        ([], "descs: there is nothing in it"),
+        ([], "descs: must not be empty"),
         ([(0, 1, 0)], "descs: item 0 is 1 bytes at 0x0 of device 0"),
         ([(1, 1, 0), (1, -1, 0)], "descs: item 1 is -1 bytes"),
         ([(1, 1)], r"descs: item 0 is not \(address, bytes, device id\)"),

@@ -130,7 +130,7 @@ async def test_written_blocks_are_in_another_process_when_it_is_notified(
     assert transfer.done()
 
 
-async def test_read_blocks_are_here_and_their_owner_is_told(
+async def test_read_blocks_have_arrived_and_their_owner_is_notified(
     decode: PeerProcess, connect: Connect
 ) -> None:
     for block_id in (5, 6):
@@ -144,7 +144,7 @@ async def test_read_blocks_are_here_and_their_owner_is_told(
     assert eventually(lambda: decode.notifs().get(prefill.agent_name)) == [b"free them"]
 
 
-def test_a_write_whose_handle_nobody_keeps_still_arrives_and_notifies(
+def test_a_write_whose_handle_is_dropped_still_arrives_and_notifies(
     decode: PeerProcess, connect: Connect
 ) -> None:
     receiver = connect("receiver", ours := caches())
@@ -186,17 +186,17 @@ async def test_a_transfer_that_is_given_up_fails_and_so_does_one_with_a_removed_
         for transfer in (given_up, of_removed):
             with pytest.raises(TransferError, match="given up"):
                 await asyncio.wait_for(transfer, DEADLINE_S)
-        with pytest.raises(InvalidRequestError, match="as 0 peers are known"):
+        with pytest.raises(InvalidRequestError, match="there are 0 peers"):
             prefill.write_blocks([0], [0])
 
 
 def test_with_several_peers_the_engine_must_be_named(connect: Connect) -> None:
     one, two, source = connect("one"), connect("two"), connect("source")
-    with pytest.raises(InvalidRequestError, match="engine_id: must be given, as 0 peers"):
+    with pytest.raises(InvalidRequestError, match="engine_id: required, because there are 0 peers"):
         source.write_blocks([0], [0])
     for target in (one, two):
         source.add_remote_agent(target.engine_id, *target.get_agent_metadata())
-    with pytest.raises(InvalidRequestError, match="engine_id: must be given, as 2 peers"):
+    with pytest.raises(InvalidRequestError, match="engine_id: required, because there are 2 peers"):
         source.write_blocks([0], [0])
     with pytest.raises(InvalidRequestError, match="engine_id: 'three' was not added"):
         source.write_blocks([0], [0], engine_id="three")
@@ -221,7 +221,7 @@ def test_block_ids_that_can_not_be_are_refused_by_name(connect: Connect) -> None
             source.write_blocks(local, remote)
 
 
-def test_a_peer_whose_blocks_are_made_up_otherwise_is_refused(connect: Connect) -> None:
+def test_a_peer_with_another_block_layout_is_refused(connect: Connect) -> None:
     source = connect("source")
     for kv in (caches()[0], [*reversed(caches())], [*caches(), caches()[0]]):
         target = connect("target", kv)
@@ -247,7 +247,7 @@ def test_descriptors_outside_of_the_memory_that_a_peer_registered_are_refused(
 
 def test_caches_that_can_not_be_registered_are_refused_by_name() -> None:
     refused: list[tuple[Any, str]] = [
-        ([], "kv_caches: there is none"),
+        ([], "kv_caches: must not be empty"),
         (np.zeros((4, 8)).T, "descs: tensor 0 is not contiguous"),
         (torch.zeros(0, 4), r"kv_caches: tensors of \[0\] blocks"),
         ([torch.zeros(2, 4), torch.zeros(3, 4)], r"kv_caches: tensors of \[2, 3\] blocks"),

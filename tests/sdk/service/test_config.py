@@ -76,7 +76,7 @@ def test_a_parser_of_arguments_gets_words(file: Path) -> None:
     assert config.as_args("Worker", prefix="block-") == ["--size", "32"]
 
 
-def test_a_required_key_that_nobody_gave_is_named() -> None:
+def test_a_missing_required_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"Front.model must be set: --Front.model=VALUE"):
         ServiceConfig().require("Front", "model")
 
@@ -146,7 +146,7 @@ def test_every_instance_has_gpus_of_its_own_and_others_see_none() -> None:
     assert plans[1].placement == "CPU"
 
 
-def test_cores_decide_the_threads_and_are_shared_where_nobody_asked() -> None:
+def test_cores_set_the_threads_and_are_shared_without_a_request() -> None:
     wanted = [(SPECS[0], needs(1, num_cpus=3.5)), (SPECS[1], needs(1))]
     plans = plan_services(wanted, Machine(8, 1 << 40))
     assert [plan.variables["OMP_NUM_THREADS"] for plan in plans] == ["3", "4"]

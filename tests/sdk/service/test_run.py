@@ -19,13 +19,13 @@ END_TIMEOUT_S = 60.0
 
 
 def found_from() -> str:
-    """PYTHONPATH for a process in another folder."""
+    """Return PYTHONPATH for a process in another folder."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join(str(Path(path).resolve()) for path in paths)
 
 
 class Running:
-    """A `tandem run` in a process of its own, and what it has said so far."""
+    """A `tandem run` in a process of its own, and its output so far."""
 
     def __init__(self, example: str, state: Path, *arguments: str) -> None:
         self.folder = EXAMPLES / example
@@ -45,7 +45,7 @@ class Running:
         return [sys.executable, "-P", "-m", "tandem.launch", command]
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Reads on until a line matches. The process's end, or the test's timeout, fails it."""
+        """Read lines until one matches. Fail at the process's end."""
         output: IO[str] | None = self.process.stdout
         assert output is not None
         for line in output:
@@ -55,12 +55,12 @@ class Running:
         raise AssertionError(f"no line matched {pattern!r} in:\n{''.join(self.lines)}")
 
     def pid_of(self, name: str) -> int:
-        """Of an instance, as the status lines say."""
+        """Return the pid of an instance, from the status lines."""
         found = re.findall(rf"{name} is ready \(.*pid (\d+)\)", "".join(self.lines))
         return int(found[-1])
 
     def client(self, *words: str) -> str:
-        """What the example's client prints."""
+        """Return the output of the example's client."""
         return subprocess.run(
             [sys.executable, "client.py", *words],
             cwd=self.folder,
@@ -177,7 +177,7 @@ def run(
         (["nowhere:Front"], "error: no module 'nowhere' here"),
         (["refused_graph"], "error: 'refused_graph' must read module:Class"),
         (["refused_graph:Fornt"], "error: refused_graph has no class Fornt; it has Greedy, Front"),
-        (["refused_graph:Plain"], "error: Plain is no service: put @service over it"),
+        (["refused_graph:Plain"], "error: Plain is not a service: decorate it with @service"),
         (["refused_graph:Front"], "error: Greedy asks for 99 GPUs"),
         (["refused_graph:Front", "--Gredy.x=1"], "flag --Gredy.x: unknown key 'Gredy'; did you m"),
         (["refused_graph:Front", "-f", "no.yaml"], "error: cannot read no.yaml"),

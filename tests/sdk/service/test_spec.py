@@ -137,7 +137,7 @@ def test_two_methods_cannot_be_one_endpoint() -> None:
 def test_a_subclass_needs_a_decorator_of_its_own() -> None:
     class Plain(Worker): ...
 
-    with pytest.raises(ConfigError, match="Plain is no service: put @service over it"):
+    with pytest.raises(ConfigError, match="Plain is not a service: decorate it with @service"):
         depends(Plain)
     assert spec_of(service(Plain)).endpoints == {"generate": "generate"}
 
@@ -204,6 +204,8 @@ def test_a_setting_that_the_model_does_not_take_is_named(
 
 def test_without_a_service_the_context_says_that_there_is_none() -> None:
     dynamo_context.fill({})
-    with pytest.raises(ConfigError, match="no service runs in this process, so there is no 'run"):
+    with pytest.raises(
+        ConfigError, match="no service is running in this process, so there is no 'run"
+    ):
         dynamo_context["runtime"]
     assert dynamo_context.get("runtime") is None

@@ -24,7 +24,7 @@ Register = Callable[[Endpoint], Awaitable[None]]
 
 
 class ModelStack:
-    """The frontend, a client that talks to it, and the workers a test adds."""
+    """The frontend, an HTTP client of it, and the workers that a test adds."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config.model_copy(update={"drain_timeout_s": 0.3})
@@ -56,7 +56,7 @@ class ModelStack:
     async def worker(
         self, path: str, register: Register, handler: Callable[..., Any]
     ) -> DistributedRuntime:
-        """A process's worth of the kit: registers what `register` does, and serves `handler`."""
+        """Start a worker of its own runtime: call `register`, and serve `handler`."""
         runtime = DistributedRuntime(self.config)
         await runtime.connect()
         await self.serve(runtime, path, register, handler)
@@ -69,7 +69,7 @@ class ModelStack:
         register: Register,
         handler: Callable[..., Any],
     ) -> None:
-        """One more endpoint of that process."""
+        """Serve one more endpoint of that runtime."""
         endpoint = runtime.endpoint(path)
         before = len(self.cards(runtime))
         await register(endpoint)
@@ -78,13 +78,13 @@ class ModelStack:
         await eventually(lambda: len(self.cards(runtime)) > before)
 
     async def stop(self, runtime: DistributedRuntime) -> None:
-        """The orderly end of one process."""
+        """Shut one runtime down."""
         runtime.shutdown()
         await asyncio.gather(*self.serving.pop(runtime))
         await runtime.close()
 
     def cards(self, runtime: DistributedRuntime) -> list[str]:
-        """The models that this process serves, as the frontend sees it."""
+        """Return the models of this runtime in the frontend's catalog."""
         return [
             model.card.name
             for model in self.server.catalog.models
@@ -92,7 +92,7 @@ class ModelStack:
         ]
 
     async def listed(self) -> list[str]:
-        """What /v1/models says."""
+        """Return the models of /v1/models."""
         answer = (await self.http.get("/v1/models")).json()
         return [each["id"] for each in answer["data"]]
 
@@ -108,7 +108,7 @@ class ModelStack:
 
 
 async def bundled_tokens(text: str) -> list[int]:
-    """What the bundled model's tokenizer makes of a text."""
+    """Return the tokens of a text by the bundled model's tokenizer."""
     names = ("tokenizer.json", "tokenizer_config.json")
     model_text = ModelText({name: (BUNDLED_MODEL / name).read_bytes() for name in names})
     with ThreadPoolExecutor(1) as executor:
@@ -116,7 +116,7 @@ async def bundled_tokens(text: str) -> list[int]:
 
 
 def template(folder: Path) -> Path:
-    """A chat template that is not the bundled model's."""
+    """Write a chat template that differs from the bundled model's."""
     path = folder / "own.jinja"
     path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     return path

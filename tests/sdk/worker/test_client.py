@@ -1,4 +1,4 @@
-"""Whom a client calls, and what it does when they come, go, refuse or die."""
+"""The instances that a client calls, and those that come, go, refuse or die."""
 
 import asyncio
 import socket
@@ -109,7 +109,7 @@ async def test_an_item_is_annotated_or_plain(crowd: Crowd) -> None:
     assert [item async for item in await crowd.client.generate(None, annotated=False)] == [{"x": 1}]
 
 
-async def test_nobody_there_is_an_error_that_names_the_endpoint(crowd: Crowd) -> None:
+async def test_an_endpoint_without_instances_is_an_error_that_names_it(crowd: Crowd) -> None:
     with pytest.raises(UnavailableError, match=r"a\.b\.c has no instance"):
         await crowd.client.generate(None)
     with pytest.raises(NotFoundError, match=r"a\.b\.c has no instance 'someone'"):
@@ -169,7 +169,9 @@ async def test_one_that_gives_up_before_the_first_item_is_followed_by_another(cr
     assert {await crowd.ask() for _ in range(4)} == {alive}
 
 
-async def test_after_the_first_item_a_lost_instance_is_the_callers_to_know(crowd: Crowd) -> None:
+async def test_after_the_first_item_the_loss_of_an_instance_reaches_the_caller(
+    crowd: Crowd,
+) -> None:
     async def gives_up(request: Any) -> AsyncIterator[str]:
         yield "one"
         raise GeneratorExit
@@ -182,7 +184,7 @@ async def test_after_the_first_item_a_lost_instance_is_the_callers_to_know(crowd
         await anext(responses)
 
 
-async def test_a_killed_context_calls_nobody(crowd: Crowd) -> None:
+async def test_a_killed_context_makes_no_call(crowd: Crowd) -> None:
     await crowd.add()
     context = Context()
     context.kill()

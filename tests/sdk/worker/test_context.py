@@ -1,4 +1,4 @@
-"""What a handler is told, without a wire between."""
+"""The context of a handler, without a wire."""
 
 import asyncio
 

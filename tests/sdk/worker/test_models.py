@@ -144,7 +144,9 @@ async def test_the_older_form_takes_tokens_for_backend_and_text_for_the_rest(
     assert "not served at /v1/chat/completions" in refused["message"]
 
 
-async def test_a_handler_that_gives_up_or_fails_is_told_apart(stack: ModelStack) -> None:
+async def test_a_handler_that_gives_up_and_one_that_fails_differ_for_the_caller(
+    stack: ModelStack,
+) -> None:
     async def gives_up(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         yield {"token_ids": request["token_ids"][:1]}
         raise GeneratorExit("leaving")
@@ -184,7 +186,7 @@ async def test_a_wrong_argument_is_named(
 
 async def test_an_endpoint_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"endpoint is 'a\.b\.c', not of Endpoint"):
-        await register_llm(TOKENS, BOTH, "a.b.c", BUNDLED_MODEL_NAME)  # type: ignore[call-overload]
+        await register_llm(TOKENS, BOTH, "a.b.c", BUNDLED_MODEL_NAME)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def delta(item: Any, **asked: Any) -> TokenDelta:
     return msgspec.msgpack.decode(codec(**asked).encode(item), type=TokenDelta)
 
 
-def test_a_resumed_request_has_what_was_said_and_the_limits_of_the_rest() -> None:
+def test_a_resumed_request_has_the_generated_tokens_and_reduced_limits() -> None:
     request = codec(num_generated=2).request
     assert request["token_ids"] == [1, 2, 3, 4]
     assert request["extra_args"] == {"num_generated": 2, "cache_salt": "tenant"}

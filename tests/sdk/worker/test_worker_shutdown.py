@@ -50,7 +50,7 @@ async def test_what_is_left_when_the_time_is_up_ends_as_incomplete(pair: Pair) -
     assert seen.has_ended.is_set() and seen.contexts[0].is_killed()
 
 
-async def test_an_ungraceful_end_waits_for_nobody(runtime_config: RuntimeConfig) -> None:
+async def test_an_ungraceful_end_does_not_wait_for_requests(runtime_config: RuntimeConfig) -> None:
     async with Pair(runtime_config.model_copy(update={"drain_timeout_s": 1000.0})) as pair:
         seen = Seen()
         client = await pair.serve(seen.generate, graceful_shutdown=False)
@@ -138,7 +138,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 async def start(
     kind: str, environment: dict[str, str], processes: list[subprocess.Popen[str]]
 ) -> subprocess.Popen[str]:
-    """A process of `signal_worker.py` that has said that it is there."""
+    """A process of `signal_worker.py` that has started."""
     process = subprocess.Popen(  # noqa: ASYNC220 - vfork, and no asyncio child watcher
         [sys.executable, str(WORKER), kind],
         env={**os.environ, **environment},

@@ -29,7 +29,7 @@ def cluster(runtime_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def program(part: str, folder: Path) -> ModuleType:
-    """The block of the guide that holds `part`, imported."""
+    """Import the block of the guide that holds `part`."""
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     (found,) = [block for block in blocks if part in block]
     path = folder / "program.py"
