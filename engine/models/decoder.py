@@ -94,7 +94,7 @@ class Model:
         pack, dtype = self._kernels.pack_linear, self._dtype
         return _Layer(
             input_norm=layer.input_norm.to(dtype),
-            qkv=pack(layer.qkv),
+            qkv=_with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
             qk_norm=None if layer.qk_norm is None else layer.qk_norm.to(dtype),
             output=pack(layer.output),
             post_norm=layer.post_norm.to(dtype),
@@ -193,3 +193,11 @@ class Model:
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.silu_mul(gate_up, out)
         return layer.down(out)
+
+
+def _with_bias(linear: Linear, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+    """Return `linear` with `bias` [out] added to its results."""
+    if bias is None:
+        return linear
+    addend = bias.to(dtype)
+    return lambda x: linear(x).add_(addend)

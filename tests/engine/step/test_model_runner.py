@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 from tandem.engine.config import EngineConfig
@@ -40,6 +47,7 @@ def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: 
     Weights are large, so that the best two logits are far apart.
     """
     config_type, model_type = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
     }[kind]
@@ -62,6 +70,8 @@ def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: 
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif name.endswith(".bias"):  # which transformers makes zero
+            torch.nn.init.uniform_(weight, -1.0, 1.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
@@ -169,6 +179,8 @@ def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
         ("llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
         ("llama", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}),
+        ("qwen2", {"tie_word_embeddings": True, "sliding_window": 32}),
+        ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_theta": 1e6}),
     ],
 )
 def test_greedy_answers_are_those_of_transformers(
@@ -177,6 +189,12 @@ def test_greedy_answers_are_those_of_transformers(
     model = save_model(tmp_path, kind, **changes)
     assert_same_as_transformers(model, make_runner(tmp_path))
     assert_same_as_transformers(model, make_runner(tmp_path, kernels="torch"), num_tokens=4)
+
+
+@pytest.mark.parametrize("kernels", ["c", "torch", "triton"])
+def test_every_kind_of_kernels_adds_biases(tmp_path: Path, kernels: str) -> None:
+    model = save_model(tmp_path, "qwen2")
+    assert_same_as_transformers(model, make_runner(tmp_path, kernels=kernels), num_tokens=3)
 
 
 def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
@@ -222,14 +240,16 @@ def test_answers_depend_on_no_chunking_and_no_company(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_logits_in_c_are_the_same_to_the_last_bit_in_any_chunks_and_company(
-    folder: Path, dtype: str
+    tmp_path: Path, kind: str, dtype: str
 ) -> None:
     if not is_for_c(torch.ones(2, 2, dtype=getattr(torch, dtype))):
         pytest.skip("this processor does not multiply bfloat16 in C")
+    save_model(tmp_path, kind)
     runs = []
     for threads, seed, most in [(1, 0, 1), (1, 1, 7), (2, 2, 100)]:
-        runner = make_runner(folder, kernels="c", dtype=dtype, threads=threads)
+        runner = make_runner(tmp_path, kernels="c", dtype=dtype, threads=threads)
         seen, driver = logits_of(runner), Driver(runner, seed)
         seqs = [driver.sequence(prompt) for prompt in prompts(8)]
         driver.generate(seqs, 24, most)
