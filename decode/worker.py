@@ -18,7 +18,7 @@ from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
+from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
@@ -43,7 +43,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.messages import GenerateRequest, LoadReport, WorkerStatus, encode, unpack_tokens
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 from tandem.runtime.request_plane import Responder
@@ -69,7 +69,7 @@ async def run_decode(
 ) -> None:
     """Runs a decode worker until a signal ends it. `engine.model` is the model's folder."""
     worker = DecodeWorker(runtime, engine, transfer, queue, disagg, model_name)
-    freeze_what_is_loaded()
+    freeze_gc()
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     worker.state = lambda: lifecycle.state.value
     await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
@@ -95,7 +95,7 @@ class DecodeWorker:
         self._folder = Path(engine.model)
         self._model_files = read_model_files(self._folder)
         self.state: Callable[[], str] = lambda: "serving"
-        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
+        self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs)
         self.node = DistributedRuntime(
             runtime, component="decode", model=model_name, progress=lambda: self.loop.progress
@@ -171,7 +171,7 @@ class DecodeWorker:
 
     async def _start_remote(self) -> None:
         node, namespace, stack = self.node, self._runtime.namespace, self._stack
-        kv_cache = self.engine.runner.kv_cache
+        (kv_cache,) = self.engine.runner.kv_caches
         group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
         self.queue = JetStreamQueue(node.nats, self._queue_config, namespace, self._model_name)
         await self.queue.start()

@@ -26,7 +26,7 @@ from tandem.runtime.discovery import Discovery, register_instance
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.events import Events, NatsEvents
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import Instance
 from tandem.runtime.nats import NatsConnection
@@ -189,7 +189,7 @@ async def run_frontend(
             server = FrontendServer(frontend, runtime, router, discovery, events, instance_id)
             running.append(server)
             await server.start()
-            freeze_what_is_loaded()
+            freeze_gc()
 
         async def drain() -> None:
             for server in running:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
+from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
@@ -25,7 +25,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.errors import TandemError
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.messages import LoadReport, TransferMetadata, WorkerStatus, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.request_plane import Responder
@@ -53,7 +53,7 @@ async def run_prefill(
 ) -> None:
     """Runs a prefill worker until a signal ends it. `engine.model` is the model's folder."""
     worker = PrefillWorker(runtime, engine, transfer, queue, prefill, model_name)
-    freeze_what_is_loaded()
+    freeze_gc()
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     worker.state = lambda: lifecycle.state.value
     await lifecycle.run(startup=worker.startup, drain=worker.drain, stop=worker.stop)
@@ -79,7 +79,7 @@ class PrefillWorker:
         self._model_name = model_name
         self._folder = Path(engine.model)
         self.state: Callable[[], str] = lambda: "serving"
-        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
+        self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs, on_layers=self._on_layers)
         self.node = DistributedRuntime(
             runtime, component="prefill", model=model_name, progress=lambda: self.loop.progress
@@ -105,7 +105,7 @@ class PrefillWorker:
         await node.connect()
         await self.loop.start()
         stack.push_async_callback(self.loop.stop)
-        kv_cache = self.engine.runner.kv_cache
+        (kv_cache,) = self.engine.runner.kv_caches
         self._group = group_for(self._transfer, kv_cache, node.instance_id, node.epoch)
         stack.push_async_callback(self._group.close)
         await self._group.start(lambda rank, data: None)

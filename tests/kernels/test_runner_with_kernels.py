@@ -57,7 +57,7 @@ def answer(runner: ModelRunner) -> list[list[int]]:
     return [long.token_ids[29:], short.token_ids[5:]]
 
 
-def sequence(num_tokens: int, block_table: list[int], seat: int, **sampling: Any) -> Sequence:
+def sequence(num_tokens: int, block_table: list[int], batch_row: int, **sampling: Any) -> Sequence:
     return Sequence(
         f"of {num_tokens}",
         [11 + 3 * index for index in range(num_tokens)],
@@ -65,7 +65,7 @@ def sequence(num_tokens: int, block_table: list[int], seat: int, **sampling: Any
         SamplingParams(**({"temperature": 0} | sampling)),
         StopConditions(max_tokens=9),
         block_table=block_table,
-        seat=seat,
+        batch_row=batch_row,
     )
 
 
