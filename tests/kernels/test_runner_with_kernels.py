@@ -38,7 +38,7 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
     return runner
 
 
-def test_kernels_and_twins_answer_alike(folder: Path) -> None:
+def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
     answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton", "c")]
     assert answers[0] == answers[1] == answers[2]
     assert torch.tensor(answers[0]).unique().numel() > 2

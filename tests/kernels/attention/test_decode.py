@@ -1,4 +1,4 @@
-"""Decode attention: the Triton kernel and its PyTorch twin against dense attention in float64."""
+"""Decode attention: the Triton kernel and the PyTorch reference against attention in float64."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,11 +24,11 @@ SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
 copying = pytest.param(partial(default), id="tma")
 loading = pytest.param(partial(default, config=replace(SMALL, use_tma=False)), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
-twin = pytest.param(reference.paged_decode_attention, id="torch")
+torch_reference = pytest.param(reference.paged_decode_attention, id="torch")
 in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
 
-both = pytest.mark.parametrize("attend", [copying, twin, in_c])
-every = pytest.mark.parametrize("attend", [copying, loading, twin, in_c])
+both = pytest.mark.parametrize("attend", [copying, torch_reference, in_c])
+every = pytest.mark.parametrize("attend", [copying, loading, torch_reference, in_c])
 kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
 
 
