@@ -9,7 +9,7 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 class EngineConfig(BaseModel):
-    """What one worker's engine runs and with how much memory; the same for both roles."""
+    """Model, device, memory and limits of one worker's engine; the same for both roles."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class EngineConfig(BaseModel):
     )
 
     def num_threads(self) -> int:
-        """The torch threads that `threads` stands for on this machine."""
+        """Return the number of torch threads: `threads`, or the default on this machine."""
         if self.threads is not None:
             return self.threads
         return max(1, len(os.sched_getaffinity(0)) // 2)

@@ -2,15 +2,15 @@
 
 from collections import Counter, deque
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.limits import check_limits, longest_sequence
 from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
-from tandem.engine.schedule.block_pool import BlockPool, HashListener
+from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import Scheduler
-from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence, check_limits
 from tandem.engine.schedule.step_cost import StepCost, longest_step_s
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
 from tandem.engine.step.outcome import count_step, count_token, fail, still_running
@@ -23,25 +23,28 @@ if TYPE_CHECKING:
 
 
 class Step(Protocol):
-    """A launched step: the device computes it, or has done so already."""
+    """A launched step, under way or done."""
 
     @property
     def seconds(self) -> float:
-        """How long the device took for it; valid after `tokens`."""
+        """The time that the device took; valid after `tokens`."""
 
     def tokens(self) -> "list[SampledToken]":
-        """One token per chunk that samples, in the order of the chunks.
+        """Return one token per chunk that samples, in the order of the chunks.
 
-        Blocks until they are on the host and all K/V of the step is in the pool. Raises what the
-        step raised; nothing of it is under way then either.
+        Blocks until the tokens are on the host and all K/V of the step is in the pool. Raises the
+        step's error; nothing of the step is under way then either.
         """
 
 
 class Runner(Protocol):
-    """What computes steps: the model, or a stand-in for it."""
+    """The model, or a stand-in for it: computes steps on one or more ranks."""
 
     model_config: "ModelConfig"
-    kv_cache: "KvCache"
+
+    @property
+    def kv_caches(self) -> "SequenceOf[KvCache]":
+        """One pool per rank; all have the same blocks."""
 
     def launch(
         self,
@@ -49,12 +52,13 @@ class Runner(Protocol):
         on_layers: OnLayers | None = None,
         boundaries: Collection[int] = (),
     ) -> Step:
-        """Begin to compute `chunks` after all steps launched before; never waits for those.
+        """Begin to compute `chunks` after all earlier steps, without waiting for those.
 
-        While it runs, `token_ids` of a chunk that samples ends at the chunk's end: what the step
-        draws is not among them, what earlier steps draw is PENDING. Sequences, seats and tables
-        may change as soon as it returns. `on_layers` hears of each boundary before it returns. When
-        it raises, whatever it had begun is over: the chunks' blocks may go to others at once.
+        While this runs, `token_ids` of a chunk that samples ends at the chunk's end: the token that
+        this step draws is not among them, those that earlier steps draw are PENDING. Sequences,
+        batch rows and tables may change as soon as it returns. `on_layers` is called for each of
+        `boundaries` before it returns. When it raises, nothing of the step is under way: the
+        chunks' blocks may be reused at once.
         """
 
 
@@ -69,53 +73,39 @@ class Engine:
 
     With `overlap` a step is launched before the tokens of the one before it are collected, so that
     the device goes from one to the next. A sequence that ends is then computed for one step longer,
-    and that is discarded. Any method may be called between `launch` and `collect`.
+    whose result is discarded. Any method may be called between `launch` and `collect`.
 
-    `on_stored` and `on_removed` hear of block hashes that enter and leave the prefix cache.
-    `on_layers` hears, within a step, how far the prompts got that ask for it (num_layer_groups).
+    `on_layers` is called within a step with the progress of prompts that have `num_layer_groups`.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        runner: Runner,
-        *,
-        on_stored: HashListener | None = None,
-        on_removed: HashListener | None = None,
-        on_layers: LayersListener | None = None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.runner = runner
-        self.on_layers = on_layers
-        num_blocks, block_size = runner.kv_cache.num_blocks, runner.kv_cache.block_size
-        self.max_model_len = longest_sequence(
-            config, runner.model_config.max_position_embeddings, num_blocks * block_size
+        self.on_layers: LayersListener | None = None
+        kv_cache = runner.kv_caches[0]
+        num_blocks, block_size, memory = kv_cache.num_blocks, kv_cache.block_size, kv_cache.memory
+        self.max_model_len = min(
+            runner.model_config.max_position_embeddings,
+            config.max_model_len or num_blocks * block_size,
         )
-        self.block_pool = BlockPool(
-            num_blocks,
-            block_size,
-            config.enable_prefix_cache,
-            on_stored,
-            on_removed,
-        )
-        memory = runner.kv_cache.memory
+        self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache)
         step_cost = StepCost(longest_step_s(config, memory))
         self.scheduler = Scheduler(config, self.block_pool, step_cost)
         self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
         self._in_flight: deque[_Launched] = deque()  # oldest first
-        self._unsaid: list[SequenceOutput] = []  # of sequences whose step could not be launched
+        self._failed: list[SequenceOutput] = []  # of sequences whose step could not be launched
         self._eos_token_ids = frozenset(runner.model_config.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do something now."""
+        """True when a step would have something to do now."""
         scheduler = self.scheduler
-        if self._in_flight or self._unsaid:
+        if self._in_flight or self._failed:
             return True
         return bool(scheduler.running or scheduler.waiting) and not scheduler.is_blocked
 
     @property
     def num_in_flight(self) -> int:
-        """Launched steps that are not collected."""
+        """The number of launched steps that are not collected."""
         return len(self._in_flight)
 
     def step(self) -> list[SequenceOutput]:
@@ -124,21 +114,21 @@ class Engine:
         return self.collect()
 
     def launch(self) -> None:
-        """Give the device what it can do: the next step, with `overlap` also the one after it."""
-        self._release_news()
+        """Launch the next step, and with `overlap` also the one after it."""
+        self._release_layers()
         while len(self._in_flight) <= self.overlap and (chunks := self.scheduler.schedule()):
             try:
                 launched = self._launch(chunks)
             except Exception as error:
-                self._unsaid += fail(self.scheduler, still_running(chunks), error)
+                self._failed += fail(self.scheduler, still_running(chunks), error)
                 return
             self._in_flight.append(launched)
             self.scheduler.launched(chunks)
 
     def collect(self) -> list[SequenceOutput]:
-        """Wait for the oldest launched step, if there is one, and tell what it did."""
-        self._release_news()
-        outputs, self._unsaid = self._unsaid, []
+        """Wait for the oldest launched step, if there is one, and return its outputs."""
+        self._release_layers()
+        outputs, self._failed = self._failed, []
         if not self._in_flight:
             return outputs
         scheduler = self.scheduler
@@ -158,13 +148,13 @@ class Engine:
         self.scheduler.add(seq)
 
     def prefix_hit(self, seq: Sequence) -> int:
-        """How many of its tokens the prefix cache holds now; takes nothing."""
+        """Count the tokens of `seq` that the prefix cache holds now; takes nothing."""
         return self.scheduler.num_prefix_blocks(seq) * self.block_pool.block_size
 
     def reserve(self, seq: Sequence) -> Reservation | None:
-        """Blocks for a remote prefill of `seq`'s prompt, or None when there are not enough now.
+        """Reserve blocks for a remote prefill of `seq`'s prompt. None when too few are free now.
 
-        Ends by `admit`, `prefill_locally` or `abort`. Raises what `add` raises.
+        A reservation ends by `admit`, `prefill_locally` or `abort`. Raises what `add` raises.
         """
         self._accept(seq)
         if not self.scheduler.reserve(seq):
@@ -177,26 +167,26 @@ class Engine:
         )
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
-        """Blocks to pull the first `num_blocks` of `seq`'s prompt into, before `seq` is added.
+        """Reserve blocks to pull the first `num_blocks` of `seq`'s prompt into, before `add`.
 
-        (ordinal, block id) of those that the prefix cache lacks; none when it lacks none. They
-        and the ones before them stay until `adopt_prefix` or `abort`. None: there is no prefix
-        cache, or no room now. Raises what `add` raises.
+        Returns (ordinal, block id) of those that the prefix cache lacks; none when it lacks none.
+        They and the blocks before them are held until `adopt_prefix` or `abort`. None without a
+        prefix cache, or when there is no room now. Raises what `add` raises.
         """
         self._accept(seq)
         if seq.request_id in self.scheduler.pulls:
-            raise InvalidRequestError(f"request {seq.request_id} pulls its prefix already")
+            raise InvalidRequestError(f"request {seq.request_id} is pulling its prefix already")
         return self.scheduler.reserve_prefix(seq, num_blocks)
 
     def adopt_prefix(self, request_id: str, *, proven: bool) -> None:
-        """Let `add` find the blocks of `reserve_prefix`, or free them when nothing is `proven`.
+        """Let `add` find the blocks of `reserve_prefix` if they are `proven`, else free them.
 
         No write may land in them any more. Harmless if there are none.
         """
         self.scheduler.end_pull(request_id, proven=proven)
 
     def admit(self, request_id: str, first: "SampledToken") -> SequenceOutput:
-        """Go on after a remote prefill: the K/V of the whole prompt is here and verified.
+        """Run a reserved sequence whose whole prompt's K/V is in the pool and verified.
 
         The output holds the first token, counted once. Raises NotFoundError.
         """
@@ -207,11 +197,11 @@ class Engine:
     def prefill_locally(
         self, request_id: str, *, quarantined: bool, first: "SampledToken | None" = None
     ) -> SequenceOutput | None:
-        """Give up a remote prefill and queue the sequence first. Raises NotFoundError.
+        """Give up a remote prefill and put the sequence first in the queue. Raises NotFoundError.
 
-        `quarantined`: writes may still land in the reserved blocks, so they are kept away from
-        everybody until `release_quarantined`. `first`: the first token, when the client has it
-        already; it is kept, not drawn again, and the output (else None) counts it.
+        `quarantined`: writes may still land in the reserved blocks, which are withheld until
+        `release_quarantined`. `first`: the first token, when the client has it already; it is kept,
+        not drawn again, and the output (else None) counts it.
         """
         seq = self._reserved(request_id)
         self.scheduler.requeue(seq, quarantined=quarantined)
@@ -220,14 +210,14 @@ class Engine:
         return count_token(self.scheduler, seq, seq.num_tokens, first)
 
     def release_quarantined(self, block_ids: list[int]) -> None:
-        """No write can land in these blocks any more."""
+        """Free quarantined blocks, in which no write can land any more."""
         self.scheduler.release_quarantined(block_ids)
 
     def abort(self, request_id: str, *, quarantined: bool = False) -> bool:
-        """Forget a sequence in any state; False when there is none. It gives no more output.
+        """Forget a sequence in any state, exported ones too. False when there is none.
 
-        `quarantined`: writes may still land in its reserved blocks, as in `prefill_locally`;
-        in those of `reserve_prefix` too.
+        It gives no more output. `quarantined`: writes may still land in its reserved blocks, as in
+        `prefill_locally`, those of `reserve_prefix` included.
         """
         was_pulling = self.scheduler.end_pull(request_id, proven=False, quarantined=quarantined)
         seq = self.scheduler.find(request_id)
@@ -236,16 +226,10 @@ class Engine:
         self.scheduler.drop(seq, quarantined=quarantined)
         return True
 
-    def release(self, request_id: str) -> None:
-        """Free what a finished prefill_only sequence still holds; harmless if it is gone."""
-        seq = self.scheduler.find(request_id)
-        if seq is not None and seq.status is SequenceStatus.FINISHED:
-            self.scheduler.drop(seq)
-
     def fail_all(self, error: Exception) -> list[SequenceOutput]:
         """End every waiting and running sequence with an error; reservations stay.
 
-        Waits for the launched steps, and discards what they did.
+        Waits for the launched steps and discards their results.
         """
         for launched in self._in_flight:
             with suppress(Exception):
@@ -253,12 +237,12 @@ class Engine:
         self._in_flight.clear()
         scheduler = self.scheduler
         scheduler.all_collected()
-        outputs, self._unsaid = self._unsaid, []
+        outputs, self._failed = self._failed, []
         seqs = [*scheduler.running.values(), *scheduler.waiting.values()]
         return outputs + fail(scheduler, seqs, error)
 
     def load(self) -> LoadStats:
-        """The load at this moment."""
+        """Return the load at this moment."""
         return load_of(self.scheduler)
 
     def check_invariants(self) -> None:
@@ -267,14 +251,14 @@ class Engine:
         scheduler.check_invariants()
         assert scheduler.num_in_flight == len(self._in_flight) <= 1 + self.overlap
         in_flight = Counter(chunk.seq for each in self._in_flight for chunk in each.chunks)
-        for seq in (*scheduler.running.values(), *scheduler.parked.values(), *scheduler.leaving):
+        for seq in (*scheduler.running.values(), *scheduler.exported.values(), *scheduler.draining):
             assert seq.in_flight == in_flight.pop(seq, 0)
-        assert not in_flight, "a launched step computes for a sequence that nobody knows"
+        assert not in_flight, "a launched step computes a sequence that the scheduler does not know"
 
     def _accept(self, seq: Sequence) -> None:
-        """Check that `seq` can fit an empty engine, and give it the model's stop tokens."""
+        """Check that `seq` fits an empty engine, and set its stop tokens."""
         if self.scheduler.find(seq.request_id) is not None:
-            raise InvalidRequestError(f"request {seq.request_id} is here already")
+            raise InvalidRequestError(f"request {seq.request_id} is in the engine already")
         pool = self.block_pool
         check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size)
         stop_token_ids = seq.stop.stop_token_ids
@@ -285,7 +269,7 @@ class Engine:
     def _reserved(self, request_id: str) -> Sequence:
         seq = self.scheduler.remote.get(request_id)
         if seq is None:
-            raise NotFoundError(f"request {request_id} does not wait for a remote prefill")
+            raise NotFoundError(f"request {request_id} is not waiting for a remote prefill")
         return seq
 
     def _launch(self, chunks: list[Chunk]) -> _Launched:
@@ -298,7 +282,7 @@ class Engine:
                 return _Launched(chunks, step, stream)
         return _Launched(chunks, runner.launch(chunks), None)
 
-    def _release_news(self) -> None:
-        """Tell of the oldest launched step's layers: the outputs of all before it are told."""
+    def _release_layers(self) -> None:
+        """Announce the oldest launched step's layers: all earlier outputs have been returned."""
         if self._in_flight and (stream := self._in_flight[0].stream) is not None:
             stream.release()

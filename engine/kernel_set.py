@@ -1,4 +1,4 @@
-"""Which kernels a model computes with: Triton's, their PyTorch twins, or those in C."""
+"""The kernels that a model computes with: in Triton, in C, or their PyTorch references."""
 
 import importlib
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["c", "torch", "triton"]
 
-# Files of tandem.kernels where they are not called what those of its reference are.
+# Files of tandem.kernels by the names of those in tandem.kernels.reference.
 _FILES_IN_TRITON = {
     "activation": "layers.activation",
     "embedding": "layers.embedding",
@@ -33,7 +33,7 @@ _FILES_IN_TRITON = {
     "prefill_attention": "attention.prefill",
     "sampling": "sampling.launch",
 }
-# Kernels in C and their files; a kernel without one here computes with PyTorch.
+# Files of tandem.kernels.cpu by the same names; a kernel that is not in C computes with PyTorch.
 _FILES_IN_C = {
     "activation": "launch",
     "kv_store": "launch",
@@ -69,10 +69,10 @@ def _weight_dtype(weight: torch.Tensor) -> torch.dtype:
 
 @dataclass(slots=True, frozen=True)
 class Kernels:
-    """What a model and its sampler call, each as in its file in tandem.kernels or its twin's.
+    """The functions that a model and its sampler call, as defined by files of tandem.kernels.
 
-    `pack_linear` gives the multiplication by a weight matrix [out, in], `activation_dtype` the
-    dtype of what it takes and gives. `step_options` computes once what is the same in every layer.
+    `pack_linear` returns the multiplication by a weight matrix [out, in], `activation_dtype` the
+    dtype of its operands and results. `step_options` computes what all layers of a step share.
     """
 
     embed: Callable[..., None]
@@ -89,7 +89,7 @@ class Kernels:
 
 
 def choose_kernels(asked: str, device: torch.device) -> Kind:
-    """ "auto" resolved. Raises ConfigError for kernels that `device` cannot run."""
+    """Resolve "auto". Raises ConfigError for kernels that `device` cannot run."""
     if asked == "torch":
         return "torch"
     if device.type == "cpu" and asked != "triton":
@@ -113,9 +113,9 @@ def _c_or_torch(asked: str) -> Kind:
 
 
 def load_kernels(kind: Kind) -> Kernels:
-    """The kernels of one kind. Triton exists on Linux only and is not loaded for the others."""
+    """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own."""
 
-    # A kernel goes by one file name and function name everywhere.
+    # A function has one name in all kinds.
     def find(file: str, name: str) -> Callable[..., Any]:
         module = f"tandem.kernels.reference.{file}"
         if kind == "triton":
@@ -129,7 +129,7 @@ def load_kernels(kind: Kind) -> Kernels:
     if kind != "triton":
         own = {"pack_linear": find("linear", "pack_linear"), "activation_dtype": activation_dtype}
     if kind == "torch":
-        own["step_options"] = _twin_options
+        own["step_options"] = _reference_options
     return Kernels(
         embed=find("embedding", "embed"),
         rms_norm=find("norm", "rms_norm"),
@@ -143,7 +143,7 @@ def load_kernels(kind: Kind) -> Kernels:
     )
 
 
-def _twin_options(
+def _reference_options(
     batch: Batch,
     rope_table: torch.Tensor,  # [max_model_len, 2, head_dim]
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
@@ -151,18 +151,19 @@ def _twin_options(
 ) -> StepOptions:
     store = plan_store(rope_table, batch.positions, batch.slot_mapping, kv_cache.shape[3])
     group_size = num_heads // kv_cache.shape[2]
-    decode, prefill, sampled = {}, {}, {}
-    if batch.num_decodes:
-        tables, lens = batch.decode_block_tables, batch.decode_context_lens
-        decode["plan"] = plan_decode(kv_cache, tables, lens, group_size)
-    if not batch.samples_all:
-        tables, lens = batch.sampled_block_tables, batch.sampled_positions
-        sampled["plan"] = plan_decode(kv_cache, tables, lens, group_size)
-    if batch.num_prefills:
+    decode: dict[str, Any] = {}
+    prefill: dict[str, Any] = {}
+    sampled: dict[str, Any] = {}
+    for rows, its_options in ((batch.decodes, decode), (batch.sampled, sampled)):
+        if len(rows) and not (rows is batch.sampled and batch.samples_all):
+            its_options["plan"] = plan_decode(
+                kv_cache, rows.block_tables, rows.context_lens, group_size
+            )
+    if len(batch.prefills):
         prefill["plan"] = plan_prefill(
             kv_cache,
-            batch.prefill_block_tables,
+            batch.prefills.block_tables,
             batch.prefill_cu_seqlens,
-            batch.prefill_context_lens,
+            batch.prefills.context_lens,
         )
     return StepOptions({"plan": store}, decode, prefill, sampled)

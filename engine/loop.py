@@ -1,4 +1,4 @@
-"""The engine's own thread, and the way between it and asyncio."""
+"""The engine's own thread, and its connection to asyncio."""
 
 import asyncio
 import logging
@@ -22,33 +22,33 @@ Command = Callable[[Engine], object]
 
 # The engine thread computes for milliseconds at a time; asyncio must not wait 5 ms for the GIL.
 SWITCH_INTERVAL_S = 1e-4
-# How long a step's tokens may hold up the engine thread. Without it a model of short steps runs on
-# for several of them before asyncio gets the GIL, and the first token leaves with the fifth. Where
-# steps overlap the device has work meanwhile.
+# The longest that the engine thread waits for asyncio to take a step's tokens. Without this wait a
+# model of short steps computes several before asyncio gets the GIL, and the first token leaves with
+# the fifth. Where steps overlap the device has work meanwhile.
 HAND_OVER_S = 1e-3
-# Walking the pool takes milliseconds: only once it has been quiet, never in a request's way.
+# Walking the pool takes milliseconds: only an engine that has been idle does it.
 IDLE_CHECK_AFTER_S = 1.0
 
 
-def built_apart(build: Callable[[], T]) -> T:
-    """What `build` returns, or raises, on a thread that ends with it; blocks meanwhile.
+def build_in_thread(build: Callable[[], T]) -> T:
+    """Call `build` on a thread of its own and return its result; blocks.
 
-    A thread that computes with several others keeps them for as long as it lives. Were that the
-    caller's, libgomp would count more threads than cores and let the engine's sleep at every
-    barrier: a decode step took 31 ms that way and 22 without.
+    A thread that has computed with OpenMP keeps its team of threads while it lives. If that were
+    the caller's thread, libgomp would count more threads than cores and let the engine's threads
+    sleep at every barrier: a decode step took 31 ms that way and 22 ms without.
     """
     with ThreadPoolExecutor(1, "tandem-build") as builder:
         return builder.submit(build).result()
 
 
 class EngineLoop:
-    """Owns the engine thread. Commands run between steps, in the order they were posted.
+    """The engine thread. Commands run between steps, in the order in which they were posted.
 
-    "Between" is between the collection of one step and the launch of another: where steps overlap
-    the device computes one meanwhile.
+    That is between the collection of one step and the launch of another: where steps overlap the
+    device computes one meanwhile.
 
-    `on_outputs` is called on the asyncio thread, once per step that has outputs. Once it has been
-    idle for a while the engine's invariants are checked; a violation is logged, and if `strict`
+    `on_outputs` is called on the asyncio thread, once per step that has outputs. The engine's
+    invariants are checked when it has been idle for a while; a violation is logged, and if `strict`
     also raised by `stop`.
     """
 
@@ -67,7 +67,7 @@ class EngineLoop:
         self._violation: AssertionError | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
-        self._taken = threading.Event()  # asyncio has what was handed over
+        self._taken = threading.Event()  # asyncio has taken the last outputs
         self._taken.set()
         self._is_stopping = False
         self._num_steps = 0
@@ -75,7 +75,7 @@ class EngineLoop:
 
     @property
     def progress(self) -> tuple[int, bool]:
-        """(steps done, whether one is under way or due), from any thread."""
+        """(number of steps done, True while one is under way or due), for any thread."""
         return self._num_steps, self._is_busy
 
     def listen_to_layers(self, listener: LayersListener) -> None:
@@ -89,13 +89,13 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, fn: Command) -> None:
-        """Run `fn` on the engine thread before its next step; what it raises is logged."""
+        """Run `fn` on the engine thread before its next step; log its errors."""
         self._commands.put(fn)
 
     async def call(self, fn: Callable[[Engine], T]) -> T:
-        """Run `fn` on the engine thread before its next step; returns or raises what it does.
+        """Run `fn` on the engine thread before its next step; return its result.
 
-        Raises UnavailableError once the loop is stopping.
+        Raises the error of `fn`, or UnavailableError once the loop is stopping.
         """
         if self._is_stopping:
             raise UnavailableError("the engine has stopped")
@@ -113,7 +113,7 @@ class EngineLoop:
         return await answer
 
     async def stop(self) -> None:
-        """Run the commands posted so far, then end the thread. Unfinished sequences stay so."""
+        """Run the commands posted so far, then end the thread, whatever is unfinished."""
         if not self._is_stopping:
             self._is_stopping = True
             self._commands.put(None)
@@ -132,7 +132,7 @@ class EngineLoop:
             self._to_asyncio(_answer_unless_done, self._ended, self._ended.set_result, None)
 
     def _run_commands(self) -> bool:
-        """Run what was posted, waiting for it when there is nothing else to do. False: stop."""
+        """Run the posted commands; wait for one when the engine has no work. False: stop."""
         if self._engine.has_work and self._commands.empty():
             return True
         if not self._engine.has_work:
@@ -173,12 +173,12 @@ class EngineLoop:
             self._taken.wait(HAND_OVER_S)
 
     def _finish_launched(self) -> None:
-        """Nobody may take the pool's memory away while a launched step writes to it."""
+        """Collect every launched step: the pool's memory must outlive its writes."""
         while self._engine.num_in_flight:
             self._hand_over(self._engine.collect())
 
     def _hand_over(self, outputs: list[SequenceOutput]) -> None:
-        """Give a step's tokens to asyncio; who then waits for `_taken` gives it the GIL too."""
+        """Pass a step's outputs to asyncio. Waiting for `_taken` then also passes it the GIL."""
         if outputs:
             self._taken.clear()
             self._to_asyncio(self._deliver, outputs)
@@ -187,25 +187,25 @@ class EngineLoop:
         try:
             self._on_outputs(outputs)
         finally:
-            self._loop.call_soon(self._taken.set)  # after what on_outputs has put on the sockets
+            self._loop.call_soon(self._taken.set)  # after the writes that on_outputs scheduled
 
     def _check_invariants(self) -> None:
         try:
             self._engine.check_invariants()
         except AssertionError as violation:
             self._violation = violation
-            logger.exception("the engine's bookkeeping is wrong")
+            logger.exception("the engine's invariants are violated")
 
     def _to_asyncio(self, fn: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(fn, *args)
         except RuntimeError:
-            logger.debug("the event loop is closed, nobody hears of %s", args)
+            logger.debug("the event loop is closed, dropped %s", args)
 
 
 def _answer_unless_done(
     future: "asyncio.Future[T]", settle: Callable[[object], None], outcome: object
 ) -> None:
-    """The waiter may have been cancelled meanwhile."""
+    """Settle `future`, unless its waiter was cancelled meanwhile."""
     if not future.done():
         settle(outcome)

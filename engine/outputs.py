@@ -1,4 +1,4 @@
-"""What the engine tells of its sequences, its blocks and its load."""
+"""The engine's results: outputs of sequences, reservations of blocks, and its load."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprob
 
 
 class SequenceOutput(msgspec.Struct):
-    """What one step did for one sequence. The output with a `finish_reason` is its last.
+    """One sequence's result of one step. The output with a `finish_reason` is its last.
 
     A Struct, though it crosses no wire: hundreds are made per step, at a quarter of the cost.
     """
@@ -27,10 +27,10 @@ class SequenceOutput(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Reservation:
-    """Blocks that a remote prefill fills. They are the engine's until the handoff has ended."""
+    """Blocks that a remote prefill fills. The engine owns them until the handoff has ended."""
 
     fill: list[tuple[int, int]]  # (ordinal in the prompt, block id)
-    cached_ordinals: list[int]  # blocks of the prompt that are here already
+    cached_ordinals: list[int]  # of the prompt's blocks that the prefix cache has
     num_cached_tokens: int
 
 
@@ -49,7 +49,7 @@ class LoadStats:
     num_preemptions: int  # since the start
 
     def report(self, instance_id: str, epoch: str, role: Role) -> LoadReport:
-        """What others are told of it; who waits for a remote prefill waits."""
+        """Return the report for other workers; sequences in remote prefill count as waiting."""
         return LoadReport(
             instance_id=instance_id,
             epoch=epoch,
@@ -64,7 +64,7 @@ class LoadStats:
 
 
 def load_of(scheduler: Scheduler) -> LoadStats:
-    """The load of the engine that `scheduler` belongs to."""
+    """Return the load of the engine that `scheduler` belongs to."""
     pool = scheduler.pool
     num_waiting_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
     for seq in scheduler.running.values():

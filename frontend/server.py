@@ -16,7 +16,7 @@ from tandem.runtime.address import EndpointAddress, host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.http_server import HttpServer
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.node import Node
 
@@ -97,7 +97,7 @@ async def run_frontend(
         server = FrontendServer(frontend, router, node)
         stack.push_async_callback(server.stop)
         await server.start()
-        freeze_what_is_loaded()
+        freeze_gc()
 
     async def drain() -> None:
         if server is not None:

@@ -11,7 +11,7 @@ from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 PIECE_WORDS = 16384  # the unit in which programs share the work, so that few blocks fill a GPU too
 
-# Odd 64-bit constants of splitmix64, as signed numbers like the twin's.
+# Odd 64-bit constants of splitmix64, as signed numbers like the reference's.
 STEP = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 MULTIPLIER = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 VECTOR = tl.constexpr(4)  # words of a 16-byte load
@@ -20,7 +20,7 @@ LOW_33_BITS = tl.constexpr((1 << 33) - 1)
 
 @dataclass(frozen=True, slots=True)
 class ChecksumConfig:
-    """Words that a program mixes at a time, its warps, and how many programs there are at most."""
+    """Words that a program mixes at a time, its warps, and the limit on programs."""
 
     tile_words: int
     num_warps: int
@@ -34,7 +34,7 @@ DEFAULT = ChecksumConfig(tile_words=512, num_warps=4, programs_per_sm=64)
 
 
 def candidates() -> Iterator[ChecksumConfig]:
-    """The configurations worth measuring."""
+    """Yield the configurations worth measuring."""
     for num_warps in (2, 4, 8):
         for num_loads in (1, 2):
             for programs_per_sm in (16, 32, 64, 128):
@@ -42,7 +42,7 @@ def candidates() -> Iterator[ChecksumConfig]:
 
 
 def part_table(parts: Iterable[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """The parts of a block, (first word, number of words), as the kernel takes them.
+    """Make the kernel's table of the parts of a block, (first word, number of words).
 
     Int32 `[num_pieces, 3]`: first word, number of words, position of the first word. Positions
     count from 1 through all parts in their order; long parts become several pieces.
@@ -66,9 +66,9 @@ def block_checksums(
     *,
     config: ChecksumConfig | None = None,
 ) -> torch.Tensor:
-    """One signed 64-bit sum per block id, in `out` if it is given.
+    """Compute one signed 64-bit sum per block id, in `out` if it is given.
 
-    Ids and parts must lie inside `words`: they are on the device, so this can't check them.
+    Ids and parts must lie inside `words`: they are on the device and are not checked.
     """
     num_ids, num_pieces = len(block_ids), len(parts)
     num_items = num_ids * num_pieces

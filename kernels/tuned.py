@@ -1,4 +1,7 @@
-"""Which build of a kernel a chip gets: a committed table, chosen offline by measuring."""
+"""The build of a kernel for a chip: a committed table, filled by measuring offline.
+
+The table is to be measured on the first GPU: `python -m tandem.bench.kernels.tune` does.
+"""
 
 import json
 from dataclasses import fields
@@ -20,7 +23,7 @@ _MULTIPROCESSORS = {INTERPRETED: 2, 80: 108, 90: 132, 100: 148}
 
 
 def architecture() -> int:
-    """The chip that kernels are built for, as in sm_90; INTERPRETED where they run in Python."""
+    """Return the chip that kernels are built for, 90 for sm_90; INTERPRETED without a GPU."""
     if triton.knobs.runtime.interpret:
         return INTERPRETED
     arch: int = driver.active.get_current_target().arch
@@ -28,24 +31,23 @@ def architecture() -> int:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of `device`, or those of the architecture's usual chip."""
+    """Count the multiprocessors of `device`, or those of the architecture's usual chip."""
     if device.type == "cuda":
         return _count_multiprocessors(device.index or 0)
     return _MULTIPROCESSORS[_nearest(architecture(), tuple(sorted(_MULTIPROCESSORS)))]
 
 
 def tuned_config(default: Config, kernel: str, **shape: int) -> Config:
-    """What the table says of `kernel` at `shape` on this chip, over the fields of `default`.
+    """Return the table's configuration for `kernel` at `shape` on this chip, else `default`.
 
-    A chip that the table doesn't know gets the entry of the newest one it knows below it; a shape
-    that it doesn't know gets `default`.
+    A chip that is not in the table gets the entry of the newest one below it.
     """
     entry = table_entry(architecture(), kernel, **shape)
     return default if entry is None else type(default)(**entry)
 
 
 def table_entry(arch: int, kernel: str, **shape: int) -> dict[str, Any] | None:
-    """The table's line for `kernel` at `shape` on `arch`, if it has one."""
+    """Return the table's entry for `kernel` at `shape` on `arch`, if it has one."""
     table = _table()
     known = tuple(sorted(int(name.removeprefix("sm_")) for name in table))
     if not known or arch < known[0]:
@@ -57,12 +59,12 @@ def table_entry(arch: int, kernel: str, **shape: int) -> dict[str, Any] | None:
 
 
 def shape_key(**shape: int) -> str:
-    """How the table writes a shape: "head_dim=128 element_bytes=2"."""
+    """Return a shape as the table writes it: "head_dim=128 element_bytes=2"."""
     return " ".join(f"{name}={value}" for name, value in shape.items())
 
 
 def config_fields(config: Any) -> dict[str, Any]:
-    """A configuration as the table holds it."""
+    """Return a configuration as the table holds it."""
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 

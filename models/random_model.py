@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tandem.engine.models.architectures import ARCHITECTURES, TensorSpec, model_tensors
 from tandem.models.folder import (
     IM_END,
     byte_level_tokenizer,
@@ -22,13 +23,26 @@ from tandem.models.folder import (
 )
 from tandem.runtime.errors import ModelError
 
-_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+_ARCHITECTURES = {each.model_type: each for each in ARCHITECTURES.values()}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MIN_VOCAB_SIZE = 259  # the bytes and three special tokens
 
 # Standard deviation of the logits. The two best of some hundred draws then lie about 1 apart, far
 # more than any dtype's rounding, so greedy answers can be compared between implementations.
 _LOGIT_STD = 4.0
+# Times a matrix's even scale, or the mean of a norm: 1 where nothing stands here.
+_SCALES = {
+    # Scores with a standard deviation of about 2: attention prefers some tokens to others.
+    "self_attn.q_proj.weight": 1.5,
+    "self_attn.k_proj.weight": 1.5,
+    "self_attn.q_norm.weight": 1.5,
+    "self_attn.k_norm.weight": 1.5,
+    "self_attn.v_proj.weight": 2.0,
+    "self_attn.o_proj.weight": 2.0,
+    "mlp.gate_proj.weight": 1.5,
+    "mlp.up_proj.weight": 1.5,
+    "mlp.down_proj.weight": 1.5,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,14 @@ class ModelShape:
             raise ModelError(f"vocab_size {self.vocab_size} is below {_MIN_VOCAB_SIZE}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads")
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
 
 
 PRESETS = {
@@ -157,7 +179,7 @@ def write_shape(path: Path, shape: ModelShape, *, seed: int, max_shard_bytes: in
 def hugging_face_config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
     """config.json of a model of this shape; `tokenizer` says which id ends an answer."""
     return {
-        "architectures": [_ARCHITECTURES[shape.architecture]],
+        "architectures": [_ARCHITECTURES[shape.architecture].name],
         "attention_bias": False,
         "bos_token_id": None,
         "eos_token_id": tokenizer.token_to_id(IM_END),
@@ -190,32 +212,27 @@ class _Weight:
 
 
 def _weights(shape: ModelShape) -> Iterator[_Weight]:
-    """Every tensor in file order, scaled so that each layer's output outweighs the embedding.
+    """Yield every tensor, scaled so that each layer's output outweighs the embedding.
 
     Otherwise tied embeddings make a model that repeats its last token, and no test would notice a
     wrong KV cache.
     """
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    yield _Weight("model.embed_tokens.weight", (shape.vocab_size, hidden), hidden**-0.5)
+    layer_tensors = _ARCHITECTURES[shape.architecture].layer_tensors
     for layer in range(shape.num_layers):
-        prefix = f"model.layers.{layer}."
-        yield _Weight(prefix + "input_layernorm.weight", (hidden,), 0.1, 1.0)
-        # Scores with a standard deviation of about 2: attention prefers some tokens to others.
-        yield _Weight(prefix + "self_attn.q_proj.weight", (q_size, hidden), 1.5 * hidden**-0.5)
-        yield _Weight(prefix + "self_attn.k_proj.weight", (kv_size, hidden), 1.5 * hidden**-0.5)
-        yield _Weight(prefix + "self_attn.v_proj.weight", (kv_size, hidden), 2 * hidden**-0.5)
-        yield _Weight(prefix + "self_attn.o_proj.weight", (hidden, q_size), 2 * q_size**-0.5)
-        if shape.architecture == "qwen3":
-            yield _Weight(prefix + "self_attn.q_norm.weight", (shape.head_dim,), 0.1, 1.5)
-            yield _Weight(prefix + "self_attn.k_norm.weight", (shape.head_dim,), 0.1, 1.5)
-        yield _Weight(prefix + "post_attention_layernorm.weight", (hidden,), 0.1, 1.0)
-        yield _Weight(prefix + "mlp.gate_proj.weight", (inner, hidden), 1.5 * hidden**-0.5)
-        yield _Weight(prefix + "mlp.up_proj.weight", (inner, hidden), 1.5 * hidden**-0.5)
-        yield _Weight(prefix + "mlp.down_proj.weight", (hidden, inner), 1.5 * inner**-0.5)
-    yield _Weight("model.norm.weight", (hidden,), 0.1 * _LOGIT_STD, _LOGIT_STD)
-    if not shape.tie_word_embeddings:
-        yield _Weight("lm_head.weight", (shape.vocab_size, hidden), hidden**-0.5)
+        for spec in layer_tensors:
+            yield _weight(f"model.layers.{layer}.", spec, shape)
+    for spec in model_tensors(shape.tie_word_embeddings):
+        yield _weight("", spec, shape)
+
+
+def _weight(prefix: str, spec: TensorSpec, shape: ModelShape) -> _Weight:
+    stored_shape = spec.stored_shape(shape)
+    scale = _SCALES.get(spec.name, 1.0)
+    std = {"matrix": scale * stored_shape[-1] ** -0.5, "norm": 0.1, "bias": 0.5}[spec.kind]
+    mean = scale if spec.kind == "norm" else 0.0
+    if spec.name == "model.norm.weight":
+        std, mean = 0.1 * _LOGIT_STD, _LOGIT_STD
+    return _Weight(prefix + spec.name, stored_shape, std, mean)
 
 
 def _write_weights(path: Path, shape: ModelShape, seed: int, max_shard_bytes: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Names of KV blocks: a chain of keyed hashes over token ids. Pure."""
+"""KV blocks of a prompt: their number, and their names, a chain of keyed hashes. Pure."""
 
 import hashlib
 import sys
@@ -6,6 +6,11 @@ from array import array
 from collections.abc import Sequence
 
 DIGEST_BYTES = 16
+
+
+def num_blocks_of(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks hold `num_tokens` tokens, the last one in part."""
+    return -(-num_tokens // block_size)
 
 
 def block_hashes(

@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Stage = Callable[[], Awaitable[None]]
 
 
-def freeze_what_is_loaded() -> None:
+def freeze_gc() -> None:
     """Spare later garbage collections what this process holds now.
 
     With a model loaded a full one takes 0.14 s, in which nothing is computed or answered.

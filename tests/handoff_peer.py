@@ -64,7 +64,7 @@ class HandoffPeer:
     ) -> None:
         self.node = Node(runtime, component=component, model=MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
-        kv_cache = self.engine.runner.kv_cache
+        (kv_cache,) = self.engine.runner.kv_caches
         self.group = group_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)
         self.queue = JetStreamQueue(self.node.nats, QUEUE, runtime.namespace, MODEL)
         self.notices: list[bytes] = []

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "router": {"runtime"},
     "frontend": {"router", "runtime"},
     "sdk": {"models", "router", "runtime", "transfer"},
-    "models": {"runtime"},
+    "models": {"engine", "runtime"},
 }
 ANYTHING = {"launch", "bench"}
 ROOMS = sorted(MAY_IMPORT.keys() | ANYTHING)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
+from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.queue.deployment import deployment_id
@@ -16,7 +16,7 @@ from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_what_is_loaded
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.messages import LinkReport, LoadReport, WorkerStatus, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
@@ -58,7 +58,7 @@ class Worker:
         self.settings = settings
         self.component = component
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = built_apart(lambda: Engine(engine, ModelRunner(engine)))
+        self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs)
         self.node = node = Node(
             runtime,
@@ -66,7 +66,7 @@ class Worker:
             model=settings.model_name,
             progress=lambda: self.loop.progress,
         )
-        kv_cache = self.engine.runner.kv_cache
+        (kv_cache,) = self.engine.runner.kv_caches
         self.group = group_for(settings.transfer, kv_cache, node.instance_id, node.epoch)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.queue = JetStreamQueue(
@@ -86,7 +86,7 @@ class Worker:
 
     async def run(self, role: Role) -> None:
         """Serve as `role` until a signal ends the process."""
-        freeze_what_is_loaded()
+        freeze_gc()
         await self.lifecycle.run(
             startup=partial(self.startup, role), drain=role.drain, stop=self.stop
         )

@@ -1,15 +1,17 @@
 """The least that a step must move or compute."""
 
+import math
+
 import torch
 
 from tandem.engine.models.config import ModelConfig
 
 
 def linear_params(model: ModelConfig) -> int:
-    """Weights of all matrices that every token passes, without the head."""
-    heads = model.num_heads + 2 * model.num_kv_heads
-    attention = model.hidden_size * model.head_dim * (heads + model.num_heads)
-    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+    """Count the weights of all matrices that every token passes, without the head."""
+    specs = model.architecture.layer_tensors
+    matrices = (spec.stored_shape(model) for spec in specs if spec.kind == "matrix")
+    return model.num_layers * sum(map(math.prod, matrices))
 
 
 def kv_bytes_per_token(model: ModelConfig) -> int:

@@ -50,7 +50,8 @@ class _Runner:
     """Gives every sequence the same token."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.kv_cache = SimpleNamespace(num_blocks=num_blocks, block_size=BLOCK_SIZE, memory="VRAM")
+        pool = SimpleNamespace(num_blocks=num_blocks, block_size=BLOCK_SIZE, memory="VRAM")
+        self.kv_caches = [pool]
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS_TOKEN_ID,), max_position_embeddings=2**20, num_layers=1
         )

@@ -47,7 +47,7 @@ class RecordingRunner:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.model_config = runner.model_config
-        self.kv_cache = runner.kv_cache
+        self.kv_caches = runner.kv_caches
         self.records: list[StepRecord] = []
 
     def launch(
@@ -102,7 +102,7 @@ class Rig:
     @property
     def num_slots(self) -> int:
         """Tokens that the pool holds."""
-        cache = self.runner.kv_cache
+        cache = self.runner.kv_caches[0]
         return cache.num_blocks * cache.block_size
 
     def place(self, num_seqs: int, num_context_tokens: int) -> None:

@@ -9,12 +9,13 @@ import torch
 
 from tandem.bench.kernels.figures import Goal
 from tandem.bench.kernels.timing import Setting
+from tandem.engine.models.architectures import QWEN3
 from tandem.engine.models.config import ModelConfig, RopeConfig
 
 MAX_ROUNDS = 3
 FOLDER_VARIABLE = "TANDEM_BENCH_ENGINE_FOLDER"  # which the sections of a run share
 QWEN3_8B = ModelConfig(
-    architecture="Qwen3ForCausalLM",
+    architecture=QWEN3,
     hidden_size=4096,
     intermediate_size=12288,
     num_layers=36,
@@ -25,7 +26,6 @@ QWEN3_8B = ModelConfig(
     max_position_embeddings=40_960,
     rms_norm_eps=1e-6,
     rope=RopeConfig(1_000_000.0),
-    qk_norm=True,
     tie_word_embeddings=False,
     eos_token_ids=(),
     dtype="bfloat16",

@@ -17,6 +17,7 @@ import torch
 
 from tandem.engine.loop import SWITCH_INTERVAL_S
 from tandem.engine.memory.kv_cache import KvCache
+from tandem.engine.models.architectures import QWEN3
 from tandem.engine.models.config import ModelConfig, RopeConfig
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
@@ -234,7 +235,7 @@ def _torch_pool(
 def _model(shape: PoolShape) -> ModelConfig:
     """As much of a model as a pool knows."""
     return ModelConfig(
-        architecture="Qwen3ForCausalLM",
+        architecture=QWEN3,
         hidden_size=shape.num_kv_heads * shape.head_dim,
         intermediate_size=1,
         num_layers=shape.num_layers,
@@ -245,7 +246,6 @@ def _model(shape: PoolShape) -> ModelConfig:
         max_position_embeddings=1,
         rms_norm_eps=1e-6,
         rope=RopeConfig(1e4),
-        qk_norm=True,
         tie_word_embeddings=True,
         eos_token_ids=(),
         dtype=shape.dtype,

@@ -25,7 +25,6 @@ ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
 # What changes the build of an attention besides, tried on one chip: the code is the same on all.
 OTHER_GROUPS = ((128, 64, 1), (128, 64, 8))
 OTHERS_ARCH = 90
-QUERIES_PER_SEQ = 4  # of speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,8 @@ def _prefill_cases(arch: int) -> Iterator[BuildCase]:
 
 def _decode_cases(arch: int) -> Iterator[BuildCase]:
     def launch(head_dim: int, block_size: int, group_size: int, **options: Any) -> None:
-        num_seqs, queries = 64, int(options.get("queries_per_seq", 1))
-        q = meta(num_seqs * queries, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+        num_seqs = 64
+        q = meta(num_seqs, KV_HEADS * group_size, head_dim, dtype=DTYPE)
         paged_attention.paged_decode_attention(
             q,
             _layer(head_dim, block_size),
@@ -78,9 +77,6 @@ def _decode_cases(arch: int) -> Iterator[BuildCase]:
         )
 
     yield from _attention_cases(arch, "attention.decode", launch)
-    shape = _attention_shape(128, 64, 4)
-    call = partial(launch, 128, 64, 4, queries_per_seq=QUERIES_PER_SEQ)
-    yield BuildCase("attention.decode", f"{shape} queries_per_seq={QUERIES_PER_SEQ}", call)
 
 
 def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Iterator[BuildCase]:

@@ -25,7 +25,6 @@ class Shape:
     label: str
     context_lens: tuple[int, ...]
     block_size: int = 64
-    queries_per_seq: int = 1
     table_tokens: int = 0  # for which the block table has room, as a CUDA graph's has
     goal: Goal | None = None
 
@@ -59,7 +58,6 @@ def shapes(setting: Setting) -> list[Shape]:
         Shape("B64 4k", (4096,) * 64, 16, goal=goal_4k),
         Shape("B64 4k", (4096,) * 64, 128, goal=goal_4k),
         Shape("B64 ragged 16 to 32k", ragged, 16, goal=Goal(0.80, 0.88, "share")),
-        Shape("B64 4k, 4 queries", (4096,) * 64, queries_per_seq=4),
         Shape("B64 4k, tables for 128k", (4096,) * 64, table_tokens=131072),
         Shape("B1 1k", (1024,)),
         Shape("B1 32k", (32768,)),
@@ -69,7 +67,6 @@ def shapes(setting: Setting) -> list[Shape]:
     return [
         Shape("B2 40", (40, 40), goal=goal_4k),
         Shape("B3 ragged 1 to 70", (1, 33, 70), 16, goal=Goal(0.80, 0.88, "share")),
-        Shape("B2 40, 4 queries", (40, 41), queries_per_seq=4),
     ]
 
 
@@ -85,7 +82,6 @@ def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
 def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
     """Bytes: every key and value of the contexts once, the queries and the output."""
     heads, device = setting.size(HEADS, 4), setting.device
-    num_rows = len(shape.context_lens) * shape.queries_per_seq
     context_bytes = sum(shape.context_lens) * pool.token_bytes
     num_sets = setting.num_sets(context_bytes)
     num_tables = math.ceil(num_sets / pool.num_layers)
@@ -94,27 +90,24 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
         for seed in range(num_tables)
     ]
     context_lens = torch.tensor(shape.context_lens, device=device)
-    q = setting.randn(num_rows, heads, pool.head_dim)
+    q = setting.randn(len(shape.context_lens), heads, pool.head_dim)
     out, scale = torch.empty_like(q), pool.head_dim**-0.5
 
     def launch(index: int, config: Any) -> None:
         cache = pool.layer(index, shape.block_size)
         table = tables[index // pool.num_layers % num_tables]
-        queries = shape.queries_per_seq
-        paged_decode_attention(
-            q, cache, table, context_lens, scale, out, queries_per_seq=queries, config=config
-        )
+        paged_decode_attention(q, cache, table, context_lens, scale, out, config=config)
 
     def check(run: Call) -> float:
         out.fill_(float("nan"))
         run()
         errors = [0.0 if bool(out.isfinite().all()) else float("inf")]
-        cache, count = pool.layer(0, shape.block_size), shape.queries_per_seq
+        cache = pool.layer(0, shape.block_size)
         for seq in _seqs_to_check(shape.context_lens):
             context_len = shape.context_lens[seq]
             keys, values = context_of(cache, tables[0][seq], context_len)
-            rows = slice(seq * count, (seq + 1) * count)
-            positions = torch.arange(context_len - count, context_len, device=device)
+            rows = slice(seq, seq + 1)
+            positions = torch.arange(context_len - 1, context_len, device=device)
             expected = attend(q[rows], positions, keys, values, scale)
             errors.append(relative_error(out[rows], expected))
         return max(errors)

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which tensor lies where, and whether it is as asked."""
+"""The safetensors files of a model folder: where each tensor lies, with its shape checked."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in its file: `dtype`'s items in row-major order from `offset_bytes` on."""
+    """A tensor in its file: items of `dtype` in row-major order from `offset_bytes` on."""
 
     name: str
     path: Path
@@ -30,7 +30,7 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """What is in a model folder's safetensors files, single or sharded; holds none of them open.
+    """The tensors of a model folder's safetensors files, single or sharded; holds no file open.
 
     Raises ModelError for a folder, an index or a file that cannot be read.
     """
@@ -44,7 +44,7 @@ class Checkpoint:
         return name in self._where
 
     def find(self, name: str, *shape: int) -> StoredTensor:
-        """Where tensor `name` lies. Raises ModelError when missing, of another shape, no float."""
+        """Locate tensor `name`. Raises ModelError if it is missing or of another shape or type."""
         file_name = self._where.get(name)
         if file_name is None:
             raise ModelError(f"{self._folder}: no safetensors file has tensor {name}", param=name)
@@ -52,11 +52,13 @@ class Checkpoint:
         entry = header.entries.get(name)
         path = self._folder / file_name
         if entry is None:
-            raise ModelError(f"{path}: has no tensor {name}, but {INDEX_NAME} says so", param=name)
+            raise ModelError(
+                f"{path}: has no tensor {name}, although {INDEX_NAME} lists it there", param=name
+            )
         if tuple(entry["shape"]) != shape:
             raise ModelError(
                 f"{path}: tensor {name} has shape {entry['shape']}, "
-                f"config.json asks for {list(shape)}",
+                f"config.json implies {list(shape)}",
                 param=name,
             )
         dtype = _DTYPES.get(entry["dtype"])
@@ -87,7 +89,9 @@ class Checkpoint:
             if Path(file_name).name != file_name:
                 raise ModelError(f"{index_path}: weight_map leaves the folder: {file_name!r}")
             if not (self._folder / file_name).exists():
-                raise ModelError(f"{self._folder / file_name}: missing, but {INDEX_NAME} names it")
+                raise ModelError(
+                    f"{self._folder / file_name}: missing, although {INDEX_NAME} names it"
+                )
 
     def _header(self, file_name: str) -> "_Header":
         if file_name not in self._headers:
@@ -102,7 +106,7 @@ class _Header:
 
 
 def _read_header(path: Path) -> _Header:
-    """The header of a file that the safetensors library finds valid, its length included."""
+    """Read the header of a file; the safetensors library checks it, and the file's length."""
     try:
         with safe_open(str(path), framework="pt"), path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
@@ -114,7 +118,7 @@ def _read_header(path: Path) -> _Header:
 
 
 def _dtype_name(path: Path, name: str, stored_as: str) -> str:
-    """PyTorch's name of a dtype, or the file's own where PyTorch has none."""
+    """Return PyTorch's name of a dtype, or the file's own if PyTorch has none."""
     try:
         with safe_open(str(path), framework="pt") as opened:
             return str(opened.get_tensor(name).dtype)

@@ -1,7 +1,7 @@
 """Threads that fill tensors on a device straight from files, with bounded host memory.
 
-Every tensor is cut into pieces, in file order. Each reader takes the next piece, reads it and hands
-it to its lane. In host memory the lane reads into the destination itself. For a GPU it reads into
+Every tensor is cut into pieces, in file order. Each reader takes the next piece and fills it
+through its lane. The lane into host memory reads into the destination. The lane to a GPU reads into
 one half of a pinned buffer while the other half is being copied.
 """
 
@@ -30,7 +30,7 @@ Read = Callable[["Piece", torch.Tensor], None]  # fills all of a [num_bytes] uin
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive items of a stored tensor, and where they go."""
+    """Consecutive items of a stored tensor, and their destination."""
 
     stored: StoredTensor
     offset_bytes: int  # in the file
@@ -38,14 +38,14 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """To be read from the file."""
+        """The bytes to read from the file."""
         return self.destination.numel() * self.stored.dtype.itemsize
 
 
 def cut(
     tensors: Iterable[tuple[StoredTensor, torch.Tensor]], piece_bytes: int = PIECE_BYTES
 ) -> list[Piece]:
-    """The pieces, of at most `piece_bytes`, that fill each tensor's (contiguous) destination."""
+    """Cut each tensor, with its contiguous destination, into pieces of at most `piece_bytes`."""
     pieces = []
     for stored, destination in tensors:
         offset_bytes = stored.offset_bytes
@@ -57,23 +57,23 @@ def cut(
 
 
 class Lane(Protocol):
-    """One reader's way into the destinations."""
+    """One reader's path into the destinations."""
 
     def fill(self, piece: Piece, read: Read) -> None:
-        """Reads the piece; what it holds may be on its way still on return."""
+        """Read the piece; its last copies may still be under way on return."""
 
     def finish(self) -> None:
-        """Blocks until everything is in place and no memory of the lane is in use."""
+        """Block until all pieces are in place and no memory of the lane is in use."""
 
 
 class HostLane:
-    """Into host memory: read in place, or converted from a buffer that stays in the cache."""
+    """A lane into host memory: in place, or converted from a buffer that stays in the cache."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         self._buffer = torch.empty(piece_bytes, dtype=torch.uint8)
 
     def fill(self, piece: Piece, read: Read) -> None:
-        """In place on return."""
+        """Read the piece, which is in place on return."""
         if piece.stored.dtype == piece.destination.dtype:
             read(piece, piece.destination.view(torch.uint8))
             return
@@ -85,28 +85,28 @@ class HostLane:
             part.copy_(source)
 
     def finish(self) -> None:
-        """Nothing is ever on its way."""
+        """Return at once: every piece is in place."""
 
 
 class Copied(Protocol):
     """The end of one copy to the device."""
 
     def synchronize(self) -> None:
-        """Blocks until the copy is done."""
+        """Block until the copy is done."""
 
 
 class StagingDevice(Protocol):
-    """What a lane needs of a device with memory of its own; one lane's alone."""
+    """A device with memory of its own, as one lane uses it."""
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory that the device can copy from: [num_bytes] uint8."""
+        """Allocate host memory from which the device can copy: [num_bytes] uint8."""
 
     def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Copied:
-        """Begins to copy, converting on the device; `source` must last until it is done."""
+        """Begin to copy, converting on the device; `source` must last until the copy is done."""
 
 
 class StagedLane:
-    """Through two halves of host memory: one is read into while the other is copied."""
+    """A lane through two halves of host memory: one is filled while the other is copied."""
 
     def __init__(self, device: StagingDevice, piece_bytes: int = PIECE_BYTES) -> None:
         self._device = device
@@ -115,7 +115,7 @@ class StagedLane:
         self._next = 0
 
     def fill(self, piece: Piece, read: Read) -> None:
-        """On its way to the device on return; waits for the copy before the last."""
+        """Read the piece and begin to copy it; wait for the copy before the last first."""
         my_half = self._next
         self._next = 1 - my_half
         self._wait(my_half)
@@ -124,7 +124,7 @@ class StagedLane:
         self._copied[my_half] = self._device.copy(raw.view(piece.stored.dtype), piece.destination)
 
     def finish(self) -> None:
-        """Waits for both halves."""
+        """Wait for the copies of both halves."""
         for half in range(2):
             self._wait(half)
 
@@ -135,46 +135,46 @@ class StagedLane:
 
 
 class CudaStagingDevice:
-    """A GPU, on a stream of its own that starts behind what is queued on the current stream."""
+    """A GPU, on a stream of its own that starts after the work queued on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Pinned memory."""
+        """Allocate pinned memory."""
         with torch.cuda.device(self._stream.device):
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Copied:
-        """In stream order. Crosses the bus in the stored dtype."""
+        """Copy in stream order. The bytes cross the bus in the stored dtype."""
         with torch.cuda.stream(self._stream):
             if source.dtype != destination.dtype:
                 source = source.to(destination.device, non_blocking=True)
             destination.copy_(source, non_blocking=True)
-            # A blocking event: a reader that waits leaves its core to those that read.
+            # A blocking event: a waiting reader leaves its core to the others.
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return event
 
 
 def lane_for(device: torch.device) -> Lane:
-    """A lane into `device`'s memory."""
+    """Return a lane into the memory of `device`."""
     return HostLane() if device.type == "cpu" else StagedLane(CudaStagingDevice(device))
 
 
 def num_readers() -> int:
-    """One per usable core, at most MAX_READERS; two at least, so that one reads as one copies."""
+    """Return one per usable core, at most MAX_READERS, at least two: one copies as one reads."""
     return max(2, min(MAX_READERS, len(os.sched_getaffinity(0))))
 
 
 def read_pieces(
     pieces: Sequence[Piece], lanes: Sequence[Lane], advance: Callable[[int], object]
 ) -> None:
-    """Fills every piece with one thread per lane; `advance(num_bytes)` is called from them.
+    """Fill every piece with one thread per lane; `advance(num_bytes)` is called from them.
 
-    Blocks until all threads have ended. The first error ends them after the piece in hand; it is a
-    ModelError naming file and tensor where a file is at fault.
+    Blocks until all threads have ended. The first error ends them after their current pieces; it is
+    a ModelError naming file and tensor if a file is at fault.
     """
     work = _Work(deque(pieces), threading.Event(), advance)
     with ThreadPoolExecutor(len(lanes), "weights") as pool:
@@ -182,7 +182,7 @@ def read_pieces(
         try:
             wait(readers)
         finally:
-            # For when this thread is interrupted: leaving the pool waits for its threads.
+            # If this thread is interrupted: leaving the pool waits for its threads.
             work.stop.set()
     for reader in readers:
         reader.result()
@@ -190,7 +190,7 @@ def read_pieces(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the readers share."""
+    """The state that the readers share."""
 
     pieces: deque[Piece]
     stop: threading.Event
@@ -198,7 +198,7 @@ class _Work:
 
 
 class _Reader:
-    """One thread's work, with file descriptors of its own: the kernel reads ahead for each."""
+    """One thread's work. It has its own file descriptors: the kernel reads ahead for each."""
 
     def __init__(self, work: _Work, lane: Lane) -> None:
         self._work = work
@@ -208,7 +208,7 @@ class _Reader:
     # Tensors made in inference mode may be written in inference mode only, others in either.
     @torch.inference_mode()
     def run(self) -> None:
-        """Pieces through the lane until none is left or another reader has failed."""
+        """Pass pieces through the lane until none is left or another reader has failed."""
         work = self._work
         try:
             while not work.stop.is_set():
@@ -247,6 +247,6 @@ class _Reader:
     def _opened(self, path: Path) -> int:
         if path not in self._files:
             self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            # Readers take turns in a file, which looks random; a longer readahead spans the turns.
+            # Readers interleave in a file, which looks random; a longer readahead spans that.
             os.posix_fadvise(self._files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._files[path]

@@ -1,4 +1,4 @@
-"""How much of a GPU the KV pool may have: what is free once everything else has had its peak."""
+"""The KV pool's share of a GPU: the memory that is free at the peak of everything else."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tandem.engine.config import EngineConfig
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
-# What no profile sees: pieces between the allocator's segments, libraries' own handles.
+# Not in the profile: pieces between the allocator's segments, libraries' own handles.
 UNSEEN_BYTES = 256 * MIB
 # A decode graph's kernels with their arguments, as the driver keeps them.
 GRAPH_BYTES = 8 * MIB
@@ -21,20 +21,21 @@ GRAPH_BYTES = 8 * MIB
 class DeviceMemory(Protocol):
     """One GPU's memory, seen from this process."""
 
-    def total_bytes(self) -> int: ...
+    def total_bytes(self) -> int:
+        """Return the size of the memory."""
 
     def free_bytes(self) -> int:
-        """What nobody holds, neither this process nor another."""
+        """Return the bytes that no process holds."""
 
     def held_bytes(self) -> int:
-        """What this process holds, unused cache aside."""
+        """Return the bytes that this process holds, without unused cache."""
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """What `run` holds at most, beyond what is held already. Waits for it."""
+        """Return the most that `run` holds beyond the bytes held already. Waits for it."""
 
 
 class CudaMemory:
-    """The memory of a CUDA device, as torch and the driver see it."""
+    """The memory of a CUDA device, by torch's and the driver's counts."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,7 +62,7 @@ class CudaMemory:
 
 @dataclass(slots=True, frozen=True)
 class Reserve:
-    """What a GPU must keep for steps, next to weights and KV pool."""
+    """The bytes that a GPU must keep for steps, beside weights and KV pool."""
 
     step_bytes: int  # at the peak of the largest steps
     graph_bytes: int
@@ -72,9 +73,9 @@ class Reserve:
 
 
 def kv_budget_bytes(config: EngineConfig, memory: DeviceMemory, reserve: Reserve) -> int:
-    """What the KV pool gets, with the weights loaded and nothing else.
+    """Return the size of the KV pool, given that only the weights are loaded.
 
-    Only what this process holds counts against its fraction: a GPU may be shared.
+    Only the bytes of this process count against its fraction: a GPU may be shared.
     """
     allowed = int(memory.total_bytes() * config.kv_memory_fraction) - memory.held_bytes()
     free = memory.free_bytes()
@@ -90,5 +91,5 @@ def kv_budget_bytes(config: EngineConfig, memory: DeviceMemory, reserve: Reserve
 
 
 def decode_graph_bytes(sizes: list[int], largest_step_bytes: int, logits_row_bytes: int) -> int:
-    """What graphs of `sizes` hold: a shared pool for the largest, and every one's logits."""
+    """Return the bytes of graphs of `sizes`: one pool, of the largest, and the logits of each."""
     return largest_step_bytes + sum(sizes) * logits_row_bytes + len(sizes) * GRAPH_BYTES

@@ -1,6 +1,7 @@
-"""The pool of KV blocks: one allocation that kernels, transport and checksums all look at."""
+"""The pool of KV blocks: one allocation for kernels, transport and checksums."""
 
 import logging
+import math
 import mmap
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.models.config import ModelConfig
+from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -15,21 +17,21 @@ logger = logging.getLogger(__name__)
 Memory = Literal["DRAM", "VRAM"]
 
 MIB = 2**20
-# A tile of attention lies in one block of 64, so that the copy engine brings it in one piece.
+# A tile of attention lies in one block of 64, so that the copy engine loads it in one piece.
 TOKENS_PER_BLOCK = {"DRAM": 16, "VRAM": 64}
-# What a transfer times itself on: enough that the wire and not the posting is measured.
+# For transfers to time themselves on: enough that the wire and not the posting is measured.
 SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 32 * MIB}
-# More descriptors than a handoff of 4k tokens has tell nothing new.
+# As many descriptors as a handoff of 4k tokens has; more would not change a measurement.
 MAX_SPARE_BLOCKS = 256
-# One to be written and one to stay as it was: what a self-test cannot do without.
+# A self-test needs a block to write and one that stays as it was.
 MIN_SPARE_BLOCKS = 2
 
 
 class KvCache:
-    """Blocks of keys and values, zeroed, registrable with a transport from `base_address` on.
+    """Blocks of keys and values, zeroed; a transport registers them from `base_address` on.
 
-    Behind the `num_blocks` that sequences use lie `num_spare_blocks` that they never get: there
-    transfers calibrate and test themselves.
+    After the `num_blocks` for sequences lie `num_spare_blocks` on which transfers calibrate and
+    test themselves.
 
     On a GPU the memory is a cudaMalloc of its own: memory of torch's caching allocator may be
     mapped from pieces, over which transports fall back to a fraction of their bandwidth.
@@ -56,7 +58,7 @@ class KvCache:
 
 
 def block_bytes(config: ModelConfig, block_size: int) -> int:
-    """Bytes of one block across all layers, in config.dtype."""
+    """Return the bytes of one block across all layers, in config.dtype."""
     values = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
     return values * int(getattr(torch, config.dtype).itemsize)
 
@@ -66,23 +68,23 @@ def memory_of(device: torch.device) -> Memory:
 
 
 def num_spare_blocks(block_bytes: int, memory: Memory, num_blocks: int) -> int:
-    """Blocks behind a pool of `num_blocks` for transfers to try themselves on.
+    """Return the spare blocks of a pool of `num_blocks`, at most a quarter of them.
 
-    A small pool gives at most a quarter of its size: it is small because memory is.
+    The limit is for small pools, which are small because memory is.
     """
-    wanted = min(-(-SPARE_BYTES[memory] // block_bytes), MAX_SPARE_BLOCKS, num_blocks // 4)
-    return max(MIN_SPARE_BLOCKS, wanted)
+    wanted = math.ceil(SPARE_BYTES[memory] / block_bytes)
+    return max(MIN_SPARE_BLOCKS, min(wanted, MAX_SPARE_BLOCKS, num_blocks // 4))
 
 
 def choose_block_size(config: EngineConfig, device: torch.device) -> int:
-    """Tokens of a block: the configured number, or what suits the device."""
+    """Return the tokens of a block: the configured number, or the default for the device."""
     return config.block_size or TOKENS_PER_BLOCK[memory_of(device)]
 
 
 def num_blocks_within(
     budget_bytes: int, model: ModelConfig, block_size: int, memory: Memory
 ) -> int:
-    """Blocks for sequences that `budget_bytes` hold, the spare ones beside them."""
+    """Return the blocks for sequences that `budget_bytes` hold beside the spare ones."""
     block = block_bytes(model, block_size)
     num_all = budget_bytes // block
     return max(0, num_all - num_spare_blocks(block, memory, num_all))
@@ -91,10 +93,10 @@ def num_blocks_within(
 def choose_max_model_len(
     config: EngineConfig, model: ModelConfig, num_blocks: int, block_size: int
 ) -> int:
-    """Tokens one sequence may have.
+    """Return the tokens that one sequence may have.
 
-    Raises ConfigError when more is asked for than the model was made for, and CapacityError when
-    the pool cannot hold one sequence of the length asked for, or a single block.
+    Raises ConfigError when more are configured than the model has positions, and CapacityError when
+    the pool cannot hold one sequence of the configured length, or a single block.
     """
     num_slots = num_blocks * block_size
     asked = config.max_model_len
@@ -106,7 +108,7 @@ def choose_max_model_len(
     if num_blocks < 1 or (asked is not None and num_slots < asked):
         needed = asked or block_size
         size = block_bytes(model, block_size)
-        num_needed = -(-needed // block_size)
+        num_needed = num_blocks_of(needed, block_size)
         raise CapacityError(
             f"the KV pool holds {num_blocks} blocks of {block_size} tokens "
             f"({num_blocks * size / MIB:.1f} MiB); one sequence of {needed} tokens needs "
@@ -115,7 +117,7 @@ def choose_max_model_len(
     max_len = asked or min(model.max_position_embeddings, num_slots)
     if max_len < model.max_position_embeddings and asked is None:
         logger.warning(
-            "max_model_len is %d tokens, what the KV pool holds, of the model's %d",
+            "max_model_len is %d, the tokens that the KV pool holds; the model has %d positions",
             max_len,
             model.max_position_embeddings,
         )
@@ -123,10 +125,10 @@ def choose_max_model_len(
 
 
 def _host_bytes(num_bytes: int, _device_id: int) -> torch.Tensor:
-    """Anonymous, page-aligned, zeroed and present; the tensor keeps the mapping alive.
+    """Allocate anonymous, page-aligned, zeroed pages, all present; the tensor owns the mapping.
 
-    Present because a write into a block whose pages are not there yet pays for them: handing over
-    4k tokens took 7 to 8.6 ms that way, and 4.7 to 4.9 ms without.
+    They are present because a write into pages that are not must first map them: handing over 4k
+    tokens took 7 to 8.6 ms that way, and 4.7 to 4.9 ms without.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The largest steps that a configuration allows, run once on nothing, to see what they need."""
+"""The largest steps that a configuration allows, run once over zeros to measure their memory."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,27 @@ from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_byte
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.engine.step.batch import NO_POSITION, build_batch, build_decode_batch, pack_step
+from tandem.engine.step.batch import (
+    NO_POSITION,
+    Batch,
+    build_batch,
+    build_decode_batch,
+    pack_step,
+)
 from tandem.engine.step.decode_graphs import batch_sizes
-from tandem.engine.step.rows import Seats
-from tandem.engine.step.sampler import DRAWN, Sampler
+from tandem.engine.step.rows import BatchRows
+from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
+from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
 
-# All that a row of sampling may ask for.
+# Everything that a sequence may ask of sampling.
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, presence_penalty=1.0)
 
 
 class StepProfile:
     """Steps of `model` over two blocks of their own; nothing else is read or written.
 
-    `config` is a runner's; `longest` is how many tokens one sequence may have.
+    `config` is a resolved one; `longest` is the number of tokens that one sequence may have.
     """
 
     def __init__(
@@ -41,9 +48,11 @@ class StepProfile:
         self._block_size = config.block_size
         self._longest = longest
         self._vocab_size = model_config.vocab_size
-        self._seats = Seats(self._max_num_seqs, -(-longest // config.block_size), device)
+        self._batch_rows = BatchRows(
+            self._max_num_seqs, num_blocks_of(longest, config.block_size), device
+        )
         self._sampler = Sampler(
-            model_config.vocab_size, model_config.eos_token_ids, sample, self._seats
+            model_config.vocab_size, model_config.eos_token_ids, sample, self._batch_rows
         )
         dtype = getattr(torch, model_config.dtype)
         shape = (2, model_config.num_layers, 2, model_config.num_kv_heads, config.block_size)
@@ -51,7 +60,7 @@ class StepProfile:
 
     @torch.inference_mode()
     def reserve(self, memory: DeviceMemory) -> Reserve:
-        """What `memory` must have left for steps when the KV pool is there."""
+        """Measure the part of `memory` that the KV pool must leave for steps."""
         mixed = memory.peak_bytes(self.run_mixed)
         decode = memory.peak_bytes(self.run_decode)
         graphs = 0
@@ -61,45 +70,48 @@ class StepProfile:
         return Reserve(step_bytes=max(mixed, decode), graph_bytes=graphs)
 
     def run_mixed(self) -> None:
-        """A step full of tokens and of sequences: decodes, and prompts that end in it."""
+        """Run a step full of tokens and of sequences: decodes, and prompts that end in it."""
         chunks = self._mixed_chunks()
         step = pack_step(chunks)
-        changes = self._seats.take_changes([chunk.seq for chunk in chunks])
+        changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
         if changes is not None:
-            self._seats.apply(changes)
-        batch = build_batch(step, self._seats, self._block_size)
+            self._batch_rows.apply(changes)
+        batch = build_batch(step, self._batch_rows, self._block_size)
         logits = self._model.forward(batch, self._pool)
-        plan = self._sampler.plan(step.rows)
-        self._sampler.sample(logits, batch.sampled_seats, batch.sampled_positions, plan)
+        self._sample(logits, batch, self._sampler.plan(step.sampled))
 
     def run_decode(self) -> None:
-        """A decode step of all seats, as padding, whose attention has room for any context."""
-        row = torch.tensor([self._seats.padding_seat, NO_POSITION, 0])
+        """Run a decode step of all batch rows, as padding, with room for contexts of any length."""
+        row = torch.tensor([self._batch_rows.padding_row, NO_POSITION, 0])
         inputs = row.unsqueeze(1).expand(3, self._max_num_seqs).contiguous()
-        inputs = inputs.to(self._seats.device)
-        batch = build_decode_batch(inputs, self._seats, self._block_size)
+        inputs = inputs.to(self._batch_rows.device)
+        batch = build_decode_batch(inputs, self._batch_rows, self._block_size)
         logits = self._model.forward(batch, self._pool)
-        self._sampler.sample(logits, batch.sampled_seats, batch.sampled_positions, DRAWN)
+        self._sample(logits, batch, DRAWN)
+
+    def _sample(self, logits: torch.Tensor, batch: Batch, plan: SamplingPlan) -> None:
+        sampled = batch.sampled
+        self._sampler.sample(logits, sampled.batch_rows, sampled.context_lens, plan)
 
     def _mixed_chunks(self) -> list[Chunk]:
-        """One chunk per seat: prompts as long as can be, then a token for everybody else."""
+        """Return one chunk per batch row: prompts as long as possible, then chunks of one token."""
         num_left = self._config.max_num_batched_tokens
         chunks: list[Chunk] = []
-        for seat in range(self._max_num_seqs):
-            num_others = self._max_num_seqs - seat - 1
+        for batch_row in range(self._max_num_seqs):
+            num_others = self._max_num_seqs - batch_row - 1
             length = min(self._longest, num_left - num_others)
-            chunks.append(self._chunk(seat, length))
+            chunks.append(self._chunk(batch_row, length))
             num_left -= length
         return chunks
 
-    def _chunk(self, seat: int, length: int) -> Chunk:
+    def _chunk(self, batch_row: int, length: int) -> Chunk:
         seq = Sequence(
-            f"profile {seat}",
+            f"profile {batch_row}",
             [0] * length,
             length,
             _PARAMS,
             StopConditions(max_tokens=1),
-            block_table=[0] * -(-length // self._block_size),
-            seat=seat,
+            block_table=[0] * num_blocks_of(length, self._block_size),
+            batch_row=batch_row,
         )
         return Chunk(seq, 0, length, True)

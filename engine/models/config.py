@@ -1,13 +1,13 @@
-"""What a model is, read from the config.json of its folder."""
+"""A model's configuration, from the config.json of its folder."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tandem.engine.models.architectures import ARCHITECTURES, Architecture
 from tandem.runtime.errors import ModelError
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_KINDS = ("default", "linear", "llama3")
 
@@ -26,9 +26,9 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A dense decoder: RMSNorm, rotary grouped-query attention, SwiGLU."""
+    """A decoder's architecture and sizes."""
 
-    architecture: str
+    architecture: Architecture
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -39,18 +39,28 @@ class ModelConfig:
     max_position_embeddings: int  # tokens
     rms_norm_eps: float
     rope: RopeConfig
-    qk_norm: bool
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the stored weights: bfloat16 | float16 | float32
 
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """The model in folder `path`. Raises ModelError naming the file and the key at fault."""
+    """Read the configuration of the model in folder `path`.
+
+    Raises ModelError naming the file and the key at fault.
+    """
     folder = Path(path)
     config = _JsonFile(folder / "config.json")
     architecture = _architecture(config)
-    _refuse_unsupported(config)
+    _refuse_unsupported(config, architecture)
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
     num_kv_heads = config.positive("num_key_value_heads", num_heads)
@@ -70,7 +80,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
         max_position_embeddings=config.positive("max_position_embeddings"),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=_rope(config),
-        qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=bool(config.data.get("tie_word_embeddings", False)),
         eos_token_ids=_eos_token_ids(config, folder),
         dtype=_dtype(config),
@@ -78,7 +87,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 
 class _JsonFile:
-    """A JSON object whose every complaint names the file and the key."""
+    """A file with a JSON object; its errors name the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,17 +125,17 @@ class _JsonFile:
         return float(value)
 
 
-def _architecture(config: _JsonFile) -> str:
+def _architecture(config: _JsonFile) -> Architecture:
     names = config.data.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise config.error(
             "architectures", f"{name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    return name
+    return ARCHITECTURES[name]
 
 
-def _refuse_unsupported(config: _JsonFile) -> None:
+def _refuse_unsupported(config: _JsonFile, architecture: Architecture) -> None:
     data = config.data
     for key in ("attention_bias", "mlp_bias", "quantization_config"):
         if data.get(key):
@@ -135,7 +144,8 @@ def _refuse_unsupported(config: _JsonFile) -> None:
         raise config.error(
             "hidden_act", f"{data['hidden_act']!r} is not supported; supported: silu"
         )
-    if data.get("use_sliding_window", True) and data.get("sliding_window") is not None:
+    slides = data.get("use_sliding_window", architecture.slides_by_default)
+    if slides and data.get("sliding_window") is not None:
         raise config.error("sliding_window", "is set, which is not supported")
     if set(data.get("layer_types") or ()) - {"full_attention"}:
         raise config.error("layer_types", "only full_attention is supported")
@@ -153,7 +163,7 @@ def _head_dim(config: _JsonFile, hidden_size: int, num_heads: int) -> int:
 
 
 def _rope(config: _JsonFile) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
     key = "rope_parameters" if config.data.get("rope_parameters") else "rope_scaling"
     part = config.data.get(key) or {}
     if not isinstance(part, dict):
@@ -183,7 +193,7 @@ def _rope(config: _JsonFile) -> RopeConfig:
 
 
 def _eos_token_ids(config: _JsonFile, folder: Path) -> tuple[int, ...]:
-    """Of config.json and, where there is one, generation_config.json, which often names more."""
+    """Return the ids in config.json and in generation_config.json, which often names more."""
     files = [config]
     if (folder / "generation_config.json").exists():
         files.append(_JsonFile(folder / "generation_config.json"))

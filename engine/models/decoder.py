@@ -1,4 +1,4 @@
-"""The decoder: tokens of one batch in, logits out, keys and values into the paged cache."""
+"""The decoder: from the tokens of a batch to logits, with keys and values in the paged cache."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ import torch
 from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.weights import LayerWeights, ModelWeights
-from tandem.engine.step.batch import Batch
+from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.reference.linear import Linear
 
 
 @dataclass(slots=True, frozen=True)
 class _Layer:
-    """A layer's weights as they are computed with."""
+    """A layer's weights in the layout of the kernels."""
 
-    input_norm: torch.Tensor  # [hidden_size]
     qkv: Linear
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
     output: Linear
     post_norm: torch.Tensor  # [hidden_size]
     gate_up: Linear
     down: Linear
+    next_norm: torch.Tensor  # [hidden_size] the next layer's input norm, or the final one
 
 
 class Model:
     """A dense decoder over `weights`; holds no state between batches.
 
-    The matrices may be held in a layout of the kernels' own, and not as `weights` has them.
+    The matrices may be copies in a layout of the kernels' own.
     """
 
     def __init__(
@@ -45,8 +45,12 @@ class Model:
         self._scale = config.head_dim**-0.5
         self._dtype = kernels.activation_dtype(weights.embedding)
         self._embedding = weights.embedding
-        self._layers = [self._pack(layer) for layer in weights.layers]
-        self._final_norm = weights.final_norm.to(self._dtype)
+        self._first_norm, *next_norms = (
+            norm.to(self._dtype)
+            for norm in (*(layer.input_norm for layer in weights.layers), weights.final_norm)
+        )
+        pairs = zip(weights.layers, next_norms, strict=True)
+        self._layers = [self._pack(layer, next_norm) for layer, next_norm in pairs]
         self._lm_head = kernels.pack_linear(weights.lm_head)
 
     def forward(
@@ -56,21 +60,15 @@ class Model:
         on_layers: Callable[[int], None] | None = None,
         boundaries: Collection[int] = (),
     ) -> torch.Tensor:
-        """Logits [num_samples, vocab_size] of `batch.logits_indices`; the cache in place.
+        """Return logits [num_samples, vocab_size] of `batch.logits_indices`; fill the cache.
 
         `on_layers(n)` is called for each of `boundaries` as soon as the first n layers' K/V is
-        stored: in stream order on a GPU, where nothing has been computed yet.
+        stored: on a GPU in stream order, before anything has been computed.
         """
-        kernels, eps = self._kernels, self._config.rms_norm_eps
-        options = kernels.step_options(
+        options = self._kernels.step_options(
             batch, self._rope_table, kv_cache[:, 0], self._config.num_heads
         )
-        # [num_tokens, hidden_size]: the residual stream, and what the next matrix takes
-        shape = len(batch.token_ids), self._config.hidden_size
-        hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
-        normed = torch.empty_like(hidden)
-        kernels.embed(batch.token_ids, self._embedding, hidden)
-        kernels.rms_norm(hidden, self._layers[0].input_norm, eps, normed)
+        hidden, normed = self._embed(batch.token_ids)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             layer_cache = kv_cache[:, index]
@@ -80,26 +78,35 @@ class Model:
             if index < last or batch.samples_all:
                 attended = self._attention(q, batch, layer_cache, options)
             else:
-                # What the last layer makes of the other tokens, nothing reads.
+                # No later layer reads the other tokens.
                 q, hidden = (t.index_select(0, batch.logits_indices) for t in (q, hidden))
                 normed = torch.empty_like(hidden)
-                attended = self._sampled_attention(q, batch, layer_cache, options)
-            kernels.add_rms_norm(layer.output(attended), hidden, layer.post_norm, eps, normed)
-            added = self._mlp(normed, layer)
-            norm = self._final_norm if index == last else self._layers[index + 1].input_norm
-            kernels.add_rms_norm(added, hidden, norm, eps, normed)
+                attended = torch.empty_like(q)
+                self._decode_attention(
+                    q, layer_cache, batch.sampled, attended, options.sampled_attention
+                )
+            self._finish_layer(attended.flatten(1), layer, hidden, normed)
         return self._lm_head(normed)
 
-    def _pack(self, layer: LayerWeights) -> _Layer:
+    def _embed(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the residual stream [num_tokens, hidden_size] and its norm for the first layer."""
+        shape = len(token_ids), self._config.hidden_size
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
+        normed = torch.empty_like(hidden)
+        self._kernels.embed(token_ids, self._embedding, hidden)
+        self._kernels.rms_norm(hidden, self._first_norm, self._config.rms_norm_eps, normed)
+        return hidden, normed
+
+    def _pack(self, layer: LayerWeights, next_norm: torch.Tensor) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
         return _Layer(
-            input_norm=layer.input_norm.to(dtype),
-            qkv=pack(layer.qkv),
+            qkv=_with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
             qk_norm=None if layer.qk_norm is None else layer.qk_norm.to(dtype),
             output=pack(layer.output),
             post_norm=layer.post_norm.to(dtype),
             gate_up=pack(layer.gate_up),
             down=pack(layer.down),
+            next_norm=next_norm,
         )
 
     def _store_kv(
@@ -110,7 +117,7 @@ class Model:
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
     ) -> torch.Tensor:
-        """The queries [num_tokens, num_heads, head_dim]; keys and values go into the cache."""
+        """Return queries [num_tokens, num_heads, head_dim]; store keys and values in the cache."""
         config = self._config
         num_all_heads = config.num_heads + 2 * config.num_kv_heads
         qkv = layer.qkv(normed).view(-1, num_all_heads, config.head_dim)
@@ -136,53 +143,51 @@ class Model:
         options: StepOptions,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        num_decodes, prefills = len(batch.decodes), batch.prefills
         self._decode_attention(
-            q[: batch.num_decodes],
+            q[:num_decodes],
             kv_cache,
-            batch.decode_block_tables,
-            batch.decode_context_lens,
-            out[: batch.num_decodes],
+            batch.decodes,
+            out[:num_decodes],
             options.paged_decode_attention,
         )
-        if batch.num_prefills:
+        if len(prefills):
             self._kernels.prefill_attention(
-                q[batch.num_decodes :],
+                q[num_decodes:],
                 kv_cache,
-                batch.prefill_block_tables,
+                prefills.block_tables,
                 batch.prefill_cu_seqlens,
-                batch.prefill_context_lens,
+                prefills.context_lens,
                 batch.max_query_len,
                 self._scale,
-                out[batch.num_decodes :],
+                out[num_decodes:],
                 **options.prefill_attention,
             )
-        return out.flatten(1)
-
-    def _sampled_attention(
-        self,
-        q: torch.Tensor,  # [num_samples, num_heads, head_dim]
-        batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-        options: StepOptions,
-    ) -> torch.Tensor:
-        out = torch.empty_like(q)
-        tables, lens = batch.sampled_block_tables, batch.sampled_positions
-        self._decode_attention(q, kv_cache, tables, lens, out, options.sampled_attention)
-        return out.flatten(1)
+        return out
 
     def _decode_attention(
         self,
         q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-        block_tables: torch.Tensor,  # [num_seqs, max_blocks]
-        context_lens: torch.Tensor,  # [num_seqs]
+        rows: Rows,  # num_seqs
         out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
         options: Mapping[str, Any],
     ) -> None:
-        if q.shape[0]:
+        if len(rows):
             self._kernels.paged_decode_attention(
-                q, kv_cache, block_tables, context_lens, self._scale, out, **options
+                q, kv_cache, rows.block_tables, rows.context_lens, self._scale, out, **options
             )
+
+    def _finish_layer(
+        self,
+        attended: torch.Tensor,  # [num_tokens, num_heads * head_dim]
+        layer: _Layer,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size] the residual stream, in place
+        normed: torch.Tensor,  # [num_tokens, hidden_size] the input of the next layer
+    ) -> None:
+        kernels, eps = self._kernels, self._config.rms_norm_eps
+        kernels.add_rms_norm(layer.output(attended), hidden, layer.post_norm, eps, normed)
+        kernels.add_rms_norm(self._mlp(normed, layer), hidden, layer.next_norm, eps, normed)
 
     def _mlp(
         self,
@@ -193,3 +198,11 @@ class Model:
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.silu_mul(gate_up, out)
         return layer.down(out)
+
+
+def _with_bias(linear: Linear, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+    """Return `linear` with `bias` [out] added to its results."""
+    if bias is None:
+        return linear
+    addend = bias.to(dtype)
+    return lambda x: linear(x).add_(addend)

@@ -8,7 +8,7 @@ from tandem.engine.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] radians per position, in float32.
+    """Return [head_dim / 2] radians per position, in float32.
 
     "llama3" keeps wavelengths far below the original context, divides those above it by `factor`,
     and blends between (Llama 3.1's release).
@@ -28,7 +28,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 def rope_table(
     rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[max_len, 2, head_dim]: the cosine, and the sine negated in its first half, per position."""
+    """Return [max_len, 2, head_dim]: cosine, and sine negated in its first half, per position."""
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_frequencies(
         rope, head_dim
     )

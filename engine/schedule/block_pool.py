@@ -1,4 +1,4 @@
-"""Who owns which KV block: free, cached, held or quarantined. Pure; knows no tensor."""
+"""The state of every KV block: free, cached, held or quarantined. Pure; no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 HashListener = Callable[[list[bytes]], None]
 
 QUARANTINED = -1  # in place of a reference count
-# How much more than it must an eviction frees, of the pool. With nothing left over an allocation
-# has to take every hole there is: in a full pool of 4,096 blocks, whose sequences grow a little,
-# 512 blocks came in 89 runs (median), and come in 17 with this.
+# The share of the pool that an eviction frees beyond what is needed. With nothing left over an
+# allocation takes every hole there is: in a full pool of 4,096 blocks, whose sequences grow a
+# little, 512 blocks came in 89 runs (median), and come in 17 with this.
 EVICT_AHEAD_FRACTION = 1 / 64
 
 
 class FreeRuns:
     """Free block ids as maximal runs of adjacent ids, so that allocations stay adjacent.
 
-    Runs lie in classes by the binary logarithm of their length: taking and giving back are O(1).
+    Runs lie in classes by the binary logarithm of their length: `take` and `add` are O(1) a run.
     """
 
     __slots__ = ("_classes", "_first_of", "_length_of", "_occupied", "num_blocks")
@@ -25,15 +25,15 @@ class FreeRuns:
         self._length_of: dict[int, int] = {}  # first id of a run |-> its length
         self._first_of: dict[int, int] = {}  # last id of a run |-> its first
         self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length())]
-        self._occupied = 0  # bit k: class k, the runs of length [2**k, 2**(k + 1)), has some
+        self._occupied = 0  # bit k: there are runs of length [2**k, 2**(k + 1)), class k
         self._insert(0, num_blocks)
 
     def runs(self) -> dict[int, int]:
-        """First id |-> length of every run."""
+        """Return the length of every run by its first id."""
         return dict(self._length_of)
 
     def add(self, block_ids: list[int]) -> None:
-        """Give ids back; each joins the runs beside it."""
+        """Add ids; each joins the runs beside it."""
         if len(block_ids) == 1:
             self._join(block_ids[0], 1)
             return
@@ -45,7 +45,7 @@ class FreeRuns:
                 start = i
 
     def take(self, num_blocks: int, after: int | None = None) -> list[int]:
-        """`num_blocks` ids in as few runs as is cheap to find, following `after` if they can."""
+        """Take ids in as few runs as is cheap to find, following `after` if that is free."""
         assert num_blocks <= self.num_blocks
         taken: list[int] = []
         if after is not None and after + 1 in self._length_of:
@@ -56,14 +56,14 @@ class FreeRuns:
         return taken
 
     def _best_run(self, num_blocks: int) -> int:
-        """The first id of a run of the smallest class that surely fits, else of the largest."""
+        """Return the first id of a run of the smallest class that surely fits, else the largest."""
         fitting = (num_blocks - 1).bit_length()
         candidates = self._occupied >> fitting
         if candidates:
             size_class = fitting + (candidates & -candidates).bit_length() - 1
         else:
             size_class = self._occupied.bit_length() - 1
-        # popitem and not next(): walking a dict steps over every entry deleted before.
+        # popitem rather than next(): iteration steps over every entry deleted before.
         runs = self._classes[size_class]
         first, _ = runs.popitem()
         runs[first] = None
@@ -108,9 +108,10 @@ class FreeRuns:
 class BlockPool:
     """Reference counts, prefix cache and quarantine over `num_blocks` blocks.
 
-    A block is *free*, *held* by one or more sequences, *cached* (nobody holds it, its hash is
-    known, least recently used is evicted first), or *quarantined* (a write may still land in it).
-    Listeners hear of hashes that entered or left the cache, on the caller's thread.
+    A block is *free*, *held* by one or more sequences, *cached* (not held, its hash is known; the
+    least recently used is evicted first), or *quarantined* (a write may still land in it).
+    `on_stored` and `on_removed` are called with hashes that entered or left the cache, on the
+    caller's thread.
     """
 
     def __init__(
@@ -118,14 +119,12 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         enable_prefix_cache: bool = True,
-        on_stored: HashListener | None = None,
-        on_removed: HashListener | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_cache = enable_prefix_cache
-        self.on_stored = on_stored
-        self.on_removed = on_removed
+        self.on_stored: HashListener | None = None
+        self.on_removed: HashListener | None = None
         self.num_quarantined = 0
         self.num_returns = 0  # grows whenever blocks may have become available
         self._num_refs = [0] * num_blocks  # block id |-> holders, or QUARANTINED
@@ -145,19 +144,15 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """What `allocate` could give: free and cached blocks."""
+        """The number of blocks that `allocate` could give: free and cached ones."""
         return self._free.num_blocks + len(self._evictable)
 
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_available - self.num_quarantined
 
-    def hashes(self) -> list[bytes]:
-        """Every hash that `match_prefix` would find now."""
-        return list(self._block_of)
-
     def count_prefix(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks `match_prefix` would return; takes nothing."""
+        """Count the blocks that `match_prefix` would return; takes nothing."""
         num_blocks = 0
         for block_hash in hashes:
             if block_hash not in self._block_of:
@@ -166,7 +161,7 @@ class BlockPool:
         return num_blocks
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """Take a reference to the block of each leading hash that is known."""
+        """Take a reference to the block of each leading hash that is cached; return the blocks."""
         block_ids = []
         num_refs = self._num_refs
         for block_hash in hashes:
@@ -180,9 +175,10 @@ class BlockPool:
         return block_ids
 
     def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
-        """Blocks with one reference each, following block `after` if they can.
+        """Take blocks with one reference each, following block `after` if that is free.
 
-        Evicts cached blocks at need. None: not enough are available, and nothing has changed.
+        Evicts cached blocks when too few are free. None, with nothing changed, when too few are
+        available.
         """
         shortage = num_blocks - self._free.num_blocks
         if shortage > 0:
@@ -195,8 +191,9 @@ class BlockPool:
         return block_ids
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
-        """Let others find a full held block. False: another block has that hash; this one stays
-        private.
+        """Let `match_prefix` find a full held block.
+
+        False when another block has that hash: this one stays private.
         """
         assert self._num_refs[block_id] > 0 and self._hash_of[block_id] is None, block_id
         if not self.enable_prefix_cache or block_hash in self._block_of:
@@ -208,11 +205,11 @@ class BlockPool:
         return True
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference to each; of a table in order, its last blocks are evicted first."""
+        """Drop one reference to each. The last blocks of a table will be evicted first."""
         unhashed = []
         for block_id in reversed(block_ids):
             num_refs = self._num_refs[block_id] - 1
-            assert num_refs >= 0, f"block {block_id} is freed but nobody holds it"
+            assert num_refs >= 0, f"block {block_id} is freed but not held"
             self._num_refs[block_id] = num_refs
             if num_refs == 0:
                 if self._hash_of[block_id] is None:
@@ -223,14 +220,14 @@ class BlockPool:
         self.num_returns += 1
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Keep held, unpublished blocks from everybody until `release_quarantined`."""
+        """Withhold held, unpublished blocks from all use until `release_quarantined`."""
         for block_id in block_ids:
             assert self._num_refs[block_id] == 1 and self._hash_of[block_id] is None, block_id
             self._num_refs[block_id] = QUARANTINED
         self.num_quarantined += len(block_ids)
 
     def release_quarantined(self, block_ids: Sequence[int]) -> None:
-        """No write can land in these any more: free them."""
+        """Free quarantined blocks, in which no write can land any more."""
         for block_id in block_ids:
             assert self._num_refs[block_id] == QUARANTINED, f"block {block_id} is not quarantined"
             self._num_refs[block_id] = 0
@@ -254,7 +251,7 @@ class BlockPool:
     def check_invariants(self, num_holders: dict[int, int] | None = None) -> None:
         """Assert free + cached + held + quarantined == total, counted from the blocks themselves.
 
-        `num_holders`: block id |-> how many tables list it, compared with the references if given.
+        `num_holders`: block id |-> number of tables that list it, compared with the references.
         """
         num_refs = self._num_refs
         num_idle = num_refs.count(0)

@@ -1,4 +1,4 @@
-"""Which blocks of a sequence are shared, and under which names; and prefixes from elsewhere."""
+"""Blocks that sequences share by the hashes of their tokens, and prefixes from elsewhere."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from tandem.runtime.block_hash import block_hashes
 
 
 def shareable_hashes(seq: Sequence, pool: BlockPool) -> list[bytes]:
-    """Names of the leading blocks that `seq` could take from the prefix cache.
+    """Return the hashes of the leading blocks that `seq` could take from the prefix cache.
 
-    Shared blocks are never written, so the block of the last token isn't among them.
+    Shared blocks are never written, so the block of the last token is not among them.
     """
     if not pool.enable_prefix_cache:
         return []
@@ -20,7 +20,7 @@ def shareable_hashes(seq: Sequence, pool: BlockPool) -> list[bytes]:
 
 
 def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
-    """Let others find the blocks whose K/V is in the pool."""
+    """Publish the full blocks of `seq` whose K/V is in the pool."""
     num_full = seq.num_computed_tokens // pool.block_size
     if pool.enable_prefix_cache:
         _hash_full_blocks(seq, seq.num_computed_tokens, pool.block_size)
@@ -30,7 +30,7 @@ def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
 
 
 def _hash_full_blocks(seq: Sequence, num_tokens: int, block_size: int) -> None:
-    """Continue the chain over the blocks that the first `num_tokens` tokens fill."""
+    """Extend the chain of hashes over the blocks that the first `num_tokens` tokens fill."""
     hashed = len(seq.block_hashes)
     if (hashed + 1) * block_size <= num_tokens:
         seq.block_hashes += block_hashes(
@@ -44,9 +44,9 @@ def _hash_full_blocks(seq: Sequence, num_tokens: int, block_size: int) -> None:
 def take_blocks(
     pool: BlockPool, hashes: list[bytes], num_blocks: int, num_spare_blocks: int
 ) -> tuple[list[int], int] | None:
-    """`num_blocks` blocks, and how many leading ones of them are those cached under `hashes`.
+    """Take `num_blocks` blocks; return them and the number of leading ones cached under `hashes`.
 
-    None: fewer than `num_spare_blocks` would be left over, and nothing has changed.
+    None, with nothing changed, when fewer than `num_spare_blocks` would be left over.
     """
     cached = pool.match_prefix(hashes)
     num_fresh = num_blocks - len(cached)
@@ -61,15 +61,15 @@ def take_blocks(
 
 @dataclass(slots=True, frozen=True)
 class PrefixPull:
-    """The head of a prompt whose K/V comes from elsewhere, before its sequence is added."""
+    """The blocks of a prompt's head whose K/V is pulled from elsewhere before the prompt runs."""
 
     block_table: list[int]
     block_hashes: list[bytes]  # of these blocks
-    num_cached_blocks: int  # leading ones that were here already; held, so that they stay
+    num_cached_blocks: int  # leading ones that were cached already; held, so that they stay
 
 
 class PrefixPulls:
-    """The pulls that have begun and not ended, by request id."""
+    """The pulls under way, by request id."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -86,8 +86,8 @@ class PrefixPulls:
     ) -> list[tuple[int, int]] | None:
         """Hold the first `num_blocks` of `seq`'s blocks that can be shared until `end`.
 
-        (ordinal, block id) of those to be filled; nothing is held when there are none. None:
-        there is no prefix cache, or fewer than `num_spare_blocks` would be left over.
+        Returns (ordinal, block id) of those to be filled; nothing is held when there are none. None
+        without a prefix cache, or when fewer than `num_spare_blocks` would be left over.
         """
         pool = self._pool
         if not pool.enable_prefix_cache:
@@ -103,9 +103,9 @@ class PrefixPulls:
         return list(enumerate(table))[num_cached:]
 
     def end(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
-        """Let go of a pull's blocks, published if `proven`; False when there is no such pull.
+        """Free a pull's blocks, published if `proven`. False when there is no such pull.
 
-        `quarantined`: writes into those that were to be filled may still land.
+        `quarantined`: writes into the blocks to be filled may still land.
         """
         pull = self._pulls.pop(request_id, None)
         if pull is None:

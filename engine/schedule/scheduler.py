@@ -1,6 +1,6 @@
 """Which tokens the next step computes. Pure: moves sequences and blocks, never a tensor.
 
-add ─▶ waiting ─start─▶ running ─finish─▶ gone, or parked until release (prefill_only)
+add ─▶ waiting ─start─▶ running ─finish─▶ gone, or exported until drop (prefill_only)
           ▲  ▲────preempt───┘ ▲
           │                   │ admit
   requeue └──── remote ───────┘        reserve ─▶ remote
@@ -19,6 +19,7 @@ from tandem.engine.schedule.prefix import (
 )
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
+from tandem.runtime.block_hash import num_blocks_of
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
 
@@ -29,14 +30,14 @@ class Scheduler:
     A sequence that starts gets blocks for every token it has; only decoding takes more. When
     there are none left the youngest sequence gives its blocks back and is computed again later.
 
-    Steps may be launched before the ones before them are collected. What is scheduled goes by what
-    was launched; what others may see or get (hashes, blocks) by what was collected.
+    A step may be launched before the one before it is collected. Scheduling follows the launched
+    steps. Hashes are published, and blocks freed, as steps are collected.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, step_cost: StepCost) -> None:
         self.pool = pool
         self.step_cost = step_cost
-        # A seat is a place in a decode step, so there are never more than tokens in a step.
+        # A decode step has a token for each batch row: there are no more rows than its tokens.
         self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.prefill_chunk_tokens = config.prefill_chunk_tokens
@@ -44,18 +45,18 @@ class Scheduler:
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self.running: dict[str, Sequence] = {}  # oldest first
         self.remote: dict[str, Sequence] = {}
-        self.parked: dict[str, Sequence] = {}  # finished, but a transfer may read their blocks
-        self.leaving: set[Sequence] = set()  # gone, but a launched step may write to their blocks
+        self.exported: dict[str, Sequence] = {}  # finished, but a transfer may read their blocks
+        self.draining: set[Sequence] = set()  # gone, but a launched step may write to their blocks
         self.pulls = PrefixPulls(pool)
         self.num_in_flight = 0  # steps launched and not collected
         self.num_preemptions = 0
-        self.is_blocked = False  # the last schedule found nothing; only a change from outside helps
-        self._free_seats = list(reversed(range(self.max_num_seqs)))
-        self._num_blocks_awaited = 0  # what the head of the queue lacked when it was last tried
-        self._num_returns_seen = -1  # ... and the pool's num_returns then
+        self.is_blocked = False  # the last schedule was empty, and will be until something changes
+        self._free_rows = list(reversed(range(self.max_num_seqs)))
+        self._num_blocks_awaited = 0  # of the head of the queue, which last found too few
+        self._num_returns_seen = -1  # the pool's num_returns at that time
 
     def find(self, request_id: str) -> Sequence | None:
-        for group in (self.running, self.waiting, self.remote, self.parked):
+        for group in (self.running, self.waiting, self.remote, self.exported):
             if request_id in group:
                 return group[request_id]
         return None
@@ -65,9 +66,9 @@ class Scheduler:
         self.is_blocked = False
 
     def schedule(self) -> list[Chunk] | None:
-        """The chunks of one step: decodes, then chunks of prompts; empty when nothing can run.
+        """Return the chunks of one step: decodes, then prompts. Empty when nothing can run.
 
-        None: blocks are lacking, and a launched step may write to a victim's. Collect that first.
+        None when blocks are short and a launched step may write to a victim's: collect it first.
         """
         if (scheduled := self._schedule_decodes()) is None:
             return None
@@ -81,7 +82,7 @@ class Scheduler:
         return chunks
 
     def launched(self, chunks: list[Chunk]) -> None:
-        """The device computes `chunks` from here on: the next step goes on behind them."""
+        """Count `chunks` as launched: the next step follows them."""
         self.num_in_flight += 1
         for seq, _, end, samples in chunks:
             seq.num_launched_tokens = end
@@ -90,9 +91,9 @@ class Scheduler:
                 seq.token_ids.append(PENDING)
 
     def collected(self, chunks: list[Chunk], *, computed: bool = True) -> None:
-        """The step of `chunks` is over: nothing of it is written any more.
+        """Count the step of `chunks` as over: it writes nothing any more.
 
-        `computed`: it went well, so the blocks that it filled are published.
+        `computed`: the step succeeded, so the blocks that it filled are published.
         """
         self.num_in_flight -= 1
         block_size, running = self.pool.block_size, SequenceStatus.RUNNING
@@ -102,14 +103,14 @@ class Scheduler:
                 seq.num_computed_tokens = end
                 if end // block_size > seq.num_published_blocks:
                     publish_full_blocks(seq, self.pool)
-        self._let_go()
+        self._free_drained()
 
     def all_collected(self) -> None:
-        """No launched step is under way any more, whatever has become of it."""
+        """Count every launched step as over, whether it succeeded or not."""
         self.num_in_flight = 0
-        for seq in chain(self.running.values(), self.parked.values(), self.leaving):
+        for seq in chain(self.running.values(), self.exported.values(), self.draining):
             seq.in_flight = 0
-        self._let_go()
+        self._free_drained()
 
     def finish(self, seq: Sequence) -> None:
         """End a waiting or running sequence; a prefill_only one keeps its blocks until `drop`."""
@@ -118,28 +119,31 @@ class Scheduler:
             self._num_blocks_awaited = 0
         seq.status = SequenceStatus.FINISHED
         if seq.prefill_only and seq.block_table:
-            self.parked[seq.request_id] = seq
+            self.exported[seq.request_id] = seq
         else:
-            self._give_back_when_written(seq)
+            self._free_when_idle(seq)
 
     def drop(self, seq: Sequence, *, quarantined: bool = False) -> None:
-        """Forget a sequence in any state; `quarantined`: writes into its reservation may land."""
+        """Forget a sequence in any state.
+
+        `quarantined`: writes into its reserved blocks may still land.
+        """
         self._stop_running(seq)
-        for group in (self.waiting, self.remote, self.parked):
+        for group in (self.waiting, self.remote, self.exported):
             group.pop(seq.request_id, None)
         is_reserved = seq.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
         seq.status = SequenceStatus.FINISHED
         if is_reserved:
-            self._give_back(seq, quarantined=quarantined)
+            self._free(seq, quarantined=quarantined)
         else:
-            self._give_back_when_written(seq)
+            self._free_when_idle(seq)
         self._num_blocks_awaited = 0
         self.is_blocked = False
 
     def reserve(self, seq: Sequence) -> bool:
-        """Give `seq` its prompt's blocks and a seat until `admit`, `requeue` or `drop`.
+        """Hold the blocks of `seq`'s prompt and a batch row until `admit`, `requeue` or `drop`.
 
-        False: taking them now would starve running sequences or those that came before.
+        False when this would starve running sequences or those that arrived earlier.
         """
         if len(self.running) + len(self.remote) + len(self.waiting) >= self.max_num_seqs:
             return False
@@ -151,18 +155,18 @@ class Scheduler:
         return True
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
-        """As `PrefixPulls.reserve`; None also when it would starve others, as in `reserve`."""
+        """Reserve as `PrefixPulls.reserve` does; None also when it would starve other sequences."""
         num_spare_blocks = self.num_watermark_blocks + self._num_blocks_awaited
         return self.pulls.reserve(seq, num_blocks, num_spare_blocks)
 
     def end_pull(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
-        """As `PrefixPulls.end`."""
+        """End a pull as `PrefixPulls.end` does."""
         has_ended = self.pulls.end(request_id, proven=proven, quarantined=quarantined)
         self.is_blocked = self.is_blocked and not has_ended
         return has_ended
 
     def admit(self, seq: Sequence) -> None:
-        """The reserved blocks hold the K/V of the whole prompt: run on from there."""
+        """Run `seq`, whose reserved blocks hold the K/V of its whole prompt."""
         del self.remote[seq.request_id]
         self._run(seq)
         seq.num_launched_tokens = seq.num_computed_tokens = seq.num_given_tokens
@@ -172,20 +176,23 @@ class Scheduler:
     def requeue(self, seq: Sequence, *, quarantined: bool) -> None:
         """Put a sequence with a reservation at the head of the queue, without its blocks."""
         del self.remote[seq.request_id]
-        self._give_back(seq, quarantined=quarantined)
+        self._free(seq, quarantined=quarantined)
         self._wait_first(seq)
 
     def release_quarantined(self, block_ids: list[int]) -> None:
+        """Free quarantined blocks, in which no write can land any more."""
         self.pool.release_quarantined(block_ids)
         self.is_blocked = False
 
     def num_prefix_blocks(self, seq: Sequence) -> int:
-        """How many leading blocks of `seq` the prefix cache holds now, at least a token less."""
+        """Count the leading blocks of `seq` in the prefix cache; that of its last token is none."""
         return self.pool.count_prefix(shareable_hashes(seq, self.pool))
 
     def _schedule_decodes(self) -> tuple[list[Chunk], Sequence | None] | None:
-        """One token for everybody who has but one to compute; and who is within their prompt: one
-        sequence at most, since the next starts when a step's budget outlasts it. None: as above.
+        """Return one chunk per decoding sequence, and the sequence that is within its prompt.
+
+        There is at most one of these: the next starts in a step whose budget outlasts it. None as
+        in `schedule`.
         """
         chunks: list[Chunk] = []
         prefilling, block_size = None, self.pool.block_size
@@ -195,7 +202,7 @@ class Scheduler:
             if end - start == 1 and start < len(seq.block_table) * block_size:
                 chunks.append(new(Chunk, (seq, start, end, True)))
             elif start == end or seq.status is not SequenceStatus.RUNNING:
-                continue  # its last token is drawn, or it gave its blocks to one before it
+                continue  # its last token is being drawn, or it was preempted in this loop
             elif end - start > 1:
                 assert prefilling is None
                 prefilling = seq
@@ -210,7 +217,7 @@ class Scheduler:
     def _schedule_prompts(
         self, prefilling: Sequence | None, chunks: list[Chunk], num_tokens: int
     ) -> None:
-        """Add up to `num_tokens` tokens of prompts to the decodes in `chunks`."""
+        """Add chunks of prompts, of up to `num_tokens` tokens, to the decodes in `chunks`."""
         budget = PromptBudget(num_tokens, self.step_cost, chunks)
         if prefilling is not None and budget.room(prefilling.num_launched_tokens) > 0:
             self._schedule_prompt(prefilling, budget, chunks)
@@ -225,7 +232,7 @@ class Scheduler:
         chunks.append(chunk)
 
     def _start_next(self) -> Sequence | None:
-        """Move the head of the queue to the running ones, if there is a seat and blocks for it."""
+        """Run the head of the queue and return it. None without a batch row or blocks for it."""
         if not self.waiting or len(self.running) + len(self.remote) >= self.max_num_seqs:
             return None
         seq = next(iter(self.waiting.values()))
@@ -233,7 +240,7 @@ class Scheduler:
             return None
         num_spare_blocks = self.num_watermark_blocks if self.running else 0
         if not self._take_blocks(seq, num_spare_blocks):
-            self._num_blocks_awaited = self._num_blocks(seq)
+            self._num_blocks_awaited = num_blocks_of(len(seq.token_ids), self.pool.block_size)
             self._num_returns_seen = self.pool.num_returns
             return None
         self._num_blocks_awaited = 0
@@ -243,41 +250,46 @@ class Scheduler:
 
     def _run(self, seq: Sequence) -> None:
         seq.status = SequenceStatus.RUNNING
-        seq.seat = self._free_seats.pop()
+        seq.batch_row = self._free_rows.pop()
         self.running[seq.request_id] = seq
 
     def _stop_running(self, seq: Sequence) -> bool:
-        """Take its seat and what it awaits from `seq`; False: it wasn't running.
+        """Take its batch row and its pending tokens from `seq`. False: it was not running.
 
-        The seat may go to another at once, even while a launched step still computes `seq`: the
-        device works in the order of launches.
+        The row may go to another sequence at once, even while a launched step still computes `seq`:
+        the device works in the order of launches.
         """
         if self.running.pop(seq.request_id, None) is None:
             return False
-        self._free_seats.append(seq.seat)
-        seq.seat = -1
+        self._free_rows.append(seq.batch_row)
+        seq.batch_row = -1
         del seq.token_ids[seq.num_known_tokens :]
         return True
 
     def _take_blocks(self, seq: Sequence, num_spare_blocks: int) -> bool:
-        """Blocks for every token of `seq`, leading ones from the prefix cache; all or nothing."""
+        """Give `seq` blocks for all its tokens, leading ones from the prefix cache, or none."""
         hashes = shareable_hashes(seq, self.pool)
-        taken = take_blocks(self.pool, hashes, self._num_blocks(seq), num_spare_blocks)
+        taken = take_blocks(
+            self.pool,
+            hashes,
+            num_blocks_of(len(seq.token_ids), self.pool.block_size),
+            num_spare_blocks,
+        )
         if taken is None:
             return False
         seq.block_table, num_cached = taken
         seq.num_published_blocks = num_cached
         seq.num_computed_tokens = num_cached * self.pool.block_size
         seq.num_launched_tokens = seq.num_computed_tokens
-        if len(seq.token_ids) == seq.num_given_tokens:  # else it has drawn since
+        if len(seq.token_ids) == seq.num_given_tokens:  # else it was preempted
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
 
     def _grow(self, seq: Sequence) -> bool | None:
-        """One more block for `seq`, from the youngest sequence at need. False: that was `seq`.
+        """Give `seq` one more block, if need be by preempting the youngest sequence.
 
-        None: there is none, and a step is in flight. It may write to the youngest one's blocks, or
-        be the last of somebody who gives theirs back.
+        False when that was `seq` itself. None when there is no block and a step is in flight, which
+        may write to the youngest sequence's blocks, or free others when it is collected.
         """
         while (fresh := self.pool.allocate(1, after=seq.block_table[-1])) is None:
             if self.num_in_flight:
@@ -285,7 +297,7 @@ class Scheduler:
             # A prefill_only sequence is never a victim: a transfer may be reading its blocks.
             youngest = next(s for s in reversed(self.running.values()) if not s.prefill_only)
             self._stop_running(youngest)
-            self._give_back(youngest)
+            self._free(youngest)
             self._wait_first(youngest)
             self.num_preemptions += 1
             if youngest is seq:
@@ -300,35 +312,37 @@ class Scheduler:
         self._num_blocks_awaited = 0
         self.is_blocked = False
 
-    def _give_back_when_written(self, seq: Sequence) -> None:
-        """At once, or when the last launched step that writes to its blocks is collected."""
+    def _free_when_idle(self, seq: Sequence) -> None:
+        """Free its blocks now, or when the last launched step that writes to them is collected."""
         if seq.in_flight:
-            self.leaving.add(seq)
+            self.draining.add(seq)
         else:
-            self._give_back(seq)
+            self._free(seq)
 
-    def _let_go(self) -> None:
+    def _free_drained(self) -> None:
         self.is_blocked = False
-        for seq in [seq for seq in self.leaving if not seq.in_flight]:
-            self.leaving.remove(seq)
-            self._give_back(seq)
+        for seq in [seq for seq in self.draining if not seq.in_flight]:
+            self.draining.remove(seq)
+            self._free(seq)
 
-    def _give_back(self, seq: Sequence, *, quarantined: bool = False) -> None:
-        num_kept = seq.num_reserved_cached_blocks if quarantined else len(seq.block_table)
-        self.pool.quarantine(seq.block_table[num_kept:])
-        self.pool.free(seq.block_table[:num_kept])
+    def _free(self, seq: Sequence, *, quarantined: bool = False) -> None:
+        num_freed = seq.num_reserved_cached_blocks if quarantined else len(seq.block_table)
+        self.pool.quarantine(seq.block_table[num_freed:])
+        self.pool.free(seq.block_table[:num_freed])
         seq.block_table = []
         seq.num_computed_tokens = 0
         seq.num_launched_tokens = 0
         seq.num_published_blocks = 0
         seq.num_reserved_cached_blocks = 0
 
-    def _num_blocks(self, seq: Sequence) -> int:
-        return -(-len(seq.token_ids) // self.pool.block_size)
-
     def check_invariants(self) -> None:
-        """Assert that states, tables, seats and the pool's references agree, block by block."""
-        held = [*self.running.values(), *self.remote.values(), *self.parked.values(), *self.leaving]
+        """Assert that states, tables, batch rows and the pool's references agree."""
+        held = [
+            *self.running.values(),
+            *self.remote.values(),
+            *self.exported.values(),
+            *self.draining,
+        ]
         for seq in held:
             assert seq.num_computed_tokens <= seq.num_launched_tokens
             assert len(seq.block_table) * self.pool.block_size >= seq.num_launched_tokens
@@ -339,17 +353,17 @@ class Scheduler:
         for seq in self.running.values():
             num_pending = len(seq.token_ids) - seq.num_known_tokens
             assert seq.num_launched_tokens <= len(seq.token_ids) and num_pending <= seq.in_flight
-        seats = [seq.seat for seq in self.running.values()]
-        assert sorted(seats + self._free_seats) == list(range(self.max_num_seqs))
+        rows = [seq.batch_row for seq in self.running.values()]
+        assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs))
         assert len(self.running) + len(self.remote) <= self.max_num_seqs
         for group, status in (
             (self.waiting, SequenceStatus.WAITING),
             (self.running, SequenceStatus.RUNNING),
             (self.remote, SequenceStatus.WAITING_FOR_REMOTE_KVS),
-            (self.parked, SequenceStatus.FINISHED),
+            (self.exported, SequenceStatus.FINISHED),
         ):
             assert all(seq.status is status for seq in group.values())
         for seq in chain(self.waiting.values(), self.remote.values()):
-            assert seq.seat < 0 and seq.in_flight == 0 and PENDING not in seq.token_ids
+            assert seq.batch_row < 0 and seq.in_flight == 0 and PENDING not in seq.token_ids
             assert not seq.block_table or seq.status is not SequenceStatus.WAITING
-        assert all(0 < seq.in_flight <= self.num_in_flight for seq in self.leaving)
+        assert all(0 < seq.in_flight <= self.num_in_flight for seq in self.draining)

@@ -1,10 +1,12 @@
-"""A request's state inside the engine, and the piece of it that one step computes."""
+"""A request's state inside the engine, and the part of it that one step computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
 
 if TYPE_CHECKING:
@@ -19,8 +21,10 @@ OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
 class SequenceStatus(Enum):
     WAITING = "waiting"  # holds no blocks
-    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"  # holds its prompt's blocks; a seat is kept
-    RUNNING = "running"  # holds a seat and blocks for every token it has
+    WAITING_FOR_REMOTE_KVS = (
+        "waiting_for_remote_kvs"  # holds its prompt's blocks; a row is kept free
+    )
+    RUNNING = "running"  # holds a batch row and blocks for all its tokens
     FINISHED = "finished"
 
 
@@ -28,12 +32,12 @@ class SequenceStatus(Enum):
 class Sequence:
     """One request's tokens, blocks and progress. Only the engine thread changes it.
 
-    `token_ids` is the prompt followed by what was generated, and by PENDING for what launched steps
-    draw; a last token of all is not awaited there, since no step computes it. It begins with more
-    than its prompt where an answer goes on that was begun elsewhere. `block_table` maps a
-    token's ordinal block (position // block_size) to a block id: it is extended in place while
-    the sequence runs, and otherwise replaced. Positions below `num_computed_tokens` have K/V, those
-    below `num_launched_tokens` will have it once the launched steps are collected.
+    `token_ids` is the prompt, the generated tokens, and a PENDING for each token that a launched
+    step draws, but for the last token of an answer, which no step computes. An answer that was
+    begun elsewhere brings its tokens along. `block_table` maps a token's ordinal block
+    (position // block_size) to a block id: it is extended in place while the sequence runs, and
+    otherwise replaced. Positions below `num_computed_tokens` have K/V; those below
+    `num_launched_tokens` will have it once the launched steps are collected.
     """
 
     request_id: str
@@ -42,21 +46,21 @@ class Sequence:
     sampling: SamplingParams
     stop: StopConditions
     cache_salt: str = ""
-    prefill_only: bool = False  # ends with its first token and keeps its blocks until released
-    num_layer_groups: int = 1  # in how many the last chunk of a prefill_only prompt is announced
+    prefill_only: bool = False  # ends with its first token and keeps its blocks until it is dropped
+    num_layer_groups: int = 1  # groups that the last chunk of a prefill_only prompt is announced in
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
     in_flight: int = 0  # chunks of it in launched steps that are not collected
-    seat: int = -1  # while it runs, its own index in [0, max_num_seqs)
-    num_cached_tokens: int = 0  # of those, taken from the prefix cache when it was scheduled
+    batch_row: int = -1  # its own in [0, max_num_seqs) while it runs
+    num_cached_tokens: int = 0  # computed ones that the prefix cache had when it was scheduled
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # of leading full blocks
-    num_published_blocks: int = 0  # leading blocks that the prefix cache has been told of
-    num_reserved_cached_blocks: int = 0  # leading blocks of a reservation that are not filled
-    stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set when it is added
-    num_given_tokens: int = field(init=False)  # prompt, and what of the answer was said elsewhere
-    max_num_tokens: int = field(init=False)  # of prompt and answer: where "length" ends it
+    num_published_blocks: int = 0  # leading blocks that were published to the prefix cache
+    num_reserved_cached_blocks: int = 0  # leading blocks of a reservation that came from the cache
+    stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set by the engine
+    num_given_tokens: int = field(init=False)  # prompt, and tokens generated elsewhere
+    max_num_tokens: int = field(init=False)  # of prompt and answer, where "length" ends it
 
     def __post_init__(self) -> None:
         self.num_given_tokens = len(self.token_ids)
@@ -76,25 +80,60 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Of `token_ids`, those before the first PENDING."""
+        """The number of tokens before the first PENDING."""
         num_known = len(self.token_ids)
         while num_known and self.token_ids[num_known - 1] == PENDING:
             num_known -= 1
         return num_known
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """Why the sequence would end if `token_id` were generated next; None: it goes on."""
+        """Return why `token_id` would end the sequence if it came next. None: it would not."""
         return self.finish_reason_at(len(self.token_ids), token_id)
 
     def finish_reason_at(self, position: int, token_id: int) -> FinishReason | None:
-        """Why the sequence ends with `token_id` at `position` of `token_ids`; None: it goes on.
+        """Return why `token_id` at `position` of `token_ids` ends the sequence. None: it does not.
 
-        A prefill_only one hands over whatever its first token is.
+        A prefill_only sequence hands over its first token even if that is a stop token.
         """
         may_stop = position - self.num_prompt_tokens >= self.stop.min_tokens
         if token_id in self.stop_ids and may_stop and not self.prefill_only:
             return "stop"
         return "length" if position + 1 >= self.max_num_tokens else None
+
+
+def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size: int) -> None:
+    """Raise InvalidRequestError, ContextLengthError or CapacityError if `seq` can never run."""
+    if not seq.token_ids:
+        raise InvalidRequestError("the prompt is empty", param="prompt")
+    num_tokens = seq.max_num_tokens
+    max_tokens = num_tokens - seq.num_prompt_tokens
+    num_generated = seq.num_given_tokens - seq.num_prompt_tokens
+    if not 0 <= num_generated < seq.num_given_tokens:
+        raise InvalidRequestError(
+            f"num_generated is {num_generated}, of {seq.num_given_tokens} tokens in all",
+            param="num_generated",
+        )
+    if max_tokens < 1:
+        raise InvalidRequestError(
+            f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens"
+        )
+    if max_tokens <= num_generated:
+        raise InvalidRequestError(
+            f"the answer has its {max_tokens} tokens already: num_generated is {num_generated}",
+            param="num_generated",
+        )
+    if num_tokens > max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {seq.num_prompt_tokens} tokens and max_tokens is {max_tokens}: "
+            f"{num_tokens} in all, the model takes {max_model_len}",
+            param="max_tokens" if seq.num_prompt_tokens < max_model_len else "prompt",
+        )
+    num_needed = num_blocks_of(num_tokens, block_size)
+    if num_needed > num_blocks:
+        raise CapacityError(
+            f"{num_tokens} tokens need {num_needed} KV blocks of {block_size}, "
+            f"the pool has {num_blocks}"
+        )
 
 
 class Chunk(NamedTuple):
@@ -113,8 +152,8 @@ class Chunk(NamedTuple):
 class LayerProgress:
     """K/V of layers below `num_layers`, of positions below `num_computed_tokens`, is in the pool.
 
-    It is so once `event` has happened; None: it is so now. The last group of layers has no such
-    news, its news is the sequence's output.
+    This holds once `event` has happened, or at once where it is None. No event is sent for the last
+    group of layers: the sequence's output announces it.
     """
 
     request_id: str
@@ -124,7 +163,7 @@ class LayerProgress:
 
 
 def layer_boundaries(num_layers: int, num_groups: int) -> tuple[int, ...]:
-    """Where each of `num_groups` even groups of layers ends: strictly increasing, to `num_layers`.
+    """Return the end of each of `num_groups` even groups of layers; the last is `num_layers`.
 
     No group is empty, so there are at most `num_layers` of them, and at least one.
     """

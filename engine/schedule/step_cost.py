@@ -1,7 +1,7 @@
-"""How long a step takes, learned from those before it, and how much of a prompt fits into one.
+"""The duration of a step, learned from earlier steps, and the prompt tokens that fit into one.
 
-A step's time is taken to be linear: what its decodes cost (a constant, each sequence, its context)
-and what its prompt tokens cost on top (a constant, each token, its context). Pure.
+The model is linear: the cost of decodes (a constant, each sequence, its context), and the further
+cost of prompt tokens (a constant, each token, its context). Pure.
 """
 
 import math
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk
 
 LONGEST_STEP_MS = {"VRAM": 50.0, "DRAM": 250.0}
-SAFETY = 0.9  # of the longest step is planned for; the rest is for what the model doesn't know
-FLOOR_TOKENS = 16  # prompts go on, however long the decodes take
+SAFETY = 0.9  # share of the longest step that is planned; the rest is for the model's errors
+FLOOR_TOKENS = 16  # prompts advance by these, however long the decodes take
 FIRST_TOKENS = 64  # beside decodes, before anything was measured
-DECAY = 0.95  # what an observation counts for after one more
-SURPRISE = 0.15  # of what was expected: so much more or less, and the past counts for little
+DECAY = 0.95  # weight of an observation after one more
+SURPRISE = 0.15  # relative error of a prediction from which the past counts for little
 DECAY_AT_A_SURPRISE = 0.6
-OUTLIER = 4.0  # times what was expected, and the limit on top: more than that isn't believed
+OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
 DECODES_OBSERVED_EVERY = 8  # steps without prompts are many and alike
 # Features are counted in these, so that all are of the same magnitude.
 DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
 
 
 def longest_step_s(config: EngineConfig, memory: str) -> float:
-    """Seconds that a step with decodes may take, on a device whose KV pool is in `memory`."""
+    """Return the seconds that a step with decodes may take on a device with `memory`."""
     return (config.max_step_ms or LONGEST_STEP_MS[memory]) / 1e3
 
 
 @dataclass(slots=True)
 class StepWork:
-    """What a step computes. Context: of a decode its length, of a prompt token its position."""
+    """The work of a step. The context of a decode is its length, of a prompt token its position."""
 
     num_decodes: int = 0
     decode_context: int = 0
@@ -52,7 +52,7 @@ class StepWork:
 
 
 def work_of(chunks: "list[Chunk]") -> StepWork:
-    """Any chunk of one token costs what a decode does."""
+    """Return the work of `chunks`. A chunk of one token counts as a decode."""
     work = StepWork()
     for _, start, end, _ in chunks:
         if end - start == 1:
@@ -64,7 +64,7 @@ def work_of(chunks: "list[Chunk]") -> StepWork:
 
 
 class LinearCost:
-    """Least squares with weights that are not negative; old observations fade."""
+    """Least squares with non-negative weights; old observations fade."""
 
     def __init__(self, num_features: int, slack_s: float) -> None:
         self._slack_s = slack_s
@@ -73,7 +73,7 @@ class LinearCost:
         self._weights = [0.0] * num_features
 
     def observe(self, features: list[float], seconds: float) -> None:
-        """Learn one step. One that compiled a kernel must not count for as long as that took."""
+        """Learn from one step. Outliers are cut: a step may have compiled a kernel."""
         expected = self.predict(features)
         seconds = min(seconds, OUTLIER * expected + self._slack_s)
         is_surprise = abs(seconds - expected) > SURPRISE * expected
@@ -94,17 +94,19 @@ class LinearCost:
 
 
 class StepCost:
-    """Answers how many tokens of a prompt fit into a step with decodes of at most `max_step_s`."""
+    """The number of prompt tokens that fit into a step with decodes of at most `max_step_s`."""
 
     def __init__(self, max_step_s: float) -> None:
         self.max_step_s = max_step_s
         self._decodes = LinearCost(3, max_step_s)
         self._prompts = LinearCost(3, max_step_s)
-        self._num_proven_tokens = FIRST_TOKENS // 2  # were within the limit; twice that is tried
+        self._num_proven_tokens = (
+            FIRST_TOKENS // 2
+        )  # a step with so many kept the limit; up to twice that is tried
         self._num_steps = 0
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
-        """A step of `chunks` took the device so long."""
+        """Learn that a step of `chunks` took the device `seconds`."""
         self._num_steps += 1
         _, start, end, _ = chunks[-1]
         if end - start == 1 and self._num_steps % DECODES_OBSERVED_EVERY:
@@ -121,7 +123,7 @@ class StepCost:
         self._prompts.observe(work.prompt_features(), max(0.0, seconds - self._decoding_s(work)))
 
     def room(self, work: StepWork, start: int) -> int:
-        """How many tokens from position `start` on a step with `work` can take, 0 or more.
+        """Return how many tokens from position `start` a step with `work` can take, 0 or more.
 
         The first prompt of a step gets FLOOR_TOKENS even where there is no room.
         """
@@ -139,7 +141,7 @@ class StepCost:
 
 
 class PromptBudget:
-    """How much of prompts one step can still take: by tokens and, beside decodes, by time."""
+    """The room for prompts left in one step: by tokens and, beside decodes, by time."""
 
     def __init__(self, num_tokens: int, cost: StepCost, decodes: "list[Chunk]") -> None:
         self._num_tokens = num_tokens
@@ -147,32 +149,33 @@ class PromptBudget:
         self._work = work_of(decodes)
 
     def room(self, start: int) -> int:
-        """How many tokens from position `start` of a prompt on."""
+        """Return how many tokens of a prompt fit, from position `start` on."""
         if self._cost is None or self._num_tokens <= 0:
             return self._num_tokens
         return min(self._num_tokens, self._cost.room(self._work, start))
 
     def take(self, chunk: "Chunk") -> None:
-        """Count `chunk`; after one that doesn't end its prompt nothing else is taken."""
+        """Count `chunk`. After one that does not end its prompt there is no room."""
         num_tokens = chunk.end - chunk.start
         self._num_tokens = self._num_tokens - num_tokens if chunk.samples else 0
         self._work.add_prompt(chunk.start, num_tokens)
 
 
 def _largest(square: float, linear: float, left: float) -> int:
-    """The largest n >= 0 with square * n**2 + linear * n <= left; none of the two is negative."""
+    """Return the largest n >= 0 with square * n**2 + linear * n <= left; both factors are >= 0."""
     if left <= 0:
         return 0
     if square <= 0 and linear <= 0:
         return 2**31
-    # The form of the root that neither cancels nor divides by a `square` of zero.
+    # This form of the root neither cancels nor divides by a `square` of zero.
     root = 2 * left / (linear + math.sqrt(linear * linear + 4 * square * left))
     return int(min(root, 2**31))
 
 
 def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[float]:
-    """Weights of least squares from its normal equations; features that would get less than 0
-    are left out, the worst first.
+    """Solve the normal equations of least squares.
+
+    Features that would get negative weights are left out, the most negative first.
     """
     kept = list(range(len(moment)))
     while kept:
@@ -188,7 +191,7 @@ def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[fl
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Elimination of a positive semidefinite system, with a ridge where it says nothing."""
+    """Solve a positive semidefinite system by elimination, with a ridge for singular ones."""
     size = len(right)
     ridge = 1e-6 * max(matrix[i][i] for i in range(size)) + 1e-12
     rows = [[*row[:i], row[i] + ridge, *row[i + 1 :], right[i]] for i, row in enumerate(matrix)]

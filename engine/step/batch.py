@@ -1,4 +1,4 @@
-"""One step's work: as the host packs it, and as tensors, built once and passed down."""
+"""One step's work: packed on the host, then as tensors, built once and passed down."""
 
 from array import array
 from dataclasses import dataclass
@@ -7,181 +7,177 @@ from itertools import pairwise, repeat
 import torch
 
 from tandem.engine.schedule.sequence import PENDING, Chunk
-from tandem.engine.step.rows import Seats
+from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.upload import upload
+from tandem.runtime.block_hash import num_blocks_of
 
 NO_POSITION = -1  # of a row of padding
 
 
-# Not frozen, like Batch: every step makes one, and frozen it takes 3 us more.
+# Not frozen, like Rows and Batch: every step makes them, and frozen it takes 3 us more.
 @dataclass(slots=True)
 class PackedStep:
     """Chunks of one token (decodes) come first, then the longer ones (prefills)."""
 
     num_decodes: int
     num_prefills: int
-    rows: list[Chunk]  # those that sample, in the order they were given in
-    seats: "array[int]"  # [num_tokens]
+    sampled: list[Chunk]  # those that sample, in the order in which they were given
+    batch_rows: "array[int]"  # [num_tokens]
     positions: "array[int]"  # [num_tokens]
-    token_ids: "array[int]"  # [num_tokens] PENDING: the token that was drawn for the seat
-    prefill_seats: "array[int]"  # [num_prefills]
+    token_ids: "array[int]"  # [num_tokens] PENDING: the token that was drawn for the batch row
+    prefill_batch_rows: "array[int]"  # [num_prefills]
     prefill_context_lens: "array[int]"  # [num_prefills]
     prefill_cu_seqlens: "array[int]"  # [num_prefills + 1]
     logits_indices: "array[int]"  # [num_samples]; empty if is_decode
 
     @property
     def is_decode(self) -> bool:
-        """Whether all it does is to give one more token to every sequence."""
-        return not self.num_prefills and len(self.rows) == self.num_decodes > 0
+        """True when each chunk is one token that samples, and there are some."""
+        return not self.num_prefills and len(self.sampled) == self.num_decodes > 0
 
-    def padded(self, num_tokens: int, padding_seat: int) -> "list[array[int]]":
-        """Seats, positions and token ids of a decode step, each `num_tokens` long."""
+    def padded(self, num_tokens: int, padding_row: int) -> "list[array[int]]":
+        """Return batch rows, positions and token ids of a decode step, each `num_tokens` long."""
         num_padding = num_tokens - self.num_decodes
         return [
-            self.seats + array("q", [padding_seat]) * num_padding,
+            self.batch_rows + array("q", [padding_row]) * num_padding,
             self.positions + array("q", [NO_POSITION]) * num_padding,
             self.token_ids + array("q", [0]) * num_padding,
         ]
 
 
 @dataclass(slots=True)
+class Rows:
+    """Sequences of a step and their contexts; past a context a table is as BatchRows leaves it."""
+
+    batch_rows: torch.Tensor  # [num_rows]
+    context_lens: torch.Tensor  # [num_rows] 0: padding
+    block_tables: torch.Tensor  # [num_rows, max_blocks]
+
+    def __len__(self) -> int:
+        return len(self.batch_rows)
+
+
+@dataclass(slots=True)
 class Batch:
-    """A step on the device. What a table has past its row's context is as Seats says."""
+    """A step on the device."""
 
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
     slot_mapping: torch.Tensor  # [num_tokens] token |-> block_id * block_size + offset, -1: nowhere
-    num_decodes: int
-    decode_context_lens: torch.Tensor  # [num_decodes] 0: padding
-    decode_block_tables: torch.Tensor  # [num_decodes, max_blocks]
-    num_prefills: int
-    max_query_len: int  # of the prefills
-    prefill_context_lens: torch.Tensor  # [num_prefills]
+    decodes: Rows  # of the first tokens, one each
+    prefills: Rows
     prefill_cu_seqlens: torch.Tensor  # [num_prefills + 1], 0 is the first prefill token
-    prefill_block_tables: torch.Tensor  # [num_prefills, max_blocks]
-    logits_indices: torch.Tensor  # [num_samples] tokens whose logits are wanted, in chunk order
-    sampled_seats: torch.Tensor  # [num_samples]
-    sampled_positions: torch.Tensor  # [num_samples] where the drawn token will stand
-    sampled_block_tables: torch.Tensor  # [num_samples, max_blocks]
-    samples_all: bool  # each token is a row, and in this order
+    max_query_len: int  # of the prefills
+    sampled: Rows  # in chunk order; the drawn token stands where the context ends
+    logits_indices: torch.Tensor  # [num_samples] the token of each row of `sampled`
+    samples_all: bool  # each token is a row of `sampled`, in this order
 
 
 def pack_step(chunks: list[Chunk]) -> PackedStep:
-    """What the host has to say of `chunks`. Nothing of the sequences is changed."""
+    """Pack `chunks` into arrays. Leaves the sequences as they are."""
     decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
     prefills = []
     if len(decodes) < len(chunks):
         prefills = [chunk for chunk in chunks if chunk.end - chunk.start > 1]
-    seats = array("q", [seq.seat for seq, _, _, _ in decodes])
+    batch_rows = array("q", [seq.batch_row for seq, _, _, _ in decodes])
     positions = array("q", [start for _, start, _, _ in decodes])
     token_ids = array("q", [seq.token_ids[start] for seq, start, _, _ in decodes])
     cu_seqlens = array("q", [0])
     for seq, start, end, _ in prefills:
-        seats.extend(repeat(seq.seat, end - start))
+        batch_rows.extend(repeat(seq.batch_row, end - start))
         positions.extend(range(start, end))
         token_ids.extend(seq.token_ids[start:end])
         cu_seqlens.append(cu_seqlens[-1] + end - start)
-    rows = [chunk for chunk in chunks if chunk.samples]
-    is_whole = not prefills and len(rows) == len(chunks)
+    sampled = [chunk for chunk in chunks if chunk.samples]
+    is_whole = not prefills and len(sampled) == len(chunks)
     return PackedStep(
         num_decodes=len(decodes),
         num_prefills=len(prefills),
-        rows=rows,
-        seats=seats,
+        sampled=sampled,
+        batch_rows=batch_rows,
         positions=positions,
         token_ids=token_ids,
-        prefill_seats=array("q", [chunk.seq.seat for chunk in prefills]),
+        prefill_batch_rows=array("q", [chunk.seq.batch_row for chunk in prefills]),
         prefill_context_lens=array("q", [chunk.end for chunk in prefills]),
         prefill_cu_seqlens=cu_seqlens,
         logits_indices=array("q", [] if is_whole else _logits_indices(chunks, len(decodes))),
     )
 
 
-def build_batch(step: PackedStep, seats: Seats, block_size: int) -> Batch:
-    """The tensors of `step`, whose seats' changes have been applied."""
-    num_decodes, num_tokens = step.num_decodes, len(step.seats)
-    sections = [step.seats, step.positions, step.token_ids, step.logits_indices]
+def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
+    """Build the tensors of `step`. Its changes must have been applied to `table`."""
+    num_decodes = step.num_decodes
+    sections = [step.batch_rows, step.positions, step.token_ids, step.logits_indices]
     if step.num_prefills:
-        sections += [step.prefill_seats, step.prefill_context_lens, step.prefill_cu_seqlens]
-    token_seats, positions, token_ids, indices, *of_prefills = upload(sections, seats.device)
+        sections += [step.prefill_batch_rows, step.prefill_context_lens, step.prefill_cu_seqlens]
+    token_rows, positions, token_ids, indices, *of_prefills = upload(sections, table.device)
     if PENDING in step.token_ids:
-        token_ids = _with_drawn(token_ids, token_seats, seats)
+        token_ids = _with_drawn(token_ids, token_rows, table)
     ends = positions + 1
-    sampled_seats, sampled_positions = token_seats, ends
-    prefill_lens = cu_seqlens = positions[:0]
-    prefill_tables = seats.block_tables[:0]
+
+    def rows(batch_rows: torch.Tensor, context_lens: torch.Tensor, longest: int) -> Rows:
+        width = num_blocks_of(longest, block_size)
+        return Rows(
+            batch_rows, context_lens, table.tables(batch_rows, context_lens, width, block_size)
+        )
+
+    longest = max(step.positions[:num_decodes], default=0) + 1
+    decodes = sampled = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
     if step.is_decode:
-        indices = seats.ordinals[:num_tokens]
+        indices = table.ordinals[:num_decodes]
     else:
-        sampled_seats = token_seats.index_select(0, indices)
-        sampled_positions = ends.index_select(0, indices)
+        sampled = rows(
+            token_rows.index_select(0, indices),
+            ends.index_select(0, indices),
+            max((chunk.end for chunk in step.sampled), default=0),
+        )
+    prefills, cu_seqlens = _no_rows(positions, table), positions[:0]
     if step.num_prefills:
-        prefill_seats, prefill_lens, cu_seqlens = of_prefills
-        width = _num_blocks(max(step.prefill_context_lens), block_size)
-        prefill_tables = seats.tables(prefill_seats, prefill_lens, width, block_size)
-    decode_lens = ends[:num_decodes]
-    width = _num_blocks(max(step.positions[:num_decodes], default=0) + 1, block_size)
-    decode_tables = seats.tables(token_seats[:num_decodes], decode_lens, width, block_size)
-    sampled_tables = decode_tables
-    if not step.is_decode:
-        width = _num_blocks(max((row.end for row in step.rows), default=0), block_size)
-        sampled_tables = seats.tables(sampled_seats, sampled_positions, width, block_size)
+        batch_rows, context_lens, cu_seqlens = of_prefills
+        prefills = rows(batch_rows, context_lens, max(step.prefill_context_lens))
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=_slots(token_seats, positions, seats, block_size),
-        num_decodes=num_decodes,
-        decode_context_lens=decode_lens,
-        decode_block_tables=decode_tables,
-        num_prefills=step.num_prefills,
-        max_query_len=_longest_query(step.prefill_cu_seqlens),
-        prefill_context_lens=prefill_lens,
+        slot_mapping=_slots(token_rows, positions, table, block_size),
+        decodes=decodes,
+        prefills=prefills,
         prefill_cu_seqlens=cu_seqlens,
-        prefill_block_tables=prefill_tables,
+        max_query_len=_longest_query(step.prefill_cu_seqlens),
+        sampled=sampled,
         logits_indices=indices,
-        sampled_seats=sampled_seats,
-        sampled_positions=sampled_positions,
-        sampled_block_tables=sampled_tables,
         samples_all=step.is_decode,
     )
 
 
-def build_decode_batch(inputs: torch.Tensor, seats: Seats, block_size: int) -> Batch:
-    """The tensors of a padded decode step, by operations that a graph can hold.
+def build_decode_batch(inputs: torch.Tensor, table: BatchRows, block_size: int) -> Batch:
+    """Build the tensors of a padded decode step, by operations that a graph can hold.
 
-    (A number given to torch.where is copied from the host, which a graph can't.)
-    `inputs` [3, num_tokens] are seats, positions and token ids; a row without a position is
-    padding: it has no context, is stored nowhere, and its token is drawn for nobody.
+    (torch.where copies a number that it is given from the host, which a graph cannot.)
+    `inputs` [3, num_tokens] are batch rows, positions and token ids. A row without a position is
+    padding: it has no context, is stored nowhere, and its token belongs to no sequence.
     """
-    token_seats, positions, token_ids = inputs.unbind(0)
-    num_tokens = inputs.shape[1]
+    token_rows, positions, token_ids = inputs.unbind(0)
     stored = positions.clamp(min=0)
-    slots = _slots(token_seats, stored, seats, block_size)
+    slots = _slots(token_rows, stored, table, block_size)
     ends = positions + 1
-    nothing = positions[:0]
-    tables = seats.tables(token_seats, ends, seats.max_blocks, block_size)
+    tables = table.tables(token_rows, ends, table.max_blocks, block_size)
+    rows = Rows(token_rows, ends, tables)
     return Batch(
-        token_ids=_with_drawn(token_ids, token_seats, seats),
+        token_ids=_with_drawn(token_ids, token_rows, table),
         positions=stored,
         slot_mapping=slots.masked_fill_(positions < 0, -1),
-        num_decodes=num_tokens,
-        decode_context_lens=ends,
-        decode_block_tables=tables,
-        num_prefills=0,
+        decodes=rows,
+        prefills=_no_rows(positions, table),
+        prefill_cu_seqlens=positions[:0],
         max_query_len=0,
-        prefill_context_lens=nothing,
-        prefill_cu_seqlens=nothing,
-        prefill_block_tables=seats.block_tables[:0],
-        logits_indices=seats.ordinals[:num_tokens],
-        sampled_seats=token_seats,
-        sampled_positions=ends,
-        sampled_block_tables=tables,
+        sampled=rows,
+        logits_indices=table.ordinals[: inputs.shape[1]],
         samples_all=True,
     )
 
 
 def started_blocks(chunks: list[Chunk], block_size: int) -> list[int]:
-    """Block ids that this step writes to first, and doesn't fill."""
+    """Return the blocks that a step of `chunks` is the first to write to and does not fill."""
     started: list[int] = []
     for chunk in chunks:
         ordinal, num_used = divmod(chunk.end, block_size)
@@ -190,23 +186,29 @@ def started_blocks(chunks: list[Chunk], block_size: int) -> list[int]:
     return started
 
 
-def _with_drawn(token_ids: torch.Tensor, token_seats: torch.Tensor, seats: Seats) -> torch.Tensor:
+def _no_rows(positions: torch.Tensor, table: BatchRows) -> Rows:
+    return Rows(positions[:0], positions[:0], table.block_tables[:0])
+
+
+def _with_drawn(
+    token_ids: torch.Tensor, token_rows: torch.Tensor, table: BatchRows
+) -> torch.Tensor:
     # Where drawing failed any token will do: the sequence fails with the step that drew.
-    drawn = seats.drawn.index_select(0, token_seats).clamp(min=0)
+    drawn = table.drawn.index_select(0, token_rows).clamp(min=0)
     return torch.where(token_ids == PENDING, drawn, token_ids)
 
 
 def _slots(
-    token_seats: torch.Tensor, positions: torch.Tensor, seats: Seats, block_size: int
+    token_rows: torch.Tensor, positions: torch.Tensor, table: BatchRows, block_size: int
 ) -> torch.Tensor:
     ordinals = positions.div(block_size, rounding_mode="floor")
-    places = torch.add(ordinals, token_seats, alpha=seats.max_blocks)
-    block_ids = seats.flat_tables.index_select(0, places)
+    places = torch.add(ordinals, token_rows, alpha=table.max_blocks)
+    block_ids = table.flat_tables.index_select(0, places)
     return torch.add(positions, block_ids.sub_(ordinals), alpha=block_size)
 
 
 def _logits_indices(chunks: list[Chunk], num_decodes: int) -> list[int]:
-    """The row of each sampling chunk's last token, in the order of `chunks`."""
+    """Return the index of each sampling chunk's last token, in the order of `chunks`."""
     indices: list[int] = []
     next_decode, next_prefill = 0, num_decodes
     for chunk in chunks:
@@ -224,7 +226,3 @@ def _logits_indices(chunks: list[Chunk], num_decodes: int) -> list[int]:
 
 def _longest_query(cu_seqlens: "array[int]") -> int:
     return max((end - start for start, end in pairwise(cu_seqlens)), default=0)
-
-
-def _num_blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)

@@ -1,7 +1,7 @@
 """Decode steps as graphs: recorded at start for padded batch sizes, replayed with one call each.
 
-A graph repeats the same kernels on the same addresses. Whatever differs from step to step stands
-in tensors that every step finds where it was: the inputs here, tables and parameters by seat.
+A graph repeats the same kernels on the same addresses. All that differs from step to step is in
+tensors at fixed addresses: the inputs here, block tables and sampling parameters in BatchRows.
 """
 
 import logging
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.engine.step.batch import NO_POSITION, PackedStep
-from tandem.engine.step.rows import Seats
+from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
 from tandem.engine.step.upload import on_host
 from tandem.kernels.sampling.rows import SampledRows
@@ -31,20 +31,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class Recorded(Generic[T]):
-    """A call that can be repeated without Python, and what it gives: the same tensors each time."""
+    """A call that can be repeated without Python; its result is the same tensors each time."""
 
     replay: Replay
     result: T
 
 
 class Recorder(Protocol):
-    """What records calls on one device."""
+    """Records calls on one device."""
 
     def record(self, run: Callable[[], T]) -> Recorded[T]:
-        """`run` may be called more than once; its result is valid from the first replay on."""
+        """Record `run`, calling it once or more; the result is valid from the first replay on."""
 
     def held_bytes(self) -> int:
-        """Device memory in use, by whatever."""
+        """Return the device memory in use by all processes."""
 
 
 class CudaRecorder:
@@ -55,11 +55,11 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], T]) -> Recorded[T]:
-        # Once for real: Triton builds, and cuBLAS and the kernels' counters allocate.
+        # Run once before: Triton builds, and cuBLAS and the kernels' counters allocate.
         run()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of a worker may allocate meanwhile; that is no business of this stream's.
+        # Other threads of a worker may allocate meanwhile, which does not concern this stream.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
@@ -72,18 +72,18 @@ class CudaRecorder:
 
 
 class DecodeModel(Protocol):
-    """What the graphs are of."""
+    """The model that is recorded."""
 
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, vocab_size] of a step whose `inputs` are as build_decode_batch takes."""
+        """Return [num_tokens, vocab_size] for `inputs` of a decode step (build_decode_batch)."""
 
     def sample(self, logits: torch.Tensor, inputs: torch.Tensor, plan: SamplingPlan) -> SampledRows:
-        """The next token of every row, kept for its seat."""
+        """Draw the next token of every row, and keep it for its batch row."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Graph:
-    """One batch size."""
+    """The recorded calls of one batch size."""
 
     inputs: torch.Tensor  # [3, size]
     logits: Recorded[torch.Tensor]  # [size, vocab_size]
@@ -94,20 +94,19 @@ class _Graph:
 class DecodeGraphs:
     """Decode steps of up to max(sizes) sequences. Steps run in the order of the calls.
 
-    The results of a step are overwritten by the next: what is to outlive it must be copied, on
-    the stream that the steps run on.
+    The next step overwrites the results of this one: copy them, on the stream of the steps.
     """
 
     def __init__(
-        self, model: DecodeModel, seats: Seats, sizes: list[int], recorder: Recorder
+        self, model: DecodeModel, batch_rows: BatchRows, sizes: list[int], recorder: Recorder
     ) -> None:
         self._model = model
-        self._seats = seats
+        self._batch_rows = batch_rows
         self._sizes = sorted(sizes)
-        self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=seats.device)
+        self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=batch_rows.device)
         started, held = time.perf_counter(), recorder.held_bytes()
         self._graphs: dict[int, _Graph] = {}
-        # The largest first: the smaller ones fit into its memory.
+        # The largest first: the smaller graphs reuse its memory.
         for size in _with_progress(self._sizes[::-1]):
             self._graphs[size] = self._record(size, recorder)
         logger.info(
@@ -119,11 +118,11 @@ class DecodeGraphs:
         )
 
     def run(self, step: PackedStep, plan: SamplingPlan) -> SampledRows:
-        """Compute a step that `is_decode`: what was drawn for its rows."""
+        """Compute a step that `is_decode`; return the drawn tokens."""
         num_rows = step.num_decodes
         graph = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
-        padded = step.padded(graph.inputs.shape[1], self._seats.padding_seat)
-        host = on_host(padded, self._seats.device)
+        padded = step.padded(graph.inputs.shape[1], self._batch_rows.padding_row)
+        host = on_host(padded, self._batch_rows.device)
         graph.inputs.view(-1).copy_(host, non_blocking=True)
         graph.logits.replay()
         if not plan.is_plain:
@@ -135,7 +134,7 @@ class DecodeGraphs:
 
     def _record(self, size: int, recorder: Recorder) -> _Graph:
         inputs = self._inputs[: 3 * size].view(3, size)
-        padding = torch.tensor([self._seats.padding_seat, NO_POSITION, 0], dtype=torch.int64)
+        padding = torch.tensor([self._batch_rows.padding_row, NO_POSITION, 0], dtype=torch.int64)
         inputs.copy_(padding.unsqueeze(1))
         model = self._model
         logits = recorder.record(lambda: model.logits(inputs))
@@ -148,13 +147,13 @@ class DecodeGraphs:
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """The sizes that decode steps are padded to: at most 7 rows of padding, or 15 above 64."""
+    """Return the sizes to pad decode steps to: at most 7 rows of padding, or 15 above 64."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_num_seqs, 16)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
 def _with_progress(sizes: list[int]) -> Iterator[int]:
-    """The sizes, with a bar on standard error where that is a terminal."""
+    """Yield the sizes, with a bar on standard error if that is a terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield from sizes

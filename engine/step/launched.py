@@ -1,4 +1,4 @@
-"""A step that has been launched: when it is done, how long it took, and its tokens."""
+"""A launched step: its end, its duration, and its tokens."""
 
 import time
 from typing import Protocol
@@ -9,17 +9,17 @@ from tandem.engine.step.sampler import HostTokens, SampledToken
 
 
 class Timing(Protocol):
-    """When a step's work began and ended, on its device."""
+    """A timer of a step's work on its device."""
 
     def stop(self) -> None:
-        """All of the step has been launched."""
+        """Mark the end of the step's work, all of which has been launched."""
 
     def wait(self) -> float:
-        """Blocks until all of it has happened; the seconds that it took."""
+        """Block until the work is done; return its seconds."""
 
 
 class HostTiming:
-    """Of a device whose work is done once it has been launched."""
+    """A timer for a synchronous device: work is finished when the launch returns."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -32,11 +32,11 @@ class HostTiming:
 
 
 class CudaTiming:
-    """Of the current CUDA stream, which both the constructor and `stop` must find there."""
+    """A timer of the current CUDA stream, the same in the constructor and in `stop`."""
 
     def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        # The thread sleeps until then: the device has its next step already, and the core is free.
+        # A blocking event: the waiting thread sleeps and leaves its core to others.
         self._end = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=True, blocking=True
         )
@@ -52,12 +52,12 @@ class CudaTiming:
 
 
 def start_timing(device: torch.device) -> Timing:
-    """The clock of `device`, started."""
+    """Start a timer of `device`."""
     return CudaTiming() if device.type == "cuda" else HostTiming()
 
 
 class LaunchedStep:
-    """The engine's Step. `seconds`, of the device, is valid once `tokens` has returned."""
+    """The engine's Step. `seconds`, on the device, is valid once `tokens` has returned."""
 
     def __init__(self, timing: Timing, on_host: HostTokens | None) -> None:
         timing.stop()
@@ -66,7 +66,7 @@ class LaunchedStep:
         self.seconds = 0.0
 
     def tokens(self) -> list[SampledToken]:
-        """One token per chunk that samples, in the order of the chunks.
+        """Return one token per chunk that samples, in the order of the chunks.
 
         Blocks until they are on the host and all K/V of the step is in the pool. Raises
         InternalError when a sequence's logits are not finite.

@@ -1,4 +1,4 @@
-"""Which layers of which prompts are in the pool while their step is still computed."""
+"""The layers of prompts that are in the pool while their step is still computed."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ LayersListener = Callable[[list[LayerProgress]], None]
 
 
 class LayerStream:
-    """Turns a runner's news of layers, for the whole step, into news of single prompts.
+    """Turns a step's progress by layers, from the runner, into the progress of single prompts.
 
-    False when no chunk of the step asks for them. A prompt's last group of layers is left out:
-    its news is the sequence's output. News that is `held` waits for `release`: until then the
-    outputs of the step before are to come, and with them news of the same prompts' heads.
+    False when no chunk of the step asks for it. A prompt's last group of layers is left out: the
+    sequence's output announces it. While `held`, progress waits for `release`: the outputs of the
+    step before, with the progress of the same prompts' heads, must come first.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LayerStream:
             for chunk in chunks
             if chunk.seq.num_layer_groups > 1 and chunk.seq.prefill_only and chunk.samples
         ]
-        # Of layers, ascending; of all prompts.
+        # Numbers of layers, ascending, of all prompts.
         self.boundaries = tuple(sorted({each for _, ends in self._prompts for each in ends}))
 
     def __bool__(self) -> bool:
@@ -37,17 +37,17 @@ class LayerStream:
 
     def __call__(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
         if self._held is None:
-            self._tell(num_layers, event)
+            self._announce(num_layers, event)
         else:
             self._held.append((num_layers, event))
 
     def release(self) -> None:
-        """Tell what was held; from here on everything is told at once."""
+        """Announce the held progress; further progress is announced at once."""
         held, self._held = self._held or [], None
         for num_layers, event in held:
-            self._tell(num_layers, event)
+            self._announce(num_layers, event)
 
-    def _tell(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
+    def _announce(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
         progress = [
             LayerProgress(chunk.seq.request_id, chunk.end, num_layers, event)
             for chunk, boundaries in self._prompts

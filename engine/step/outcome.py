@@ -1,4 +1,4 @@
-"""What a step that was collected means for its sequences: tokens, ends, failures."""
+"""The effects of a collected step on its sequences: tokens, ends, failures."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 def still_running(chunks: list[Chunk]) -> list[Sequence]:
-    """Whose chunks these are, without those that ended after they were launched."""
+    """Return the sequences of `chunks` that did not end after the launch."""
     return [chunk.seq for chunk in chunks if chunk.seq.status is SequenceStatus.RUNNING]
 
 
 def count_step(
     scheduler: Scheduler, chunks: list[Chunk], tokens: "list[SampledToken]"
 ) -> list[SequenceOutput]:
-    """Count the tokens of a step that went well, and end the sequences that they end.
+    """Count the tokens of a step that succeeded, and end the sequences that they end.
 
-    Nobody is shown what was computed for a sequence that ended after the launch.
+    The tokens of a sequence that ended after the launch are discarded.
     """
     outputs: list[SequenceOutput] = []
     next_token, running = iter(tokens).__next__, SequenceStatus.RUNNING
@@ -40,7 +40,7 @@ def count_step(
         if is_last or token_id in seq.stop_ids or token.logprobs is not None:
             outputs.append(count_token(scheduler, seq, end, token))
             continue
-        # What count_token does in any other case, without its calls: this is hundreds per step.
+        # The common case of count_token without its calls: there are hundreds per step.
         seq.token_ids[end] = token_id
         outputs.append(
             SequenceOutput(seq.request_id, [token_id], None, None, None, seq.num_cached_tokens, end)
@@ -51,7 +51,7 @@ def count_step(
 def count_token(
     scheduler: Scheduler, seq: Sequence, position: int, token: "SampledToken"
 ) -> SequenceOutput:
-    """Put a token at its position, where PENDING may stand; end the sequence after its last."""
+    """Put a token at its position, which may be PENDING; end the sequence after its last."""
     token_id = token.token_id
     finish_reason = seq.finish_reason_at(position, token_id)
     if finish_reason == "stop":
@@ -69,7 +69,7 @@ def count_token(
 
 
 def fail(scheduler: Scheduler, seqs: list[Sequence], error: Exception) -> list[SequenceOutput]:
-    """End waiting and running sequences with `error`, an InternalError if it isn't ours."""
+    """End waiting and running sequences with `error`, or InternalError if it is no TandemError."""
     logger.error("a step failed, and with it %d sequences", len(seqs), exc_info=error)
     typed = error
     if not isinstance(typed, TandemError):

@@ -1,8 +1,7 @@
-"""What steps have to know of the running sequences, by seat, on the device.
+"""The state of running sequences on the device, by batch row.
 
-The host sends what changed and nothing else: blocks that were added, a sequence that took a seat.
-A step leaves here the tokens it draws, so that the next one need not wait for the host to learn
-them.
+The host sends changes alone: blocks that were added, and sequences that took a batch row. A step
+leaves the tokens that it draws here, so that the next one need not wait for the host to learn them.
 """
 
 from array import array
@@ -15,7 +14,7 @@ from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.upload import upload
 from tandem.kernels.sampling.rows import SamplingRows
 
-# What the owner of a seat asks of sampling beyond the likeliest token.
+# A sequence's requests to sampling beyond the likeliest token.
 DRAWS = 1
 ADJUSTS = 2
 WANTS_LOGPROBS = 4
@@ -26,24 +25,23 @@ def _column() -> "array[int]":
 
 
 @dataclass(slots=True)
-class SeatChanges:
-    """What the device doesn't know yet, column by column."""
+class RowChanges:
+    """Changes that the device does not have yet, column by column."""
 
     places: "array[int]" = field(default_factory=_column)  # in block_tables, flat
     block_ids: "array[int]" = field(default_factory=_column)  # there
-    taken_seats: "array[int]" = field(default_factory=_column)  # of another sequence
+    taken_rows: "array[int]" = field(default_factory=_column)  # by another sequence than before
     top_ks: "array[int]" = field(default_factory=_column)
     seeds: "array[int]" = field(default_factory=_column)
-    reals: "array[float]" = field(default_factory=lambda: array("d"))  # 3 of each taken seat
+    reals: "array[float]" = field(default_factory=lambda: array("d"))  # 3 for each taken row
 
 
-class Seats:
-    """`max_num_seqs` seats, and one behind them that is nobody's, for rows of padding.
+class BatchRows:
+    """`max_num_seqs` rows for sequences, and one after them, without an owner, for padding.
 
-    A sequence owns its seat from the first step with it to the first step of the seat's next
-    owner. Steps must run on the device in the order in which their changes were taken.
-    `pads_tables`: the kernels read blocks past a context, multiply them by zero, and must find
-    nothing there that isn't finite.
+    A sequence owns its row from its first step there to the first step of the row's next owner.
+    Steps must run on the device in the order in which their changes were taken. `pads_tables`: the
+    kernels read blocks past a context and multiply them by zero, so these must hold finite numbers.
     """
 
     def __init__(
@@ -54,28 +52,28 @@ class Seats:
         *,
         pads_tables: bool = False,
     ) -> None:
-        num_seats = max_num_seqs + 1
-        self.padding_seat = max_num_seqs
+        num_rows = max_num_seqs + 1
+        self.padding_row = max_num_seqs
         self.max_blocks = max_blocks
         self.device = device
         self.pads_tables = pads_tables
-        # [num_seats, max_blocks] past a sequence's blocks, anything
-        self.block_tables = torch.zeros(num_seats, max_blocks, dtype=torch.int64, device=device)
+        # [num_rows, max_blocks] past a sequence's blocks, anything
+        self.block_tables = torch.zeros(num_rows, max_blocks, dtype=torch.int64, device=device)
         self.flat_tables = self.block_tables.view(-1)
-        self.ordinals = torch.arange(num_seats, device=device)
-        # [num_seats] the last token drawn, NO_TOKEN if that failed
-        self.drawn = torch.zeros(num_seats, dtype=torch.int64, device=device)
-        # [num_seats] each: a column that is gathered alone starts where Triton expects it to.
-        self._temperatures, self._top_ps, self._min_ps = torch.zeros(3, num_seats, device=device)
-        self._top_ks, self._seeds = torch.zeros(2, num_seats, dtype=torch.int64, device=device)
-        self._needs = bytearray(num_seats)
-        # What the device was sent. The lists themselves are kept: a freed one's id comes back.
-        self._tables: list[list[int]] = [[] for _ in range(num_seats)]
-        self._num_blocks = [0] * num_seats
-        self._owners: list[Sequence | None] = [None] * num_seats
+        self.ordinals = torch.arange(num_rows, device=device)
+        # [num_rows] the last token drawn, NO_TOKEN if that failed
+        self.drawn = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        # [num_rows] each: a column that is gathered alone starts where Triton expects it to.
+        self._temperatures, self._top_ps, self._min_ps = torch.zeros(3, num_rows, device=device)
+        self._top_ks, self._seeds = torch.zeros(2, num_rows, dtype=torch.int64, device=device)
+        self._needs = bytearray(num_rows)
+        # The tables that the device has. The lists are kept: the id of a freed one would come back.
+        self._tables: list[list[int]] = [[] for _ in range(num_rows)]
+        self._num_blocks = [0] * num_rows
+        self._owners: list[Sequence | None] = [None] * num_rows
 
-    def take_changes(self, seqs: list[Sequence]) -> SeatChanges | None:
-        """What the device must be told before a step of `seqs`; from then on it counts as told.
+    def take_changes(self, seqs: list[Sequence]) -> RowChanges | None:
+        """Return the changes to apply before a step of `seqs`, and count them as applied.
 
         A sequence's `block_table` is one list that only grows, or another list.
         """
@@ -83,43 +81,43 @@ class Seats:
         changed = [
             seq
             for seq in seqs
-            if (table := seq.block_table) is not tables[seq.seat]
-            or len(table) != num_blocks[seq.seat]
+            if (table := seq.block_table) is not tables[seq.batch_row]
+            or len(table) != num_blocks[seq.batch_row]
         ]
         if not changed:
             return None
-        changes = SeatChanges()
+        changes = RowChanges()
         for seq in changed:
             self._take_change(seq, changes)
         return changes
 
-    def _take_change(self, seq: Sequence, changes: SeatChanges) -> None:
-        seat, table = seq.seat, seq.block_table
-        assert 0 <= seat < self.padding_seat and 0 < len(table) <= self.max_blocks
-        known = self._num_blocks[seat]
-        if self._tables[seat] is not table:
+    def _take_change(self, seq: Sequence, changes: RowChanges) -> None:
+        row, table = seq.batch_row, seq.block_table
+        assert 0 <= row < self.padding_row and 0 < len(table) <= self.max_blocks
+        known = self._num_blocks[row]
+        if self._tables[row] is not table:
             known = 0
-            self._tables[seat] = table
-        if self._owners[seat] is not seq:
-            self._owners[seat] = seq
-            self._needs[seat] = _needs(seq)
+            self._tables[row] = table
+        if self._owners[row] is not seq:
+            self._owners[row] = seq
+            self._needs[row] = _needs(seq)
             params = seq.sampling
-            changes.taken_seats.append(seat)
+            changes.taken_rows.append(row)
             changes.top_ks.append(params.top_k)
             changes.seeds.append(_signed(params.seed))
             changes.reals.extend((params.temperature, params.top_p, params.min_p))
-        first = seat * self.max_blocks
+        first = row * self.max_blocks
         changes.places.extend(range(first + known, first + len(table)))
         changes.block_ids.extend(table[known:])
-        self._num_blocks[seat] = len(table)
+        self._num_blocks[row] = len(table)
 
-    def apply(self, changes: SeatChanges) -> None:
-        """Write what `take_changes` gave, before anything that comes after on this stream."""
+    def apply(self, changes: RowChanges) -> None:
+        """Write what `take_changes` returned, before all that follows on this stream."""
         places, block_ids, taken, top_ks, seeds, bits = upload(
             [
                 changes.places,
                 changes.block_ids,
-                changes.taken_seats,
+                changes.taken_rows,
                 changes.top_ks,
                 changes.seeds,
                 changes.reals,
@@ -127,7 +125,7 @@ class Seats:
             self.device,
         )
         self.flat_tables.index_copy_(0, places, block_ids)
-        if len(changes.taken_seats):
+        if len(changes.taken_rows):
             reals = bits.view(torch.float64).view(-1, 3).to(torch.float32)
             self._temperatures.index_copy_(0, taken, reals[:, 0])
             self._top_ps.index_copy_(0, taken, reals[:, 1])
@@ -136,31 +134,31 @@ class Seats:
             self._seeds.index_copy_(0, taken, seeds)
 
     def needs(self, seqs: Iterable[Sequence]) -> int:
-        """DRAWS, ADJUSTS and WANTS_LOGPROBS, as far as one of `seqs` has them."""
+        """Return those of DRAWS, ADJUSTS and WANTS_LOGPROBS that at least one of `seqs` has."""
         seen = self._needs
         together = 0
-        for needs in {seen[seq.seat] for seq in seqs}:
+        for needs in {seen[seq.batch_row] for seq in seqs}:
             together |= needs
         return together
 
     def tables(
-        self, seats: torch.Tensor, context_lens: torch.Tensor, width: int, block_size: int
+        self, batch_rows: torch.Tensor, context_lens: torch.Tensor, width: int, block_size: int
     ) -> torch.Tensor:
-        """The block tables [num_rows, width] of `seats`, whose contexts have `context_lens`."""
-        tables = self.block_tables[:, :width].index_select(0, seats)
+        """Return block tables [num_rows, width] of `batch_rows`, whose contexts are that long."""
+        tables = self.block_tables[:, :width].index_select(0, batch_rows)
         if self.pads_tables and len(tables) > 1:
             starts = torch.arange(0, width * block_size, block_size, device=self.device)
             tables = torch.where(starts < context_lens.unsqueeze(1), tables, tables[:, :1])
         return tables
 
-    def sampling_rows(self, seats: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
-        """How the tokens of `seats` [num_rows] are drawn that will stand at `positions`."""
+    def sampling_rows(self, batch_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
+        """Return the parameters with which `batch_rows` [num_rows] draw tokens for `positions`."""
         return SamplingRows(
-            temperatures=self._temperatures.index_select(0, seats),
-            top_ks=self._top_ks.index_select(0, seats),
-            top_ps=self._top_ps.index_select(0, seats),
-            min_ps=self._min_ps.index_select(0, seats),
-            seeds=self._seeds.index_select(0, seats),
+            temperatures=self._temperatures.index_select(0, batch_rows),
+            top_ks=self._top_ks.index_select(0, batch_rows),
+            top_ps=self._top_ps.index_select(0, batch_rows),
+            min_ps=self._min_ps.index_select(0, batch_rows),
+            seeds=self._seeds.index_select(0, batch_rows),
             positions=positions,
         )
 
@@ -182,5 +180,5 @@ def _needs(seq: Sequence) -> int:
 
 
 def _signed(seed: int) -> int:
-    """The int64 of the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     return ((seed + 2**63) % 2**64) - 2**63

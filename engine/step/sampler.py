@@ -1,6 +1,6 @@
-"""From rows of logits to tokens: what each sequence asks for, as tensors, and the kernel's answer.
+"""From rows of logits to tokens: the sequences' parameters as tensors, and the kernel's results.
 
-One row's pipeline: penalties, logit bias, min_tokens; then argmax at temperature 0, otherwise
+A row passes through penalties, logit bias and min_tokens; then argmax at temperature 0, otherwise
 temperature, min-p, top-k, top-p and the draw, which depends on (seed, position) and nothing else.
 Log-probabilities are of the raw logits, before all of these, as OpenAI and vLLM report them. Ties
 at the edge of a filter are all kept, and the inverse CDF runs in the order of token ids, so that
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from tandem.engine.schedule.sequence import Chunk
-from tandem.engine.step.rows import ADJUSTS, DRAWS, WANTS_LOGPROBS, Seats
+from tandem.engine.step.rows import ADJUSTS, DRAWS, WANTS_LOGPROBS, BatchRows
 from tandem.engine.step.token_adjustments import AdjustedRows, adjusted_tokens
 from tandem.engine.step.upload import download, upload
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
@@ -33,7 +33,7 @@ class SampledToken(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class SamplingPlan:
-    """What the rows of one step ask for, as far as it isn't kept by seat."""
+    """The sampling of one step's rows, as far as BatchRows does not hold it."""
 
     is_greedy: bool
     adjusted: AdjustedRows | None
@@ -41,7 +41,7 @@ class SamplingPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the seats say all there is to say."""
+        """True when BatchRows holds all parameters."""
         return self.adjusted is None and not self.num_tops
 
 
@@ -50,9 +50,9 @@ DRAWN = SamplingPlan(False, None, {})
 
 
 class Sampler:
-    """Samples batches of one model; `eos_token_ids` are what min_tokens holds back.
+    """Samples batches of one model; min_tokens holds `eos_token_ids` back.
 
-    `sample` is tandem.kernels.sampling.launch's, or its twin's.
+    `sample` is that of tandem.kernels.sampling.launch, or its reference implementation.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         sample: Callable[..., None],
-        seats: Seats,
+        table: BatchRows,
     ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._sample = sample
-        self._seats = seats
+        self._table = table
 
     def plan(self, rows: list[Chunk]) -> SamplingPlan:
-        """How to sample the last tokens of `rows`, whose seats have been taken."""
-        needs = self._seats.needs(row.seq for row in rows)
+        """Plan the sampling of the last tokens of `rows`, whose changes have been taken."""
+        needs = self._table.needs(row.seq for row in rows)
         if not needs & (ADJUSTS | WANTS_LOGPROBS):
             return DRAWN if needs & DRAWS else GREEDY
         adjusted = self._adjusted(rows) if needs & ADJUSTS else None
@@ -88,13 +88,13 @@ class Sampler:
     def sample(
         self,
         logits: torch.Tensor,  # [num_rows, vocab_size]
-        seats: torch.Tensor,  # [num_rows]
+        batch_rows: torch.Tensor,  # [num_rows]
         positions: torch.Tensor,  # [num_rows] where the tokens will stand
         plan: SamplingPlan,
     ) -> SampledRows:
-        """One token per row, kept for its seat too; `logits` are scratch from then on.
+        """Draw one token per row, kept for its batch row too; `logits` become scratch.
 
-        Nothing here waits for the device.
+        Does not wait for the device.
         """
         device, num_tops = logits.device, plan.num_tops
         out = new_sampled_rows(
@@ -102,22 +102,22 @@ class Sampler:
         )
         adjustments = logprob_rows = None
         if plan.adjusted is not None:
-            adjustments = plan.adjusted.tensors(self._seats)
+            adjustments = plan.adjusted.tensors(self._table)
         if num_tops:
             [logprob_rows] = upload([array("q", num_tops)], device)
         self._sample(
             logits,
-            None if plan.is_greedy else self._seats.sampling_rows(seats, positions),
+            None if plan.is_greedy else self._table.sampling_rows(batch_rows, positions),
             out,
             adjustments=adjustments,
             logprob_rows=logprob_rows,
         )
-        self._seats.drawn.index_copy_(0, seats, out.token_ids)
+        self._table.drawn.index_copy_(0, batch_rows, out.token_ids)
         return out
 
 
 class HostTokens:
-    """A step's tokens on their way to the host; there once the step has happened."""
+    """A step's tokens, copied to the host; valid once the step has happened."""
 
     def __init__(self, rows: list[Chunk], sampled: SampledRows, plan: SamplingPlan) -> None:
         self._request_ids = [row.seq.request_id for row in rows]
@@ -129,12 +129,12 @@ class HostTokens:
             self._logprobs = tuple(download(column) for column in columns)
 
     def read(self) -> list[SampledToken]:
-        """One per row. Raises InternalError when a row had no finite best logit."""
+        """Return one token per row. Raises InternalError when a row had no finite best logit."""
         token_ids: list[int] = self._token_ids.tolist()
         if NO_TOKEN in token_ids:
             pairs = zip(self._request_ids, token_ids, strict=True)
             bad = [request_id for request_id, token_id in pairs if token_id == NO_TOKEN]
-            raise InternalError(f"logits are not finite, of {', '.join(bad)}")
+            raise InternalError(f"logits are not finite for request {', '.join(bad)}")
         if not self._num_tops:
             return list(map(SampledToken, token_ids, repeat(None)))
         found = self._read_logprobs()

@@ -1,7 +1,7 @@
 """Penalties, logit bias and min_tokens of a step's rows, as the entries that sampling takes.
 
-They are built from the tokens that the host knows. One that a launched step is still drawing is
-counted on the device: in the entry of that token, if its row has one, else in a spare entry.
+Entries are built from the tokens that the host knows. A token that a launched step is still drawing
+is counted on the device: in that token's entry, if its row has one, else in a spare entry.
 """
 
 from array import array
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
-from tandem.engine.step.rows import Seats
+from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.upload import upload
 from tandem.kernels.sampling.rows import NO_TOKEN, TokenAdjustments
 
-NOWHERE = -1  # how often a token was generated that is in neither prompt nor answer
+NOWHERE = -1  # `times` of a token that is in neither prompt nor answer
 
 
 class Entry(NamedTuple):
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 def adjusted_tokens(
     seq: Sequence, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> dict[int, Entry]:
-    """The tokens whose logits change before `seq` draws its next one, but for a pending one."""
+    """Return the tokens whose logits change before `seq` draws, except for a pending one."""
     params, changed = seq.sampling, {}
     if params.repetition_penalty != 1:
         changed = dict.fromkeys(seq.token_ids, Entry(times=0))
@@ -48,7 +48,7 @@ def adjusted_tokens(
 
 
 def counts_tokens(seq: Sequence) -> bool:
-    """Whether it matters to `seq` how often it has generated a token."""
+    """Return True when the penalties of `seq` depend on the tokens that it has generated."""
     params = seq.sampling
     return bool(
         params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
@@ -61,7 +61,7 @@ def _column() -> "array[int]":
 
 @dataclass(slots=True)
 class AdjustedRows:
-    """TokenAdjustments in the making, one row after another; int64 columns, or float64."""
+    """TokenAdjustments on the host, built row by row; int64 columns, or float64."""
 
     starts: "array[int]" = field(default_factory=_column)  # per row
     lengths: "array[int]" = field(default_factory=_column)
@@ -73,11 +73,11 @@ class AdjustedRows:
     biases: "array[float]" = field(default_factory=lambda: array("d"))
     spare_of: "array[int]" = field(default_factory=_column)  # the spare of its row, or -1
     spare_rows: "array[int]" = field(default_factory=_column)  # per spare entry
-    spare_seats: "array[int]" = field(default_factory=_column)
+    spare_batch_rows: "array[int]" = field(default_factory=_column)
     spare_places: "array[int]" = field(default_factory=_column)  # among the entries
 
     def add(self, chunk: Chunk, changed: dict[int, Entry]) -> None:
-        """A row, and `changed` that `adjusted_tokens` gave for it."""
+        """Add a row with the entries that `adjusted_tokens` returned for it."""
         seq, params = chunk.seq, chunk.seq.sampling
         num_before, num_spares = len(self.token_ids), len(self.spare_rows)
         has_spare = seq.token_ids[-1] == PENDING and counts_tokens(seq)
@@ -85,12 +85,12 @@ class AdjustedRows:
             self._add_entry(token_id, entry, num_spares if has_spare else -1)
         if has_spare:
             self.spare_rows.append(len(self.starts))
-            self.spare_seats.append(seq.seat)
+            self.spare_batch_rows.append(seq.batch_row)
             self.spare_places.append(len(self.token_ids))
             self._add_entry(0, Entry(times=1), -1)
         self.starts.append(num_before)
         self.lengths.append(len(self.token_ids) - num_before)
-        # Where the answer will have its min_tokens, by the row's own count of positions.
+        # The position at which the answer has its min_tokens.
         self.held_until.append(chunk.end + seq.stop.min_tokens - seq.num_generated_tokens)
         self.penalties.extend(
             (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
@@ -103,8 +103,8 @@ class AdjustedRows:
         self.biases.append(entry.bias)
         self.spare_of.append(spare)
 
-    def tensors(self, seats: Seats) -> TokenAdjustments:
-        """The rows on the device, by one copy, pending tokens counted there."""
+    def tensors(self, table: BatchRows) -> TokenAdjustments:
+        """Copy the rows to the device at once, and count pending tokens there."""
         starts, lengths, held_until, penalties, *entries, rows, owners, places = upload(
             [
                 self.starts,
@@ -117,14 +117,14 @@ class AdjustedRows:
                 self.biases,
                 self.spare_of,
                 self.spare_rows,
-                self.spare_seats,
+                self.spare_batch_rows,
                 self.spare_places,
             ],
-            seats.device,
+            table.device,
         )
         token_ids, times, held, biases, spare_of = entries
         if len(self.spare_rows):
-            drawn = seats.drawn.index_select(0, owners)
+            drawn = table.drawn.index_select(0, owners)
             spares = _Spares(rows, places, drawn)
             token_ids, times, lengths = spares.counted(token_ids, times, lengths, spare_of)
         by_row = penalties.view(torch.float64).view(-1, 3).t().to(torch.float32)
@@ -144,7 +144,7 @@ class AdjustedRows:
 
 
 class _Spares(NamedTuple):
-    """The last entries of rows whose newest token only the device knows."""
+    """The spare entries of rows whose newest token only the device knows."""
 
     rows: torch.Tensor  # [num_spares]
     places: torch.Tensor  # [num_spares] among the entries
@@ -157,15 +157,15 @@ class _Spares(NamedTuple):
         lengths: torch.Tensor,  # [num_rows]
         spare_of: torch.Tensor,  # [num_entries] the spare of the entry's row, -1: it has none
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, times and lengths with every newest token counted once."""
-        # Not torch.where with a number, for which the host would wait.
+        """Return token ids, times and lengths with every newest token counted once."""
+        # torch.where with a number would make the host wait.
         sought = self.drawn.index_select(0, spare_of.clamp(min=0))
         sought.masked_fill_(spare_of < 0, NO_TOKEN)
         is_newest = token_ids == sought
         times = torch.where(is_newest, times.clamp(min=0) + 1, times)
         num_found = torch.zeros_like(self.drawn)
         num_found.index_add_(0, spare_of.clamp(min=0), is_newest.to(torch.int64))
-        # A row's list ends before a spare entry that isn't needed: no token may have two.
+        # A row's list ends before a spare entry that is not needed: no token may have two entries.
         is_needed = (num_found == 0) & (self.drawn != NO_TOKEN)
         lengths = lengths.index_add(0, self.rows, is_needed.to(torch.int64) - 1)
         token_ids = token_ids.index_copy(0, self.places, self.drawn.clamp(min=0))

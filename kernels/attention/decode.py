@@ -1,8 +1,10 @@
-"""Decode attention: the last few query tokens of each sequence over its paged context.
+"""Decode attention: the last token of each sequence over its paged context.
 
-A sequence's context is cut into splits; (sequence, split, KV head) is an item of work, and the
-programs of a grid that depends on shapes alone walk the items that the lengths on the device call
-for. Where a sequence has several splits, the program that finishes the last of them adds all up.
+A sequence's context is cut into splits; (sequence, split, KV head) is an item of work. The grid
+depends on shapes alone; its programs share out the items that the lengths on the device make. Where
+a sequence has several splits, the program that finishes the last of them adds them up.
+
+No architecture uses `soft_cap` and `window` yet: they are for models like Gemma, which comes next.
 """
 
 import itertools
@@ -21,14 +23,13 @@ from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors,
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tl.dot takes no tile with fewer rows
-MAX_QUERIES_PER_SEQ = 8
 MAX_ARRIVALS = 1 << 16  # (sequence, KV head) pairs of a launch
 MAX_SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}  # per multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionConfig:
-    """How a decode kernel is built and launched."""
+    """The tiles and the grid of a decode kernel."""
 
     tile_tokens: int = 64  # context positions per step of the online softmax
     num_warps: int = 4
@@ -41,7 +42,7 @@ class PagedAttentionConfig:
 
 
 def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
-    """What runs where the table of tuned configurations has no entry."""
+    """Return the configuration for shapes that are not in the table of tuned ones."""
     if element_bytes > 2:
         return PagedAttentionConfig(tile_tokens=16)  # more would spill: no tensor core adds it up
     padded_dim = triton.next_power_of_2(head_dim)
@@ -53,69 +54,51 @@ def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
 
 
 def paged_decode_attention(
-    q: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
     block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
-    context_lens: torch.Tensor,  # [num_seqs] positions attended, the queries' own included
+    context_lens: torch.Tensor,  # [num_seqs] positions attended, the query's own included
     scale: float,
-    out: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     *,
-    queries_per_seq: int = 1,
     soft_cap: float = 0.0,
     window: int = 0,
     config: PagedAttentionConfig | None = None,
 ) -> None:
-    """The last `queries_per_seq` tokens of each sequence attend causally over its context.
+    """Let the last token of each sequence attend over its context.
 
-    Query j of a sequence stands at position context_len - queries_per_seq + j. A sequence without
-    context (padding) gets zeros. With `window`, a query sees that many positions, its own the
-    last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap). Entries of `block_tables`
-    past a context are never read, nor is anything in slots past it used. A sequence's result is
-    bitwise the same in every batch. Launches on one device must not overlap, and the first must
-    not be captured into a graph: they share counters that are zero between launches.
+    A sequence without context (padding) gets zeros. With `window`, a query sees that many
+    positions, its own the last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap).
+    Entries of `block_tables` past a context are never read, nor is anything in slots past it used.
+    A sequence's result is bitwise the same in every batch. Launches on one device must not overlap,
+    and the first must not be captured into a graph: they share counters that are zero between
+    launches.
     """
-    num_seqs = context_lens.shape[0]
-    if num_seqs == 0:
+    if not len(context_lens):
         return
-    num_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    record = block_size * head_dim
-    assert q.dtype == kv_cache.dtype == out.dtype
-    assert q.shape == out.shape and q.shape[0] == num_seqs * queries_per_seq
-    assert 1 <= queries_per_seq <= MAX_QUERIES_PER_SEQ and soft_cap >= 0 and window >= 0
-    assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim
-    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
-    assert kv_cache.stride(0) % head_dim == 0 and q.stride(2) == out.stride(2) == 1
-    assert block_tables.stride(1) == 1 and context_lens.stride(0) == 1
-    assert num_seqs * num_kv_heads <= MAX_ARRIVALS
-    element_bytes = kv_cache.element_size()
+    _check(q, kv_cache, block_tables, context_lens, out)
+    assert soft_cap >= 0 and window >= 0
     if config is None:
-        config = tuned_config(
-            default_config(head_dim, element_bytes),
-            "paged_attention",
-            head_dim=head_dim,
-            block_size=block_size,
-            element_bytes=element_bytes,
-        )
+        config = _config_for(kv_cache)
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
     group_size = num_heads // num_kv_heads
-    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, config.tile_tokens)
-    max_splits = math.isqrt(max(max_tiles - 1, 0) // config.split_weight) + 1
-    num_partials = num_seqs * num_kv_heads * max_splits if max_splits > 1 else 0
-    partials = torch.empty(
-        (num_partials, queries_per_seq * group_size, head_dim + STATS.value),
-        dtype=torch.float32,
-        device=q.device,
-    )
-    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(queries_per_seq * group_size))
+    max_splits = _max_splits(block_tables.shape[1] * block_size, config)
+    num_items = num_seqs * num_kv_heads * max_splits
+    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(group_size))
     use_tma = _can_use_tma(kv_cache, config)
     num_programs = num_multiprocessors(q.device) * config.blocks_per_sm
-    paged_decode_kernel[(min(num_programs, num_seqs * num_kv_heads * max_splits),)](
+    paged_decode_kernel[(min(num_programs, num_items),)](
         q,
         _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache,
         block_tables,
         context_lens,
         out,
-        partials,
+        torch.empty(
+            (num_items if max_splits > 1 else 0, group_size, head_dim + STATS.value),
+            dtype=torch.float32,
+            device=q.device,
+        ),
         _arrivals(q.device),
         scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
         num_seqs,
@@ -126,7 +109,6 @@ def paged_decode_attention(
         *out.stride()[:2],
         num_kv_heads=num_kv_heads,
         group_size=group_size,
-        queries_per_seq=queries_per_seq,
         block_size=block_size,
         head_dim=head_dim,
         soft_cap=soft_cap,
@@ -141,10 +123,48 @@ def paged_decode_attention(
     )
 
 
+def _check(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Assert what `paged_decode_attention` and its kernel expect of the tensors."""
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    record = block_size * head_dim
+    assert q.dtype == kv_cache.dtype == out.dtype
+    assert q.shape == out.shape and num_seqs == len(context_lens)
+    assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim
+    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
+    assert kv_cache.stride(0) % head_dim == 0 and q.stride(2) == out.stride(2) == 1
+    assert block_tables.stride(1) == 1 and context_lens.stride(0) == 1
+    assert num_seqs * num_kv_heads <= MAX_ARRIVALS
+
+
+def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
+    block_size, head_dim = kv_cache.shape[3:]
+    element_bytes = kv_cache.element_size()
+    return tuned_config(
+        default_config(head_dim, element_bytes),
+        "paged_attention",
+        head_dim=head_dim,
+        block_size=block_size,
+        element_bytes=element_bytes,
+    )
+
+
+def _max_splits(max_tokens: int, config: PagedAttentionConfig) -> int:
+    """Return the most splits that a sequence of up to `max_tokens` tokens can have."""
+    max_tiles = triton.cdiv(max_tokens, config.tile_tokens)
+    return math.isqrt(max(max_tiles - 1, 0) // config.split_weight) + 1
+
+
 def candidates(
     head_dim: int, group_size: int, element_bytes: int, block_size: int, arch: int
 ) -> Iterator[PagedAttentionConfig]:
-    """The configurations worth measuring for a shape on a chip."""
+    """Yield the configurations worth measuring for a shape on a chip."""
     padded_dim = triton.next_power_of_2(head_dim)
     num_bytes = 2 * padded_dim * element_bytes  # of a token, key and value
     for tile_tokens, num_stages, blocks_per_sm, split_weight, use_tma in itertools.product(
@@ -193,6 +213,6 @@ def _rows_descriptor(kv_cache: torch.Tensor, tile_tokens: int) -> Any:
 
 @cache
 def _arrivals(device: torch.device) -> torch.Tensor:
-    """[MAX_ARRIVALS] splits finished per (sequence, KV head); zero between launches."""
+    """Return [MAX_ARRIVALS] splits finished per (sequence, KV head); zero between launches."""
     assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
     return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 LANES = tl.constexpr(256)  # sequences planned at a time
 LOG2E = tl.constexpr(1.4426950408889634)
-# Below every score, yet finite: a row that has seen nothing keeps it, and exp2 of it less any
+# Below every score, yet finite: a row that has seen nothing keeps it, and exp2 of it minus any
 # score or itself is 0 or 1, never NaN.
 NOTHING_SEEN = tl.constexpr(-1e30)
 STATS = tl.constexpr(4)  # floats after a row of partial sums: maximum, total, room to align rows
@@ -13,16 +13,12 @@ STATS = tl.constexpr(4)  # floats after a row of partial sums: maximum, total, r
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _cut(  # type: ignore[no-untyped-def]
-    context,
-    queries_per_seq: tl.constexpr,
-    window: tl.constexpr,
-    split_weight: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    context, window: tl.constexpr, split_weight: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     # context |-> (first tile in sight, end tile, tiles per split, splits); an empty one has a split
     first_tile = context * 0
     if window > 0:
-        first_tile = tl.maximum(context - queries_per_seq + 1 - window, 0) // BLOCK_N
+        first_tile = tl.maximum(context - window, 0) // BLOCK_N
     end_tile = tl.cdiv(context, BLOCK_N)
     root = tl.sqrt_rn(((end_tile - first_tile) * split_weight).to(tl.float32))
     split_tiles = tl.maximum(tl.ceil(root).to(tl.int32), 1)
@@ -54,7 +50,6 @@ def _step(  # type: ignore[no-untyped-def]
     my_begin,
     my_context,
     my_kv_head,
-    visible,
     best,
     weights_sum,
     acc,
@@ -70,15 +65,15 @@ def _step(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # One tile of the online softmax. Tokens are the rows of scores: they fill the 64 that the
-    # tensor core wants, as the few queries of a KV head would not.
+    # One tile of the online softmax. Tokens are the rows of scores: they fill the 64 rows of a
+    # tensor core's tile, which the few query heads of a KV head would not.
     positions = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     if USE_TMA:
         row = blocks * rows_per_block + my_kv_head * block_size + tile * BLOCK_N % block_size
         k = cache.load([row, 0])
         v = cache.load([row + num_kv_heads * block_size, 0])
         if not WHOLE:
-            # The copy engine can't zero what lies past the context, and 0 * NaN is NaN.
+            # The copy engine cannot zero slots past the context, and 0 * NaN is NaN.
             v = tl.where((positions < my_context)[:, None], v, 0.0)
         v = tl.trans(v)
     else:
@@ -101,10 +96,8 @@ def _step(  # type: ignore[no-untyped-def]
     if soft_cap > 0:
         scores = (soft_cap * LOG2E) * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
     if not WHOLE or window > 0:
-        seen = positions[:, None] < visible[None, :]
-        if window > 0:
-            seen = seen & (positions[:, None] >= visible[None, :] - window)
-        scores = tl.where(seen, scores, float("-inf"))
+        seen = (positions >= my_begin) & (positions < my_context)
+        scores = tl.where(seen[:, None], scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, 0))
     shrink = tl.exp2(best - new_best)
     weights = tl.exp2(scores - new_best[None, :])
@@ -116,12 +109,12 @@ def _step(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_seqs", "max_splits", "tables_stride_seq"])  # type: ignore[untyped-decorator]
 def paged_decode_kernel(  # type: ignore[no-untyped-def]
-    q,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    q,  # [num_seqs, num_heads, head_dim]
     cache,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], or a descriptor of its rows
     block_tables,  # [num_seqs, max_blocks]
     context_lens,  # [num_seqs]
-    out,  # [num_seqs * queries_per_seq, num_heads, head_dim]
-    partials,  # [num_seqs, num_kv_heads, max_splits, queries_per_seq * group_size, head_dim + 4]
+    out,  # [num_seqs, num_heads, head_dim]
+    partials,  # [num_seqs, num_kv_heads, max_splits, group_size, head_dim + 4]
     arrivals,  # [num_seqs, num_kv_heads] splits finished, zero between launches
     score_scale,
     num_seqs,
@@ -134,7 +127,6 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     out_stride_head,
     num_kv_heads: tl.constexpr,
     group_size: tl.constexpr,
-    queries_per_seq: tl.constexpr,
     block_size: tl.constexpr,
     head_dim: tl.constexpr,
     soft_cap: tl.constexpr,
@@ -147,18 +139,17 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
 ):
     # grid: (as many programs as are resident,); program p takes the items p, p + programs, ...
     # item |-> (split, of all sequences', KV head): the heads of a block are read together
-    # row |-> (query row // group_size, head row % group_size of my KV head)
-    num_rows: tl.constexpr = queries_per_seq * group_size
+    # row |-> a query head of my KV head
     rows = tl.arange(0, BLOCK_R)
     dims = tl.arange(0, BLOCK_D)
-    row_mask = rows < num_rows
+    row_mask = rows < group_size
     mask = (dims < head_dim)[:, None] & row_mask[None, :]
     item = tl.program_id(0)
     num_splits = 0
     for first_seq in range(0, num_seqs, LANES):
         seqs = first_seq + tl.arange(0, LANES)
         contexts = tl.load(context_lens + seqs, seqs < num_seqs, 0).to(tl.int32)
-        _, _, _, splits = _cut(contexts, queries_per_seq, window, split_weight, BLOCK_N)
+        _, _, _, splits = _cut(contexts, window, split_weight, BLOCK_N)
         ends = num_splits + tl.cumsum(tl.where(seqs < num_seqs, splits, 0))
         num_splits_before = num_splits
         num_splits = tl.max(ends)
@@ -169,32 +160,29 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
             my_split = item // num_kv_heads - tl.max(tl.where(earlier, ends, num_splits_before))
             my_context = tl.load(context_lens + my_seq).to(tl.int32)
             my_tile, my_end, split_tiles, my_splits = _cut(
-                my_context, queries_per_seq, window, split_weight, BLOCK_N
+                my_context, window, split_weight, BLOCK_N
             )
             my_begin = 0
             if window > 0:
-                my_begin = tl.maximum(my_context - queries_per_seq + 1 - window, 0)
+                my_begin = tl.maximum(my_context - window, 0)
             my_tile += my_split * split_tiles
             my_end = tl.minimum(my_tile + split_tiles, my_end)
             my_table = block_tables + my_seq * tables_stride_seq
-            tokens = my_seq * queries_per_seq + rows // group_size
-            heads = my_kv_head * group_size + rows % group_size
-            visible = my_context - queries_per_seq + 1 + rows // group_size
-            q_rows = q + tokens * q_stride_token + heads * q_stride_head
+            heads = my_kv_head * group_size + rows
+            q_rows = q + my_seq * q_stride_token + heads * q_stride_head
             my_q = tl.load(q_rows[None, :] + dims[:, None], mask, 0.0)
 
             best = tl.full([BLOCK_R], NOTHING_SEEN, tl.float32)
             weights_sum = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
             acc = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
             blocks = _look_up(my_table, my_tile, my_begin, my_context, block_size, BLOCK_N)
-            # With TMA, tiles that some query doesn't see whole come last, in a loop with masks. The
-            # loops' stages are the launch's: as options of tl.range they would hold for look-ups
-            # of blocks too, and each step would wait for its own. A block is looked up one step
-            # ahead, mostly in L1: sixteen ordinals share a line.
+            # With TMA, a tile that the query does not see whole comes last, in a loop with masks.
+            # The loops' stages are the launch's: as options of tl.range they would apply to the
+            # look-ups of blocks too, and each step would wait for its own. A block is looked up one
+            # step ahead, mostly in L1: sixteen ordinals share a line.
             whole_end = my_end
             if USE_TMA:
-                whole_end = tl.maximum(my_context - queries_per_seq + 1, 0) // BLOCK_N
-                whole_end = tl.maximum(tl.minimum(my_end, whole_end), my_tile)
+                whole_end = tl.maximum(tl.minimum(my_end, my_context // BLOCK_N), my_tile)
             for tile in range(my_tile, whole_end):
                 blocks, best, weights_sum, acc = _step(
                     cache,
@@ -205,7 +193,6 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                     my_begin,
                     my_context,
                     my_kv_head,
-                    visible,
                     best,
                     weights_sum,
                     acc,
@@ -231,7 +218,6 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                     my_begin,
                     my_context,
                     my_kv_head,
-                    visible,
                     best,
                     weights_sum,
                     acc,
@@ -252,8 +238,8 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
             finished = my_splits == 1
             if my_splits > 1:
                 pair = my_seq * num_kv_heads + my_kv_head
-                pair_rows = partials + (pair * max_splits * num_rows + rows) * (head_dim + STATS)
-                mine = pair_rows + my_split * (num_rows * (head_dim + STATS))
+                pair_rows = partials + (pair * max_splits * group_size + rows) * (head_dim + STATS)
+                mine = pair_rows + my_split * (group_size * (head_dim + STATS))
                 tl.store(mine[None, :] + dims[:, None], acc, mask)
                 tl.store(mine + head_dim, best, row_mask)
                 tl.store(mine + head_dim + 1, total, row_mask)
@@ -263,10 +249,10 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                 if finished:
                     tl.store(arrivals + pair, 0)
                     best, total, acc = _add_up(
-                        pair_rows, my_splits, row_mask, mask, num_rows, head_dim, BLOCK_R, BLOCK_D
+                        pair_rows, my_splits, row_mask, mask, group_size, head_dim, BLOCK_R, BLOCK_D
                     )
             if finished:
-                out_rows = out + tokens * out_stride_token + heads * out_stride_head
+                out_rows = out + my_seq * out_stride_token + heads * out_stride_head
                 result = acc / tl.where(total > 0, total, 1.0)[None, :]
                 tl.store(out_rows[None, :] + dims[:, None], result.to(out.dtype.element_ty), mask)
             item += tl.num_programs(0)
@@ -278,18 +264,18 @@ def _add_up(  # type: ignore[no-untyped-def]
     num_splits,
     row_mask,
     mask,
-    num_rows: tl.constexpr,
+    group_size: tl.constexpr,
     head_dim: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # In the order of splits, whoever came last. Past L1, which may hold what stood there before.
+    # In the order of splits, whichever finished last. Past L1, which may hold stale values.
     best = tl.full([BLOCK_R], NOTHING_SEEN, tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
     dims = tl.arange(0, BLOCK_D)[:, None]
     for split in tl.range(num_splits, loop_unroll_factor=4):
-        other = pair_rows + split * (num_rows * (head_dim + STATS))
+        other = pair_rows + split * (group_size * (head_dim + STATS))
         other_best = tl.load(other + head_dim, row_mask, NOTHING_SEEN, cache_modifier=".cg")
         other_total = tl.load(other + head_dim + 1, row_mask, 0.0, cache_modifier=".cg")
         other_acc = tl.load(other[None, :] + dims, mask, 0.0, cache_modifier=".cg")

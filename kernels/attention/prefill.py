@@ -1,4 +1,7 @@
-"""Prefill attention: runs of query tokens over their paged context, causal, of any lengths."""
+"""Prefill attention: runs of query tokens over their paged context, causal, of any lengths.
+
+No architecture uses `soft_cap` and `window` yet: they are for models like Gemma, which comes next.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,15 +22,15 @@ MAX_REGISTERS = 255  # a thread's
 
 @dataclass(frozen=True, slots=True)
 class PrefillAttentionConfig:
-    """How the work is cut: BLOCK_M rows a tile, BLOCK_N context positions a step."""
+    """The tiles of the work: BLOCK_M rows, BLOCK_N context positions a step."""
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int  # buffers of keys and of values: a load has num_stages - 2 steps to arrive
-    use_tma: bool  # where BLOCK_N positions lie in one block; else every thread fetches rows
+    use_tma: bool  # where BLOCK_N positions lie in one block; else every thread loads rows
     persistent: bool  # a program per multiprocessor takes tiles in turn; else a program per tile
-    warp_specialized: bool = False  # where it is offered: prefill_attention_hopper in its place
+    warp_specialized: bool = False  # launch prefill_attention_hopper where it takes the shape
 
 
 def prefill_attention(
@@ -44,7 +47,7 @@ def prefill_attention(
     window: int = 0,
     config: PrefillAttentionConfig | None = None,
 ) -> None:
-    """A run of query tokens per sequence attends causally over the cache, itself included.
+    """Let a run of query tokens per sequence attend causally over the cache, itself included.
 
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already; slots past a sequence's context are never used. With a window a
@@ -56,15 +59,14 @@ def prefill_attention(
         return
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
-    assert q.dtype == kv_cache.dtype == out.dtype
     assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim and scale > 0
-    assert q.stride(2) == out.stride(2) == 1
+    assert q.dtype == kv_cache.dtype == out.dtype and q.stride(2) == out.stride(2) == 1
     assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
     if config is None:
         shape = {"head_dim": head_dim, "element_bytes": q.element_size(), "block_size": block_size}
         config = tuned_config(default_config(**shape), "prefill_attention", **shape)
     if config.warp_specialized and not soft_cap and not window:
-        # Imported here: Gluon is Triton's own experiment, and only this chip's kernel needs it.
+        # Imported here: Gluon is experimental in Triton, and only this chip's kernel needs it.
         from tandem.kernels.attention.prefill_hopper import offered, prefill_attention_hopper
 
         if offered(head_dim, block_size, q.dtype):
@@ -72,13 +74,7 @@ def prefill_attention(
                 q, kv_cache, block_tables, cu_seqlens_q, context_lens, max_query_len, scale, out
             )
             return
-    rows = _cache_rows(kv_cache)
-    block_d = _padded(head_dim)
-    use_tma = config.use_tma and _tma_loads(rows, block_size, config.BLOCK_N)
-    source: Any = rows
-    if use_tma:
-        box = [config.BLOCK_N, block_d]
-        source = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box)
+    source, use_tma = _source(kv_cache, config)
     group_size = num_heads // num_kv_heads
     # A sequence's tiles begin where its rows do, and one further for every sequence before it.
     num_tiles = num_tokens * group_size // config.BLOCK_M + num_seqs
@@ -107,7 +103,7 @@ def prefill_attention(
         window=window,
         BLOCK_M=config.BLOCK_M,
         BLOCK_N=config.BLOCK_N,
-        BLOCK_D=block_d,
+        BLOCK_D=_padded(head_dim),
         STAGES=config.num_stages,
         USE_TMA=use_tma,
         PERSISTENT=config.persistent,
@@ -116,7 +112,7 @@ def prefill_attention(
 
 
 def default_config(head_dim: int, element_bytes: int, block_size: int) -> PrefillAttentionConfig:
-    """What a shape that nobody has measured gets."""
+    """Return the configuration for shapes that are not in the table of tuned ones."""
     if element_bytes == 4:  # no tensor cores
         return PrefillAttentionConfig(16, 16, 4, 2, use_tma=False, persistent=False)
     arch = architecture()
@@ -133,7 +129,7 @@ def default_config(head_dim: int, element_bytes: int, block_size: int) -> Prefil
 def candidates(
     head_dim: int, element_bytes: int, block_size: int, arch: int
 ) -> Iterator[PrefillAttentionConfig]:
-    """The configurations worth measuring for a shape on `arch`: those that fit a multiprocessor."""
+    """Yield the configurations worth measuring on `arch`: those that fit a multiprocessor."""
     if element_bytes == 4:
         yield PrefillAttentionConfig(16, 16, 4, 2, use_tma=False, persistent=False)
         return
@@ -146,7 +142,7 @@ def candidates(
         tiles, steps, (2, 3, 4, 5), may_use_tma, (False, True)
     ):
         # Accumulators, scores, and weights in both precisions; then addresses and the like, and
-        # before Hopper what of the keys is being multiplied.
+        # before Hopper the keys that are being multiplied.
         registers = (rows * block_d + 2 * rows * tokens) // (32 * warps) + (56 if has_tma else 128)
         slack = 2560 if arch < 100 else 6656
         shared = (rows + 2 * stages * tokens) * block_d * element_bytes + slack
@@ -162,8 +158,18 @@ def _padded(head_dim: int) -> int:
     return max(MIN_DOT_ROWS, 1 << (head_dim - 1).bit_length())
 
 
+def _source(kv_cache: torch.Tensor, config: PrefillAttentionConfig) -> tuple[Any, bool]:
+    """Return the rows of the cache, or a descriptor of them where the copy engine loads tiles."""
+    rows = _cache_rows(kv_cache)
+    block_size, head_dim = kv_cache.shape[3:]
+    if not (config.use_tma and _tma_loads(rows, block_size, config.BLOCK_N)):
+        return rows, False
+    box = [config.BLOCK_N, _padded(head_dim)]
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box), True
+
+
 def _cache_rows(kv_cache: torch.Tensor) -> torch.Tensor:
-    """[num_rows, head_dim] one row per token of a record, from the view's first to its last."""
+    """Return [num_rows, head_dim], one row per token of a record, over the whole view."""
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     block_stride, record = kv_cache.stride(0), block_size * head_dim
     assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
@@ -174,7 +180,7 @@ def _cache_rows(kv_cache: torch.Tensor) -> torch.Tensor:
 
 
 def _tma_loads(rows: torch.Tensor, block_size: int, tile_tokens: int) -> bool:
-    """Whether the copy engine can fetch a tile: it lies in one block, aligned as it must be."""
+    """Return True when the copy engine can load a tile: it lies in one block and is aligned."""
     aligned = rows.stride(0) * rows.element_size() % 16 == 0
     if rows.device.type != "meta":
         aligned = aligned and rows.data_ptr() % 16 == 0

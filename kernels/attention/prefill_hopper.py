@@ -1,7 +1,7 @@
 """Prefill attention on a Hopper GPU: the launcher of the kernel written for sm_90.
 
-What `prefill_attention` launches for the shapes that are `offered`, where the table of tuned
-configurations says `warp_specialized`: where it was measured to be faster.
+`prefill_attention` launches it for `offered` shapes that the table of tuned configurations marks
+`warp_specialized`. No entry is marked until the first run on a GPU has measured it to be faster.
 """
 
 import math
@@ -25,7 +25,7 @@ from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 @dataclass(frozen=True, slots=True)
 class PrefillHopperConfig:
-    """Slots of the K ring and of the V ring, whether consumers take turns at the tensor cores."""
+    """Stages of the K and V rings; with `take_turns` consumers alternate on the tensor cores."""
 
     num_stages: int = 2
     take_turns: bool = True
@@ -36,13 +36,13 @@ DEFAULT = PrefillHopperConfig()
 
 
 def candidates(head_dim: int) -> Iterator[PrefillHopperConfig]:
-    """The configurations worth measuring."""
+    """Yield the configurations worth measuring."""
     for stages, turns, idle in product((2, 3) if head_dim == 64 else (2,), (True, False), (0, 1)):
         yield PrefillHopperConfig(num_stages=stages, take_turns=turns, idle_multiprocessors=idle)
 
 
 def offered(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
-    """Whether `prefill_attention_hopper` takes such a pool."""
+    """Return True when `prefill_attention_hopper` takes such a pool."""
     whole_blocks = TILE_TOKENS.value % block_size == 0 or block_size % TILE_TOKENS.value == 0
     sixteen_bit = dtype in (torch.float16, torch.bfloat16)
     return head_dim in (64, 128) and block_size >= 16 and whole_blocks and sixteen_bit
@@ -60,7 +60,7 @@ def prefill_attention_hopper(
     *,
     config: PrefillHopperConfig | None = None,
 ) -> None:
-    """A run of query tokens per sequence attends causally over the cache, itself included.
+    """Let a run of query tokens per sequence attend causally over the cache, itself included.
 
     As `prefill_attention`, for `offered` shapes and scale > 0. q's rows and the pool must lie at
     multiples of 16 bytes.

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-WHOLE = tl.constexpr(1)  # the phase of a tile between those that a window and its own queries cut
+WHOLE = tl.constexpr(1)  # the phase between tiles cut by the window and by the causal mask
 NO_SCORE = tl.constexpr(-1.0e30)  # the maximum of nothing: finite, so that differences are numbers
 
 
@@ -19,7 +19,7 @@ def _load_rows(  # type: ignore[no-untyped-def]
     USE_TMA: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """A tile of keys or values [BLOCK_N, BLOCK_D]; zeros for rows below 0, if not ALL are there."""
+    """Load keys or values [BLOCK_N, BLOCK_D]; zeros for rows below 0, unless ALL are valid."""
     if USE_TMA:
         return source.load([rows, 0])
     else:
@@ -32,10 +32,10 @@ def _load_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _is_after(last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BLOCK_M, BLOCK_N] whether column > last[row].
+    """Return [BLOCK_M, BLOCK_N], True where column > last[row].
 
-    A thread holds the same two of every eight columns of a tile of scores: of 8 * octet + rest the
-    octet is a constant to it. Comparing whole columns would take a register for each.
+    A thread holds the same two of every eight columns of a tile of scores: in 8 * octet + rest the
+    octet is a constant. Comparing whole columns would take a register for each.
     """
     octets = tl.arange(0, BLOCK_N // 8) * 8
     rests = last[:, None] - tl.arange(0, 8)[None, :]
@@ -73,7 +73,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     PERSISTENT: tl.constexpr,
 ):
     # grid: (num_programs,), each takes items (tile of rows, KV head) in turn, the last tiles first:
-    # they see the most. Who had the heaviest of a turn gets the lightest of the next.
+    # they see the most. The program with the heaviest item of a turn gets the lightest of the next.
     # row |-> (query token row // group_size, head row % group_size of my KV head)
     my_program, num_programs = tl.program_id(0), tl.num_programs(0)
     turns = tl.cdiv(num_tiles * num_kv_heads, num_programs) if PERSISTENT else 1
@@ -122,7 +122,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
             shrink = tl.full([BLOCK_M], 1.0, tl.float32)
             # The values of a tile are weighed a step after its keys were scored: on Hopper the
             # tensor cores do it while the exponentials of that step are taken. The first step
-            # weighs zeros: rows -1 and below are nobody's.
+            # weighs zeros: rows -1 and below do not exist.
             weights = tl.zeros([BLOCK_M, BLOCK_N], my_q.dtype)
             value_rows = -BLOCK_N
             if not USE_TMA:
@@ -143,8 +143,8 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
                     scores = tl.dot(my_q, k.T, input_precision="ieee")
                     v = _load_rows(source, value_rows, head_dim, BLOCK_D, USE_TMA, phase == WHOLE)
                     acc = acc * shrink[:, None]
-                    # Straight from the last step an operand would go through shared memory and
-                    # its wgmma be waited for: an addition keeps it in registers.
+                    # An operand straight from the last step would go through shared memory, and
+                    # its wgmma would be waited for: an addition keeps it in registers.
                     held = weights + tl.zeros([1, 1], weights.dtype)
                     acc = tl.dot(held, v, acc, input_precision="ieee")
                     if soft_cap != 0.0:
@@ -166,11 +166,11 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
                     if not USE_TMA and phase != WHOLE:
                         value_rows = tl.where(at < my_end, value_rows, -BLOCK_N)
             v = _load_rows(source, value_rows, head_dim, BLOCK_D, USE_TMA, False)
-            if USE_TMA:  # the copy engine brings what lies past the context as well
+            if USE_TMA:  # the copy engine also loads slots past the context
                 positions = (num_steps - 1) * BLOCK_N + tl.arange(0, BLOCK_N)
                 v = tl.where((positions < my_context)[:, None], v, 0.0)
             acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
-            # Nothing is added. The compiler can't know, so it won't hold q's offsets for out's.
+            # This adds 0. The compiler cannot know, so it does not keep q's offsets for out's.
             my_first_row += tl.minimum(my_end, 0)
             rows, dims = my_first_row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
             tokens, heads = rows // group_size, my_kv_head * group_size + rows % group_size

@@ -1,4 +1,4 @@
-// Attention of prompts and answers over the paged cache; launch.py says what it takes.
+// Attention of prompts and answers over the paged cache; launch.py documents the arguments.
 
 #include "tiles.h"
 
@@ -6,7 +6,7 @@
 
 #define LEAST_SHARED_PRODUCTS 262144  // as LEAST_SHARED
 #define KEYS 128        // keys of one tile
-#define AHEAD 32        // keys between the one that is read and the one that is asked for
+#define AHEAD 32        // keys between the one that is read and the one that is prefetched
 #define QUERY_ROWS 192  // rows of one tile, a row being one head of one query
 
 struct attention {
@@ -19,8 +19,8 @@ struct attention {
     enum dtype q_dtype, cache_dtype, out_dtype;
 };
 
-// Where the processor multiplies pairs of bfloat16, what is multiplied stays that: a float then
-// stands for two, neighbours in head_dim for the scores and neighbouring keys for the result.
+// Where the processor multiplies pairs of bfloat16, operands stay bfloat16: a float then stands for
+// two, neighbors in head_dim for the scores and neighboring keys for the result.
 struct scratch {
     float *q;       // [QUERY_ROWS, head_dim]
     float *keys;    // [head_dim, KEYS]
@@ -32,7 +32,7 @@ struct scratch {
 
 INLINE long padded(long size) { return (size + LANES - 1) / LANES * LANES; }
 
-// A key of one KV head on its way through the blocks of a sequence.
+// A position in the blocks of a sequence.
 struct cursor {
     const int64_t *block;
     long offset;  // in the block
@@ -43,7 +43,7 @@ INLINE struct cursor cursor_at(const struct attention *a, long seq, long key) {
     return (struct cursor){table + key / a->block_size, key % a->block_size};
 }
 
-// Where it begins; the cursor goes on to the next one.
+// Returns the key at the cursor and moves the cursor to the next key.
 INLINE const char *step(const struct attention *a, struct cursor *at, long kv_head, long size) {
     long first = *at->block * a->block_stride;
     first += (kv_head * a->block_size + at->offset) * a->head_dim;
@@ -54,9 +54,9 @@ INLINE const char *step(const struct attention *a, struct cursor *at, long kv_he
     return (const char *)a->kv_cache + first * size;
 }
 
-// Keys (transposed) and values [first, last) of one KV head, widened; 0 up to a multiple of LANES.
-// What comes next, up to `end`, is asked for: the pool is larger than caches, its blocks scattered.
-// One line at a time, because of many at once the processor forgets most.
+// Gathers keys (transposed) and values [first, last) of one KV head, widened; 0 up to a multiple of
+// LANES. Prefetches later keys up to `end`: the pool is larger than caches, its blocks scattered.
+// One line at a time, because the processor drops most of many prefetches at once.
 INLINE void gather_keys(const struct attention *a, const struct scratch *s, long seq, long kv_head,
                         long first, long last, long end, enum dtype dtype, int in_pairs) {
     long to_values = a->num_kv_heads * a->block_size * a->head_dim, width = padded(a->head_dim);
@@ -102,7 +102,7 @@ INLINE void gather_keys(const struct attention *a, const struct scratch *s, long
     }
 }
 
-// Scores [rows, columns] become weights; what was summed before shrinks to the new largest score.
+// Turns scores [rows, columns] into weights; earlier sums shrink to the new largest score.
 INLINE void weigh(const struct attention *a, const struct scratch *s, long rows, long columns,
                   long first_key, long first_position, int in_pairs) {
     long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
@@ -142,7 +142,7 @@ INLINE void weigh(const struct attention *a, const struct scratch *s, long rows,
     }
 }
 
-// The queries [begin, end) of a sequence, in the heads of one KV head.
+// Attends for queries [begin, end) of a sequence, in the heads of one KV head.
 INLINE void attend_part(const struct attention *a, const struct scratch *s, long seq, long kv_head,
                         long begin, long end, enum dtype dtype, int in_pairs) {
     long group_size = a->num_heads / a->num_kv_heads, width = padded(a->head_dim);
@@ -205,7 +205,7 @@ INLINE float *take(char **memory, long count) {
     return taken;
 }
 
-// Returns -1 when there is no memory, and then some queries have not been attended for.
+// Returns -1 when memory is short; some results are then missing.
 int attend(const struct attention *a, long num_seqs, int num_threads) {
     long part_tokens = most(1, QUERY_ROWS * a->num_kv_heads / a->num_heads);
     long num_parts = 0, num_pairs = 0;
@@ -240,7 +240,7 @@ int attend(const struct attention *a, long num_seqs, int num_threads) {
             s.best = take(&rest, rows);
             s.mass = take(&rest, rows);
         }
-        // The last parts see the most keys: they go first, and what remains evens out.
+        // The last parts see the most keys: they go first, which evens out the threads' work.
 #pragma omp for schedule(dynamic, 1)
         for (long item = num_parts * a->num_kv_heads - 1; item >= 0; item--) {
             struct part part = parts[item / a->num_kv_heads];

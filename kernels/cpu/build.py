@@ -1,4 +1,4 @@
-"""The kernels for a CPU, compiled for the processor at hand the first time they are asked for."""
+"""The kernels for a CPU, compiled for the present processor when they are first needed."""
 
 import ctypes
 import hashlib
@@ -27,13 +27,13 @@ class BuildError(Exception):
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels. Raises BuildError, each time it is called, where there can't be any.
+    """Load the compiled kernels. Raises BuildError, at every call, where they cannot be built.
 
-    They are kept in the user's cache folder under what they depend on: source, compiler, processor.
+    The library is kept in the user's cache folder, named after source, compiler and processor.
     """
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
-        raise BuildError(f"there is no C compiler {compiler[0]!r}; CC may name another")
+        raise BuildError(f"there is no C compiler {compiler[0]!r}; set CC to another")
     try:
         built = _cache_folder() / f"cpu-kernels-{_fingerprint(compiler)}.so"
         if not built.exists():
@@ -60,7 +60,7 @@ def _fingerprint(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What the machine code for this one must not be run without."""
+    """Return the processor's name and features, on which the machine code depends."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.platform()
@@ -70,12 +70,12 @@ def _processor() -> str:
 
 
 def _openmp() -> Path | None:
-    """PyTorch's own OpenMP library: with a second one each would keep threads of its own."""
+    """Return PyTorch's own OpenMP library: a second one would keep threads of its own."""
     return next(Path(torch.__file__).parent.glob("lib/libgomp*.so*"), None)
 
 
 def _compile(compiler: list[str], built: Path) -> None:
-    """Whole or not at all, whoever else does the same meanwhile."""
+    """Write atomically, so that concurrent builders never see a partial file."""
     openmp = _openmp()
     libraries = [] if openmp is None else [str(openmp)]
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:

@@ -1,4 +1,4 @@
-"""The kernels in C beside this file, called as their twins in tandem.kernels.reference are."""
+"""The kernels in C beside this file, with the signatures of tandem.kernels.reference."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 
 from tandem.kernels.cpu.build import load_library
 
-PANEL = 64  # rows of a weight matrix that stand side by side, as linear.c has it
+PANEL = 64  # rows of a weight matrix that stand side by side, as in linear.c
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
 _P, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
@@ -61,7 +61,7 @@ def rms_norm(
     eps: float,
     out: torch.Tensor,  # [num_tokens, hidden_size], may be x
 ) -> None:
-    """out = x / rms(x) * weight, in float32 and rounded once."""
+    """Compute out = x / rms(x) * weight, in float32 and rounded once."""
     _norm(x, None, weight, eps, out)
 
 
@@ -72,7 +72,7 @@ def add_rms_norm(
     eps: float,
     out: torch.Tensor,  # [num_tokens, hidden_size], may be x
 ) -> None:
-    """residual += x in place, rounded to its dtype; out is the norm of that rounded sum."""
+    """Add x to residual in place, rounded to its dtype; out is the norm of that rounded sum."""
     _norm(x, residual, weight, eps, out)
 
 
@@ -105,7 +105,7 @@ def silu_mul(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
     out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
 ) -> None:
-    """out = silu(gate) * up; the gate is rounded to its dtype between the two."""
+    """Compute out = silu(gate) * up; silu(gate) is rounded to its dtype before the product."""
     _silu_mul(
         gate_up.data_ptr(),
         out.data_ptr(),
@@ -127,7 +127,7 @@ def store_qkv(
     eps: float,
     q_out: torch.Tensor,  # [num_tokens, num_heads, head_dim], may be qkv's own queries
 ) -> None:
-    """Norm and rotate queries into q_out and keys into the cache; values go there as they are."""
+    """Norm and rotate queries into q_out and keys into the cache; store values unchanged."""
     num_tokens, num_rows, head_dim = qkv.shape
     num_kv_heads, block_size = _pool_shape(kv_cache)
     positions, slot_mapping = _indices(positions), _indices(slot_mapping)
@@ -159,13 +159,13 @@ def linear(
     panels: torch.Tensor,  # [ceil(out / PANEL), in, PANEL], as pack_panels makes it
     out_size: int,
 ) -> torch.Tensor:
-    """x times the matrix, [num_tokens, out_size]; float32, or bfloat16 where it is multiplied.
+    """Return x times the matrix, [num_tokens, out_size]; float32, or bfloat16 if supported.
 
-    Each sum is taken in float32 from the first product to the last, whatever else is computed.
+    Each sum runs in float32 from the first product to the last, whatever else is computed.
     """
     num_tokens, in_size = x.shape
     assert x.dtype == panels.dtype and x.stride(1) == 1
-    assert panels.numel() == -(-out_size // PANEL) * PANEL * in_size
+    assert panels.numel() == (out_size + -out_size % PANEL) * in_size
     assert x.dtype == torch.float32 or x.stride(0) % 2 == 0
     out = torch.empty(num_tokens, out_size, dtype=x.dtype)
     _linear(
@@ -184,19 +184,18 @@ def linear(
 
 
 def paged_decode_attention(
-    q: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
     block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
-    context_lens: torch.Tensor,  # [num_seqs] positions attended, the queries' own included
+    context_lens: torch.Tensor,  # [num_seqs] positions attended, the query's own included
     scale: float,
-    out: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     *,
-    queries_per_seq: int = 1,
     soft_cap: float = 0.0,
     window: int = 0,
 ) -> None:
-    """The last `queries_per_seq` tokens of each sequence attend causally over its context."""
-    cu_seqlens = _equal_runs(q.shape[0], queries_per_seq)
+    """Let the last token of each sequence attend over its context."""
+    cu_seqlens = _one_each(q.shape[0])
     _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window)
 
 
@@ -214,7 +213,7 @@ def prefill_attention(
     window: int = 0,
     config: object = None,
 ) -> None:
-    """A run of query tokens per sequence attends causally over the cache, itself included.
+    """Let a run of query tokens per sequence attend causally over the cache, itself included.
 
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already. With a window a query at position p sees (p - window, p];
@@ -265,14 +264,14 @@ def _attention(
         raise MemoryError("no memory for attention")
 
 
-@lru_cache  # every layer of every step asks for the same few
-def _equal_runs(num_tokens: int, length: int) -> torch.Tensor:
-    """[num_tokens / length + 1] where each of the runs begins, and the last one ends."""
-    return torch.arange(0, num_tokens + 1, length)
+@lru_cache  # every layer of every step needs the same few
+def _one_each(num_seqs: int) -> torch.Tensor:
+    """Return [num_seqs + 1], the start of each sequence's only query, and the end of the last."""
+    return torch.arange(num_seqs + 1)
 
 
 def _pool_shape(kv_cache: torch.Tensor) -> tuple[int, int]:
-    """KV heads and block size of one layer of a pool, whose blocks are each of one piece."""
+    """Return KV heads and block size of one layer of a pool, whose blocks are contiguous."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     record = block_size * head_dim
     assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)

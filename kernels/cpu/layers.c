@@ -1,4 +1,4 @@
-// What lies between a layer's matrices, attention apart; launch.py says what each takes.
+// The layers' functions besides matrices and attention; launch.py documents their arguments.
 
 #include "vectors.h"
 
@@ -11,7 +11,7 @@ void rms_norm(const void *x, void *residual, const void *weight, void *out, long
               int x_dtype, int residual_dtype, int weight_dtype, int out_dtype, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * hidden_size > LEAST_SHARED)
     for (long token = 0; token < num_tokens; token++) {
-        // What is normed: the sum as it is kept, where there is a residual.
+        // The values to norm: the rounded sum, if there is a residual.
         const void *values = residual ? residual : x;
         int dtype = residual ? residual_dtype : x_dtype;
         long first = token * (residual ? residual_stride : x_stride);
@@ -60,7 +60,7 @@ struct storing {
     enum dtype qkv_dtype, table_dtype, cache_dtype;
 };
 
-// One head's query or key, normed if there is a norm, to a row that stands there twice.
+// Writes one head's query or key, normed if there is a norm, twice into `row`.
 INLINE void norm_head(const struct storing *a, const void *x, long head, float *row) {
     vec squares = {0};
     for (long i = 0; i < a->head_dim; i += LANES) {

@@ -1,18 +1,18 @@
-// Tokens times a weight matrix; launch.py says what it takes.
+// Tokens times a weight matrix; launch.py documents the arguments.
 
 #include "tiles.h"
 
 #define PANEL 64                        // rows of the matrix that stand side by side
 #define LINES (4 * PANEL / LINE_BYTES)  // of a panel, for one input
-#define BLOCK 192                       // tokens whose sums stay close
+#define BLOCK 192                       // tokens whose sums stay in the cache
 #define FEW_TOKENS 48
-#define CHUNK 64                        // inputs whose part of a panel stays close meanwhile
+#define CHUNK 64                        // inputs whose part of a panel stays in the cache
 #define LEAST_SHARED_WEIGHTS 65536  // as LEAST_SHARED
 
 // sums [num_tokens, PANEL] = x [num_tokens, in] panel [in, PANEL]. In pairs, `in` counts these.
-// Few tokens wait for memory, which gives the panel once: the first group of them brings a chunk
-// close, and each of the groups asks for its share of the next chunk. Many are computed with longer
-// than that takes, and go without chunks.
+// Few tokens are bound by memory, which is read once: the first group of tokens loads a chunk into
+// the cache, and every group prefetches its share of the next chunk. Many tokens are bound by
+// arithmetic and go without chunks.
 INLINE void multiply_panel(const float *x, const float *panel, float *sums, long num_tokens,
                            long in, long x_stride, int in_pairs) {
     const long width = TILE_VECS * LANES;
@@ -38,7 +38,7 @@ INLINE void multiply_panel(const float *x, const float *panel, float *sums, long
     }
 }
 
-// out [num_tokens, count] from what stands in one panel.
+// out [num_tokens, count] = x times one panel.
 INLINE void multiply_columns_of(const float *x, const float *panel, void *out, long num_tokens,
                                 long in, long count, long x_stride, long out_stride,
                                 int in_pairs) {
@@ -65,7 +65,7 @@ void linear(const char *x, const float *panels, char *out, long num_tokens, long
         const float *from = (const float *)(x + first * x_stride * size);
         void *to = out + (first * out_stride + panel * PANEL) * size;
         long width = least(PANEL, out_size - panel * PANEL);
-        // Apart, so that the compiler knows which in the loops within.
+        // Two calls, so that `in_pairs` is a constant in each.
         if (in_pairs)
             multiply_columns_of(from, panels + panel * panel_size, to, count, in / 2, width,
                                 x_stride / 2, out_stride, 1);
@@ -75,7 +75,7 @@ void linear(const char *x, const float *panels, char *out, long num_tokens, long
     }
 }
 
-// Whether `linear` takes bfloat16.
+// Returns 1 when `linear` takes bfloat16.
 int multiplies_bfloat16(void) {
 #if defined(__AVX512BF16__)
     return 1;

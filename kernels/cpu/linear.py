@@ -1,4 +1,4 @@
-"""Which weight matrices are multiplied in C, and how they are laid out for it."""
+"""The weight matrices that are multiplied in C, and their layout."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from tandem.kernels.reference.linear import pack_linear as pack_for_libraries
 
 
 def pack_linear(weight: torch.Tensor) -> Linear:
-    """As its twin: `x @ weight.T` for x in activation_dtype(weight); `weight` is [out, in].
+    """Return `x @ weight.T` for x in activation_dtype(weight); `weight` is [out, in].
 
     Measured on two AMD cores with AVX-512, milliseconds for 65 matrices, 126 million numbers, and
     1, 8, 512 tokens: float32 12.5, 12.8, 317 by oneDNN and 11.2, 8.0, 301 in C; bfloat16 7.8, 8.4,
@@ -23,9 +23,9 @@ def pack_linear(weight: torch.Tensor) -> Linear:
 
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
-    """[ceil(out / PANEL), in, PANEL] from [out, in], the last panel filled up with zeros.
+    """Return [ceil(out / PANEL), in, PANEL] from [out, in]; zeros fill the last panel.
 
-    Of bfloat16, which is multiplied in pairs: [ceil(out / PANEL), in / 2, PANEL, 2].
+    For bfloat16, which is multiplied in pairs: [ceil(out / PANEL), in / 2, PANEL, 2].
     """
     out_size, in_size = weight.shape
     if num_lacking := -out_size % PANEL:  # else padding would copy all of it
@@ -36,7 +36,10 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_for_c(weight: torch.Tensor) -> bool:
-    """Not where oneDNN has an instruction for whole tiles of bfloat16 (AMX), and this has not."""
+    """Return True when the C kernel should multiply `weight`.
+
+    False for bfloat16 on CPUs with AMX, where oneDNN is faster.
+    """
     if weight.dtype == torch.float32:
         return True
     if weight.dtype != activation_dtype(weight) or weight.shape[1] % 2:

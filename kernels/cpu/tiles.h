@@ -25,7 +25,7 @@ INLINE vec multiplied(vec sum, const float *a, vec b, int in_pairs) {
 }
 
 // c [rows, vecs * LANES] = a [rows, depth] b [depth, vecs * LANES], added to c where `adds`. For
-// each k the next `num_ahead` cache lines, at most 4, from `ahead` on are asked for.
+// each k the next `num_ahead` cache lines, at most 4, from `ahead` on are prefetched.
 INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long a_stride,
                           const float *b, long b_stride, float *c, long c_stride, int adds,
                           int in_pairs, const char *ahead, long num_ahead) {
@@ -49,7 +49,7 @@ INLINE void multiply_tile(long rows, long vecs, long depth, const float *a, long
             store_whole(c, row * c_stride + i * LANES, sums[row][i], FLOAT32);
 }
 
-// The same for a number of rows, at most TILE_ROWS, that the compiler doesn't know.
+// The same for a variable number of rows, at most TILE_ROWS.
 INLINE void multiply_rows(long rows, long vecs, long depth, const float *a, long a_stride,
                           const float *b, long b_stride, float *c, long c_stride, int adds,
                           int in_pairs, const char *ahead, long num_ahead) {

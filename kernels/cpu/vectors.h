@@ -1,5 +1,5 @@
-// Vectors of float32 and what is read and written through them. They are GCC's, and so the same on
-// every processor: what it has decides how many of its registers one of them takes.
+// Vectors of float32, their loads and their stores. They are GCC's, the same on every processor,
+// which may take several of its registers for one of them.
 
 #pragma once
 
@@ -35,8 +35,8 @@ enum dtype { FLOAT32, FLOAT16, BFLOAT16 };
 static const long SIZE[] = {4, 2, 2};
 static const float LOG2_E = 1.44269504088896341f;
 
-// Below this many numbers a second thread costs more than it saves: it waits for what comes next
-// without sleeping, on a core that others could use.
+// Below this many numbers a second thread costs more than it saves: it spins until its next work,
+// on a core that others could use.
 #define LEAST_SHARED 16384
 
 INLINE long least(long a, long b) { return a < b ? a : b; }

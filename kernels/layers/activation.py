@@ -15,7 +15,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class SiluMulConfig:
-    """A program has `block_width` columns of one token."""
+    """`block_width` columns of one token per program."""
 
     block_width: int
     num_warps: int
@@ -27,7 +27,7 @@ def silu_mul(
     *,
     config: SiluMulConfig | None = None,
 ) -> None:
-    """out = silu(gate) * up, in float32 and rounded once."""
+    """Compute out = silu(gate) * up, in float32 and rounded once."""
     num_tokens, intermediate_size = out.shape
     if num_tokens == 0:
         return
@@ -54,9 +54,9 @@ def silu_mul(
 
 
 def default_config(few_tokens: bool, intermediate_size: int, element_bytes: int) -> SiluMulConfig:
-    """A vector of gate and one of up per thread, in smaller programs for few tokens.
+    """Return a vector of gate and one of up per thread; smaller programs for few tokens.
 
-    Of two each, the compiler loads the last only once the others are in use.
+    With two each, the compiler loads the last only once the others are in use.
     """
     num_warps = 2 if few_tokens else 8
     block_width = num_warps * WARP * VECTOR_BYTES // element_bytes
@@ -64,7 +64,7 @@ def default_config(few_tokens: bool, intermediate_size: int, element_bytes: int)
 
 
 def candidates(intermediate_size: int, element_bytes: int) -> Iterator[SiluMulConfig]:
-    """What is worth measuring: one to four vectors each of gate and up per thread."""
+    """Yield the configurations worth measuring: one to four vectors each of gate and up."""
     for num_warps in (1, 2, 4, 8, 16):
         for num_vectors in (1, 2, 4):
             block_width = num_vectors * num_warps * WARP * VECTOR_BYTES // element_bytes

@@ -1,4 +1,4 @@
-"""Gathering the embeddings of a batch's tokens."""
+"""The embeddings of a batch's tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class EmbedConfig:
-    """A program has `block_width` columns of one token."""
+    """`block_width` columns of one token per program."""
 
     block_width: int
     num_warps: int
@@ -28,7 +28,7 @@ def embed(
     *,
     config: EmbedConfig | None = None,
 ) -> None:
-    """out = table[token_ids]."""
+    """Compute out = table[token_ids]."""
     num_tokens, hidden_size = out.shape
     if num_tokens == 0:
         return
@@ -54,14 +54,14 @@ def embed(
 
 
 def default_config(few_tokens: bool, hidden_size: int, element_bytes: int) -> EmbedConfig:
-    """Four vectors of a row per thread; one for few tokens, spread over the chip."""
+    """Return four vectors of a row per thread, or one for few tokens, spread over the chip."""
     num_warps, num_vectors = (2, 1) if few_tokens else (4, 4)
     block_width = num_vectors * num_warps * WARP * VECTOR_BYTES // element_bytes
     return EmbedConfig(min(block_width, triton.next_power_of_2(hidden_size)), num_warps)
 
 
 def candidates(hidden_size: int, element_bytes: int) -> Iterator[EmbedConfig]:
-    """What is worth measuring: one to eight vectors per thread."""
+    """Yield the configurations worth measuring: one to eight vectors per thread."""
     for num_warps in (1, 2, 4, 8):
         for num_vectors in (1, 2, 4, 8):
             block_width = num_vectors * num_warps * WARP * VECTOR_BYTES // element_bytes

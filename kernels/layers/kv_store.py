@@ -1,4 +1,4 @@
-"""From the QKV projection's output to rotated queries, and keys and values in the cache."""
+"""From the QKV projection's result to rotated queries, and keys and values in the cache."""
 
 # In a kernel, a tuple grows and a name changes its type.
 # mypy: disable-error-code="assignment,var-annotated"
@@ -18,7 +18,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class StoreQkvConfig:
-    """A program has `num_pieces` tiles of a token, each of up to `block_heads` of its heads."""
+    """`num_pieces` tiles of a token per program, each of up to `block_heads` heads."""
 
     block_heads: int
     num_pieces: int
@@ -37,23 +37,16 @@ def store_qkv(
     *,
     config: StoreQkvConfig | None = None,
 ) -> None:
-    """Norm and rotate queries into q_out and keys into the cache; values go there as they are.
+    """Norm and rotate queries into q_out and keys into the cache; store values unchanged.
 
-    In float32, rounded once, at the store. A token without a slot still gets its queries. `qkv`
-    stays as it is unless q_out is a view of it; then its keys may change too.
+    Computes in float32, rounded once, at the store. A token without a slot still gets its queries.
+    `qkv` is not changed unless q_out is a view of it; then its keys may change too.
     """
-    num_tokens, num_rows, head_dim = qkv.shape
+    num_tokens, head_dim = len(qkv), qkv.shape[2]
     num_heads, num_kv_heads = q_out.shape[1], kv_cache.shape[2]
     if num_tokens == 0:
         return
-    assert num_rows == num_heads + 2 * num_kv_heads and head_dim % 2 == 0
-    assert q_out.shape == (num_tokens, num_heads, head_dim) and kv_cache.shape[1] == 2
-    assert kv_cache.shape[4] == head_dim and rope_table.shape[1:] == (2, head_dim)
-    assert qkv.dtype == q_out.dtype == kv_cache.dtype
-    assert qkv.stride(2) == q_out.stride(2) == kv_cache.stride(4) == 1
-    assert rope_table.is_contiguous() and positions.stride(0) == slot_mapping.stride(0) == 1
-    if qk_norm is not None:
-        assert qk_norm.shape == (num_heads + num_kv_heads, head_dim) and qk_norm.is_contiguous()
+    _check(qkv, qk_norm, rope_table, positions, slot_mapping, kv_cache, q_out)
     if config is None:
         few = num_tokens < 4 * num_multiprocessors(qkv.device)
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
@@ -88,12 +81,34 @@ def store_qkv(
     )
 
 
+def _check(
+    qkv: torch.Tensor,
+    qk_norm: torch.Tensor | None,
+    rope_table: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache: torch.Tensor,
+    q_out: torch.Tensor,
+) -> None:
+    """Assert what `store_qkv` and its kernel expect of the tensors."""
+    num_tokens, num_rows, head_dim = qkv.shape
+    num_heads, num_kv_heads = q_out.shape[1], kv_cache.shape[2]
+    assert num_rows == num_heads + 2 * num_kv_heads and head_dim % 2 == 0
+    assert q_out.shape == (num_tokens, num_heads, head_dim) and kv_cache.shape[1] == 2
+    assert kv_cache.shape[4] == head_dim and rope_table.shape[1:] == (2, head_dim)
+    assert qkv.dtype == q_out.dtype == kv_cache.dtype
+    assert qkv.stride(2) == q_out.stride(2) == kv_cache.stride(4) == 1
+    assert rope_table.is_contiguous() and positions.stride(0) == slot_mapping.stride(0) == 1
+    if qk_norm is not None:
+        assert qk_norm.shape == (num_heads + num_kv_heads, head_dim) and qk_norm.is_contiguous()
+
+
 def default_config(
     few_tokens: bool, num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int
 ) -> StoreQkvConfig:
-    """A 16-byte vector of each half per thread and piece, and up to six pieces on their way.
+    """Return a 16-byte vector of each half per thread and piece, and up to six pieces in flight.
 
-    For few tokens a piece per program of one warp, to spread them over the chip.
+    For few tokens, one piece per program of one warp, which spreads them over the chip.
     """
     per_warp = _heads_of_a_warp(head_dim, element_bytes)
     if few_tokens:
@@ -109,7 +124,7 @@ def default_config(
 def candidates(
     num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int
 ) -> Iterator[StoreQkvConfig]:
-    """What is worth measuring: one to six vectors of each half per thread."""
+    """Yield the configurations worth measuring: one to six vectors of each half per thread."""
     per_warp = _heads_of_a_warp(head_dim, element_bytes)
     for num_warps in (1, 2, 4):
         for num_pieces in (1, 2, 3, 4, 6):
@@ -117,14 +132,14 @@ def candidates(
 
 
 def _num_pieces(num_heads: int, num_kv_heads: int, block_heads: int) -> int:
-    """Tiles of a token's heads, none with heads of two kinds."""
+    """Count the tiles of a token's heads, none with heads of two kinds."""
     q_pieces: int = triton.cdiv(num_heads, block_heads)
     kv_pieces: int = triton.cdiv(num_kv_heads, block_heads)
     return q_pieces + 2 * kv_pieces
 
 
 def _heads_of_a_warp(head_dim: int, element_bytes: int) -> int:
-    """Heads of which one warp loads a half at once, a 16-byte vector per thread."""
+    """Count the heads of which one warp loads a half at once, a 16-byte vector per thread."""
     half_bytes: int = triton.next_power_of_2(head_dim // 2) * element_bytes
     return max(1, WARP * VECTOR_BYTES // max(half_bytes, VECTOR_BYTES))
 

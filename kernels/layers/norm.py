@@ -1,4 +1,4 @@
-"""RMSNorm over the hidden size, alone or on top of adding to the residual stream."""
+"""RMSNorm over the hidden size, alone or after an addition to the residual stream."""
 
 # In a kernel, a tuple grows and a name changes its type.
 # mypy: disable-error-code="assignment,var-annotated"
@@ -33,7 +33,7 @@ def rms_norm(
     *,
     config: NormConfig | None = None,
 ) -> None:
-    """out = x / rms(x) * weight, in float32 and rounded once."""
+    """Compute out = x / rms(x) * weight, in float32 and rounded once."""
     _launch(x, None, weight, eps, out, config)
 
 
@@ -46,15 +46,15 @@ def add_rms_norm(
     *,
     config: NormConfig | None = None,
 ) -> None:
-    """residual += x in place, rounded to its dtype; out is the norm of that rounded sum."""
+    """Add x to residual in place, rounded to its dtype; out is the norm of that rounded sum."""
     assert residual.shape == x.shape and residual.dtype == x.dtype and residual.stride(1) == 1
     _launch(x, residual, weight, eps, out, config)
 
 
 def default_config(hidden_size: int, element_bytes: int) -> NormConfig:
-    """Two 16-byte vectors of a row per thread; as many short rows as fill four warps.
+    """Return two 16-byte vectors of a row per thread, and as many short rows as fill four warps.
 
-    It depends on no number of tokens, so that a sum is added up in one order in every batch.
+    Independent of the number of tokens, so that sums run in one order in every batch.
     """
     piece = WARP * VECTOR_BYTES // element_bytes  # of one warp
     num_warps = 1
@@ -67,14 +67,14 @@ def default_config(hidden_size: int, element_bytes: int) -> NormConfig:
 
 
 def candidates(hidden_size: int, element_bytes: int) -> Iterator[NormConfig]:
-    """What is worth measuring: one to eight vectors per thread, one to eight rows."""
+    """Yield the configurations worth measuring: one to eight vectors per thread and rows."""
     piece = WARP * VECTOR_BYTES // element_bytes
     for num_warps in (1, 2, 4, 8, 16):
         for block_rows in (1, 2, 4, 8):
             if block_rows > num_warps:
                 continue
             block_width = piece * num_warps // block_rows
-            num_pieces = -(-hidden_size // block_width)
+            num_pieces = triton.cdiv(hidden_size, block_width)
             if block_width < 2 * hidden_size and num_pieces <= 8:
                 yield NormConfig(block_rows, block_width, num_warps)
 

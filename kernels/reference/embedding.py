@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.layers.embedding."""
+"""The PyTorch reference implementation of tandem.kernels.layers.embedding."""
 
 import torch
 
@@ -8,7 +8,7 @@ def embed(
     table: torch.Tensor,  # [vocab_size, hidden_size]
     out: torch.Tensor,  # [num_tokens, hidden_size], its dtype may be wider than the table's
 ) -> None:
-    """out = table[token_ids]."""
+    """Compute out = table[token_ids]."""
     if out.dtype == table.dtype:
         torch.index_select(table, 0, token_ids, out=out)
     else:

@@ -1,4 +1,4 @@
-"""What the twins of both attentions read the paged cache with."""
+"""Reads of the paged cache, for the reference implementations of both attentions."""
 
 import torch
 
@@ -8,7 +8,7 @@ def record_index(
     block_tables: torch.Tensor,  # [num_seqs, max_blocks]
     longest: int,
 ) -> torch.Tensor:
-    """Where the first `longest` positions stand among one layer's (block, k|v, head) records.
+    """Return where the first `longest` positions are among one layer's (block, k|v, head) records.
 
     The pool's layout keeps a record contiguous. The index is the same for every layer.
     """
@@ -17,7 +17,7 @@ def record_index(
     record = block_size * head_dim
     assert token_stride == head_dim and head_stride == record, "a head's block is contiguous"
     assert kv_stride == num_kv_heads * record and block_stride % record == 0
-    my_blocks = block_tables[:, : -(-longest // block_size)]
+    my_blocks = block_tables[:, : (longest - 1) // block_size + 1]
     heads = torch.arange(2 * num_kv_heads, device=kv_cache.device).view(2, 1, num_kv_heads, 1)
     return ((my_blocks * (block_stride // record)).unsqueeze(1) + heads).flatten()
 
@@ -29,7 +29,7 @@ def gather_context(
     longest: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [num_seqs * num_kv_heads, longest, head_dim] in `dtype`: a copy."""
+    """Copy keys and values, each [num_seqs * num_kv_heads, longest, head_dim] in `dtype`."""
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     record = block_size * head_dim
     records_per_block = kv_cache.stride(0) // record

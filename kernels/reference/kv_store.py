@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.layers.kv_store."""
+"""The PyTorch reference implementation of tandem.kernels.layers.kv_store."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from tandem.kernels.reference.norm import inverse_rms
 
 @dataclass(slots=True, frozen=True)
 class StorePlan:
-    """What every layer's store of one step has in common."""
+    """What the stores of all layers of a step share."""
 
     cos: torch.Tensor  # [num_tokens, 1, head_dim], float32
     sin: torch.Tensor  # [num_tokens, 1, head_dim], negated in its first half
@@ -23,7 +23,7 @@ def plan_store(
     slot_mapping: torch.Tensor,  # [num_tokens]
     block_size: int,
 ) -> StorePlan:
-    """The `plan` for store_qkv of these tokens, in any layer of the pool."""
+    """Make the `plan` for store_qkv of these tokens, in any layer of the pool."""
     cos, sin = rope_table.index_select(0, positions).float().split_with_sizes([1, 1], 1)
     kept = None
     if len(slot_mapping) and int(slot_mapping.min()) < 0:
@@ -45,10 +45,10 @@ def store_qkv(
     *,
     plan: StorePlan | None = None,
 ) -> None:
-    """Norm and rotate queries into q_out and keys into the cache; values go there as they are.
+    """Norm and rotate queries into q_out and keys into the cache; store values unchanged.
 
-    Where q_out is qkv's own queries, qkv's keys are rotated in place too. `plan` is plan_store's of
-    the same arguments, made here if there is none.
+    Where q_out is qkv's own queries, qkv's keys are rotated in place too. `plan` is that of
+    `plan_store` for the same arguments, made here if it is None.
     """
     num_tokens, num_rows, head_dim = qkv.shape
     num_kv_heads = kv_cache.shape[2]

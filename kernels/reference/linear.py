@@ -1,4 +1,4 @@
-"""Multiplication by a weight matrix, laid out for the CPU at hand."""
+"""Multiplication by a weight matrix, laid out for the present CPU."""
 
 import warnings
 from collections.abc import Callable
@@ -18,14 +18,14 @@ LARGEST_FLOAT16 = torch.finfo(torch.float16).max
 
 
 def activation_dtype(weight: torch.Tensor) -> torch.dtype:
-    """What the activations beside `weight` are kept in: on most CPUs float32."""
+    """Return the dtype of the activations beside `weight`: on most CPUs float32."""
     if weight.device.type != "cpu" or _is_native(weight):
         return weight.dtype
     return torch.float32
 
 
 def pack_linear(weight: torch.Tensor) -> Linear:
-    """`x @ weight.T` for x in activation_dtype(weight); `weight` is [out, in].
+    """Return `x @ weight.T` for x in activation_dtype(weight); `weight` is [out, in].
 
     On a CPU the function may own a copy and not keep `weight` alive. Measured on one Zen 3 core,
     milliseconds for 16 layers of 25 MB and 1, 8, 512 tokens: float32 29, 86, 1540 as it stands and
@@ -45,7 +45,7 @@ def pack_linear(weight: torch.Tensor) -> Linear:
 
 
 def _is_native(weight: torch.Tensor) -> bool:
-    """Whether this CPU multiplies bfloat16 by bfloat16."""
+    """Return True when this CPU multiplies bfloat16 by bfloat16."""
     if weight.dtype != torch.bfloat16 or not _has_onednn():
         return False
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -66,7 +66,7 @@ def _linear_onednn(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 
 
 def _fits_float16(weight: torch.Tensor) -> bool:
-    """Whether FBGEMM can hold `weight`.
+    """Return True when FBGEMM can hold `weight`.
 
     A bfloat16 number from 2^-17 to 65504 is exact in float16, and a smaller one off by 2^-25.
     """
@@ -75,11 +75,11 @@ def _fits_float16(weight: torch.Tensor) -> bool:
 
 
 def _packed_float16(weight: torch.Tensor) -> Linear:
-    """FBGEMM: weights read as float16, widened in registers and multiplied in float32."""
+    """Return FBGEMM's product: float16 weights, widened in registers, multiplied in float32."""
     if torch.get_num_threads() > 1 or not hasattr(torch, "fbgemm_pack_gemm_matrix_fp16"):
         packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
         return partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=packed)
-    # The same on one thread only, for 25 us less a call.
+    # On one thread the same function without its dispatch takes 25 us less a call.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces the removal of both, once each
         one = partial(_linear_float16, packed=torch.fbgemm_pack_gemm_matrix_fp16(weight.float()))

@@ -1,4 +1,4 @@
-"""The PyTorch twins of tandem.kernels.layers.norm."""
+"""The PyTorch reference implementations of tandem.kernels.layers.norm."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ def _constant(value: float, device: torch.device) -> torch.Tensor:
 
 
 def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """[..., 1] 1 / sqrt(mean of squares + eps) over the last dimension of float32 `x`.
+    """Return [..., 1], 1 / sqrt(mean of squares + eps) over the last dimension of float32 `x`.
 
     One pass over x: torch's rms_norm takes several, each with a tensor of x's size between.
     """
@@ -27,7 +27,7 @@ def rms_norm(
     eps: float,
     out: torch.Tensor,  # [num_tokens, hidden_size], may be x
 ) -> None:
-    """out = x / rms(x) * weight, in float32 and rounded once."""
+    """Compute out = x / rms(x) * weight, in float32 and rounded once."""
     wide = x.float()
     scale = inverse_rms(wide, eps)
     if out.dtype == torch.float32:
@@ -43,5 +43,5 @@ def add_rms_norm(
     eps: float,
     out: torch.Tensor,  # [num_tokens, hidden_size], may be x
 ) -> None:
-    """residual += x in place, rounded to its dtype; out is the norm of that rounded sum."""
+    """Add x to residual in place, rounded to its dtype; out is the norm of that rounded sum."""
     rms_norm(residual.add_(x), weight, eps, out)

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.attention.decode."""
+"""The PyTorch reference implementation of tandem.kernels.attention.decode."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class _Group:
     rows: slice  # of the plan's order
     longest: int
     index: torch.Tensor  # of record_index
-    mask: torch.Tensor  # added to [num_seqs * num_kv_heads, queries, longest]: 0 or -inf
+    mask: torch.Tensor  # added to scores [num_seqs * num_kv_heads, group_size, longest]: 0 or -inf
 
 
 @dataclass(slots=True, frozen=True)
 class DecodePlan:
-    """What every layer's attention of one step has in common."""
+    """What the attention of all layers of a step shares."""
 
     order: torch.Tensor | None  # sequences with a context, by length; None: all, as they stand
     groups: tuple[_Group, ...]
@@ -34,10 +34,9 @@ def plan_decode(
     context_lens: torch.Tensor,  # [num_seqs]
     group_size: int,
     *,
-    queries_per_seq: int = 1,
     window: int = 0,
 ) -> DecodePlan:
-    """The `plan` for paged_decode_attention of these sequences, over any layer of the pool.
+    """Make the `plan` for paged_decode_attention of these sequences, over any layer of the pool.
 
     `group_size` is the number of query heads per KV head.
     """
@@ -59,60 +58,55 @@ def plan_decode(
         longest = max(my_lens)
         index = record_index(kv_cache, block_tables[mine], longest)
         mask = torch.zeros((1, 1, 1), device=kv_cache.device)
-        if queries_per_seq > 1 or window or min(my_lens) < longest:
-            heads = kv_cache.shape[2], queries_per_seq, group_size
-            mask = _mask(context_lens[mine], longest, heads, window)
+        if window or min(my_lens) < longest:
+            mask = _mask(context_lens[mine], longest, kv_cache.shape[2], window)
         groups.append(_Group(mine, longest, index, mask))
     return DecodePlan(order, tuple(groups))
 
 
 def paged_decode_attention(
-    q: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
     block_tables: torch.Tensor,  # [num_seqs, max_blocks] (seq, ordinal) |-> block_id
-    context_lens: torch.Tensor,  # [num_seqs] positions attended, the queries' own included
+    context_lens: torch.Tensor,  # [num_seqs] positions attended, the query's own included
     scale: float,
-    out: torch.Tensor,  # [num_seqs * queries_per_seq, num_heads, head_dim]
+    out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
     *,
-    queries_per_seq: int = 1,
     soft_cap: float = 0.0,
     window: int = 0,
     plan: DecodePlan | None = None,
 ) -> None:
-    """The last `queries_per_seq` tokens of each sequence attend causally over its context.
+    """Let the last token of each sequence attend over its context.
 
-    Unlike the kernel, the twin multiplies what it masks by zero: every block named in
-    `block_tables`, padding included, must hold finite numbers. Computes in float32 whatever the
-    pool's dtype. `plan` is plan_decode's of the same arguments, made here if there is none.
+    Unlike the kernel, this multiplies masked values by zero: every block in `block_tables`, padding
+    included, must hold finite numbers. Computes in float32 whatever the pool's dtype. `plan` is
+    that of `plan_decode` for the same arguments, made here if it is None.
     """
     num_kv_heads, head_dim = kv_cache.shape[2], q.shape[2]
     group_size = q.shape[1] // num_kv_heads
     if plan is None:
-        options = {"queries_per_seq": queries_per_seq, "window": window}
-        plan = plan_decode(kv_cache, block_tables, context_lens, group_size, **options)
-    # The queries and heads of one KV head stand as rows of one query: K and V are read once.
-    packed = (-1, queries_per_seq, num_kv_heads, group_size, head_dim)
-    my_q, my_out = q.view(packed), out.view(packed)
+        plan = plan_decode(kv_cache, block_tables, context_lens, group_size, window=window)
+    my_q, my_out = q, out
     if plan.order is not None:
         my_q, my_out = my_q[plan.order], torch.empty_like(my_q[plan.order])
     for group in plan.groups:
         num_seqs = group.rows.stop - group.rows.start
         k, v = gather_context(kv_cache, group.index, num_seqs, group.longest, torch.float32)
-        rows = my_q[group.rows].transpose(1, 2).reshape(k.shape[0], -1, head_dim).float()
+        # The query heads of one KV head are the rows of one product: K and V are read once.
+        rows = my_q[group.rows].reshape(k.shape[0], group_size, head_dim).float()
         if soft_cap:
             scores = torch.bmm(rows, k.mT).mul_(scale / soft_cap)
             scores = scores.tanh_().mul_(soft_cap).add_(group.mask)
         else:
             scores = torch.baddbmm(group.mask, rows, k.mT, alpha=scale)
         attended = torch.bmm(scores.softmax(-1), v)
-        by_head = (num_seqs, num_kv_heads, queries_per_seq, group_size, head_dim)
-        my_out[group.rows].copy_(attended.view(by_head).transpose(1, 2))
+        my_out[group.rows].copy_(attended.view(num_seqs, -1, head_dim))
     if plan.order is not None:
-        out.view(packed).zero_().index_copy_(0, plan.order, my_out.to(out.dtype))
+        out.zero_().index_copy_(0, plan.order, my_out.to(out.dtype))
 
 
 def _group_sizes(lens: list[int], token_bytes: int) -> list[int]:
-    """How many sequences of these lengths, one after another, make up each group."""
+    """Return the sizes of groups of consecutive sequences of these lengths."""
     sizes: list[int] = []
     size = shortest = longest = 0
     for length in lens:
@@ -129,18 +123,14 @@ def _group_sizes(lens: list[int], token_bytes: int) -> list[int]:
 def _mask(
     context_lens: torch.Tensor,  # [num_seqs]
     longest: int,
-    heads: tuple[int, int, int],  # KV heads, queries per sequence, query heads per KV head
+    num_kv_heads: int,
     window: int,
 ) -> torch.Tensor:
-    """[num_seqs * num_kv_heads, queries, longest]: -inf where a query does not see."""
-    num_kv_heads, queries_per_seq, group_size = heads
-    tokens = torch.arange(1 - queries_per_seq, 1, device=context_lens.device)
-    visible = (context_lens.view(-1, 1) + tokens).unsqueeze(2)
+    """Return [num_seqs * num_kv_heads, 1, longest]: -inf at positions that are not seen."""
+    visible = context_lens.view(-1, 1, 1)
     positions = torch.arange(longest, device=context_lens.device)
     seen = positions < visible
     if window:
         seen &= positions >= visible - window
     mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
-    if queries_per_seq > 1:
-        mask = mask.repeat_interleave(group_size, 1)
     return mask.repeat_interleave(num_kv_heads, 0)

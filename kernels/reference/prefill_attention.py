@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.attention.prefill."""
+"""The PyTorch reference implementation of tandem.kernels.attention.prefill."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tandem.kernels.reference.gather import gather_context, record_index
 
-# A run of queries is computed in parts: each leaves out the keys that come after all of it.
+# A run of queries is computed in parts: each part leaves out the keys after its last query.
 PART_TOKENS = 64
 
 
@@ -23,10 +23,10 @@ class _Run:
 
 @dataclass(slots=True, frozen=True)
 class PrefillPlan:
-    """What every layer's attention of one step has in common."""
+    """What the attention of all layers of a step shares."""
 
     runs: tuple[_Run, ...]
-    # [PART_TOKENS, longest + PART_TOKENS] 0 or -inf: column `longest` is the row 0's own position
+    # [PART_TOKENS, longest + PART_TOKENS] 0 or -inf: column `longest` is row 0's own position
     mask: torch.Tensor
     longest: int  # positions before any part's first query, at most
 
@@ -39,7 +39,7 @@ def plan_prefill(
     *,
     window: int = 0,
 ) -> PrefillPlan:
-    """The `plan` for prefill_attention of these sequences, over any layer of the pool."""
+    """Make the `plan` for prefill_attention of these sequences, over any layer of the pool."""
     starts: list[int] = cu_seqlens_q.tolist()
     runs: list[_Run] = []
     for row, context_len in enumerate(context_lens.tolist()):
@@ -72,12 +72,12 @@ def prefill_attention(
     config: object = None,
     plan: PrefillPlan | None = None,
 ) -> None:
-    """A run of query tokens per sequence attends causally over the cache, itself included.
+    """Let a run of query tokens per sequence attend causally over the cache, itself included.
 
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already. With a window a query at position p sees (p - window, p];
     soft_cap c turns a score s, after the scale, into c * tanh(s / c). Computes in float32 whatever
-    the pool's dtype. `plan` is plan_prefill's of the same arguments, made here if there is none.
+    the pool's dtype. `plan` is that of `plan_prefill` for the same arguments, made here if None.
     """
     if plan is None:
         plan = plan_prefill(kv_cache, block_tables, cu_seqlens_q, context_lens, window=window)

@@ -1,4 +1,4 @@
-"""The PyTorch twin of tandem.kernels.sampling.launch, and the sampler of a CPU."""
+"""The PyTorch reference implementation of tandem.kernels.sampling.launch: a CPU's sampler."""
 
 import torch
 
@@ -23,16 +23,16 @@ def sample(
     adjustments: TokenAdjustments | None = None,
     logprob_rows: torch.Tensor | None = None,  # int [num_logprob_rows]
 ) -> None:
-    """One token per row of `logits`, which are changed while this runs and unchanged after it.
+    """Draw one token per row of `logits`, which change while this runs and are restored after it.
 
-    No `rows`: all are greedy, and none has adjustments.
+    Without `rows` all are greedy, and none has adjustments.
     `logprob_rows` are the rows that `out` has log-probabilities for: of the row's token and of
     its `num_top` likeliest, by the raw logits. A row gets NO_TOKEN when its best adjusted logit
     is not finite or when one is NaN; its log-probabilities then mean nothing.
 
-    Here masses are float32 probabilities cumulated in float64, in the kernel they are fixed-point
-    integers: where a draw falls within 1e-5 of the edge between two tokens, or of a filter, the
-    two may differ.
+    Masses are float32 probabilities cumulated in float64 here, and fixed-point integers in the
+    kernel: the results may differ where a draw falls within 1e-5 of the edge between two tokens, or
+    of a filter.
     """
     if not len(logits):
         return
@@ -57,7 +57,7 @@ def sample(
 def _entry_places(
     adjustments: TokenAdjustments,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of every entry that belongs to a row: its index, its row and its token id."""
+    """Return index, row and token id of every entry that belongs to a row."""
     lengths = adjustments.lengths.to(torch.int64)
     ends = lengths.cumsum(0)
     num_rows = torch.arange(len(lengths), device=lengths.device)
@@ -86,7 +86,7 @@ def _adjusted(
 
 
 def _token_ids(values: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
-    """[num_rows]"""
+    """Return [num_rows], NO_TOKEN where the best logit is not finite."""
     best, token_ids = values.max(-1)
     if rows is not None:
         drawn = (rows.temperatures > 0).nonzero().squeeze(1)
@@ -110,7 +110,7 @@ def _select(rows: SamplingRows, index: torch.Tensor) -> SamplingRows:
 
 
 def _draw(values: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Inverse CDF of every row's filtered distribution at its (seed, position)."""
+    """Invert the CDF of every row's filtered distribution at its (seed, position)."""
     probs = (values / rows.temperatures.clamp(min=LEAST_TEMPERATURE).unsqueeze(1)).softmax(-1)
     is_filtered = (rows.top_ks > 0) | (rows.top_ps < 1) | (rows.min_ps > 0)
     filtered = is_filtered.nonzero().squeeze(1)
@@ -130,9 +130,9 @@ def _draw(values: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 def _thresholds(
     probs: torch.Tensor, rows: SamplingRows, num_ranked: int = NUM_RANKED
 ) -> torch.Tensor:
-    """[num_rows, 1]: the least probability that survives min-p, top-k and top-p, in this order.
+    """Return [num_rows, 1], the least probability that survives min-p, top-k and top-p, in order.
 
-    Looks at the `num_ranked` likeliest, and at more of them for the rows where that is too few.
+    Ranks the `num_ranked` likeliest tokens, and more of them for the rows where those are too few.
     """
     vocab_size = probs.shape[-1]
     num_ranked = min(vocab_size, max(num_ranked, int(rows.top_ks.max())))

@@ -1,6 +1,6 @@
-"""Few of a row's tokens in place of all: those at or above a bound, found by their groups.
+"""The candidates of a row: its tokens at or above a bound, found by their groups.
 
-A group is GROUP tokens with consecutive ids, of which the survey (launch.py) notes the best. At
+A group is GROUP tokens with consecutive ids, of which the survey (launch.py) stores the best. At
 least n tokens reach the n-th best of these, so a bound that holds the n best is known without the
 row, and only groups that reach it are read again.
 """
@@ -15,23 +15,23 @@ _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def float_key(value):  # type: ignore[no-untyped-def]
-    """An integer that is larger for a larger float32 (not NaN)."""
+    """Return an integer that is larger for a larger float32 (not NaN)."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & _MAGNITUDE)).to(tl.int64)
 
 
 @triton.jit
 def key_float(key):  # type: ignore[no-untyped-def]
-    """The float32 of a key."""
+    """Return the float32 of a key."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & _MAGNITUDE)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def nth_best(values, valid, rank):  # type: ignore[no-untyped-def]
-    """A number that at least `rank` of the valid `values` reach, and few more than that.
+    """Return a number that at least `rank` of the valid `values` reach, and few more than that.
 
-    Those that are not valid must be -inf.
+    Invalid values must be -inf.
     """
     low = float_key(tl.min(tl.where(valid, values, float("inf"))))
     high = float_key(tl.max(values)) + 1
@@ -62,15 +62,15 @@ def gather_candidates(  # type: ignore[no-untyped-def]
     NUM_GROUPS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """How many tokens reach `bound`; their values and ids lie in the list, if it is long enough.
+    """Count the tokens that reach `bound`, and list their values and ids if they fit.
 
-    More than CAPACITY means more than fit, by any number.
+    A count above CAPACITY means that they do not fit, by any number.
     """
     groups = tl.arange(0, NUM_GROUPS)
     chosen = (groups < num_groups) & (group_best >= bound)
     tl.store(group_list + tl.cumsum(chosen.to(tl.int32)) - 1, groups, mask=chosen)
     num_chosen = tl.sum(chosen.to(tl.int32))
-    tl.debug_barrier()  # the list is read by other threads than wrote it
+    tl.debug_barrier()  # other threads read the list than wrote it
 
     lanes = tl.arange(0, GATHER_TILE)
     first = tl.zeros([], tl.int32)

@@ -119,7 +119,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     tl.store(token_ids + my_row, my_token.to(tl.int64))
 
     if HAS_ENTRIES:
-        # The logits are put back as they came, once all of the row has been read.
+        # The logits are restored once all of the row has been read.
         tl.debug_barrier()
         lanes = tl.arange(0, TILE)
         for first in range(0, my_num_extras, TILE):
@@ -131,7 +131,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _first_at(value, group_best, row_logits, vocab_size, extras, NUM_GROUPS, TILE):  # type: ignore[no-untyped-def]
-    """The lowest id whose value is `value`, the row's best."""
+    """Return the lowest id whose value is `value`, the row's best."""
     group = tl.min(tl.where(group_best == value, tl.arange(0, NUM_GROUPS), NUM_GROUPS))
     members = group * GROUP + tl.arange(0, GROUP)
     logits = tl.load(row_logits + members, mask=members < vocab_size, other=float("-inf"))
@@ -297,14 +297,14 @@ def _drawn(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _share_of(total, fraction):  # type: ignore[no-untyped-def]
-    """The least mass that is no less than `fraction` of `total`, and not 0."""
+    """Return the least mass that is at least `fraction` of `total`, and not 0."""
     share = tl.ceil(fraction.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
     return tl.maximum(share, 1)
 
 
 @triton.jit
 def _share(total, seed, position):  # type: ignore[no-untyped-def]
-    """The floor of `total`, which is below 2**62, times uniform(seed, position)."""
+    """Return the floor of `total`, which is below 2**62, times uniform(seed, position)."""
     seed = seed.to(tl.uint64, bitcast=True)
     u = _mix(_mix(seed) ^ position.to(tl.uint64, bitcast=True)) >> 12
     total = total.to(tl.uint64, bitcast=True)

@@ -11,27 +11,27 @@ import triton.language as tl
 
 from tandem.kernels.sampling.candidates import float_key, key_float
 
-PREFIX_TILE = tl.constexpr(32)  # listed tokens laid against all chunks at a time
-SHORT = tl.constexpr(128)  # listed tokens that are laid against each other: no steps, no waiting
+PREFIX_TILE = tl.constexpr(32)  # listed tokens compared with all chunks at a time
+SHORT = tl.constexpr(128)  # listed tokens that are compared pairwise, without steps to wait for
 
 
 @triton.jit
 def mass_of(values, scaling, MASS_UNIT):  # type: ignore[no-untyped-def]
-    """int64 masses of logits that are no larger than the best."""
+    """Return int64 masses of logits that are no larger than the best."""
     best, scale = scaling
     return (tl.exp2((values - best) * scale) * MASS_UNIT).to(tl.int64)
 
 
 @triton.jit
 def num_slots(items, TILE):  # type: ignore[no-untyped-def]
-    """The list padded to whole tiles, then the row's tokens."""
+    """Count the slots: the list padded to whole tiles, then the row's tokens."""
     _, _, num_listed, _, first_id, end_id = items
     return (num_listed + TILE - 1) // TILE * TILE + end_id - first_id
 
 
 @triton.jit
 def load_slots(slot, items, TILE):  # type: ignore[no-untyped-def]
-    """Values and ids of TILE slots; -inf and -1 where a slot is empty."""
+    """Load values and ids of TILE slots; -inf and -1 where a slot is empty."""
     list_values, list_ids, num_listed, row_logits, first_id, end_id = items
     lanes = tl.arange(0, TILE)
     num_padded = (num_listed + TILE - 1) // TILE * TILE
@@ -49,14 +49,14 @@ def load_slots(slot, items, TILE):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def is_short(items):  # type: ignore[no-untyped-def]
-    """Whether all items are in the list, and no more than SHORT."""
+    """Return True when all items are in the list and there are at most SHORT."""
     _, _, num_listed, _, first_id, end_id = items
     return (num_listed <= SHORT) & (end_id <= first_id)
 
 
 @triton.jit
 def mass_from(threshold, lowest_id, highest_id, items, scaling, MASS_UNIT, TILE):  # type: ignore[no-untyped-def]
-    """The mass of ids in [lowest_id, highest_id] whose value is at least `threshold`."""
+    """Sum the mass of ids in [lowest_id, highest_id] whose value is at least `threshold`."""
     total = tl.zeros([], tl.int64)
     for slot in range(0, num_slots(items, TILE), TILE):
         values, ids = load_slots(slot, items, TILE)
@@ -67,7 +67,7 @@ def mass_from(threshold, lowest_id, highest_id, items, scaling, MASS_UNIT, TILE)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The least value that has less than `wanted` above it, in tokens or in mass.
+    """Find the least value that has less than `wanted` above it, in tokens or in mass.
 
     `wanted` is at least 1, and at or above `low` stands no less than that.
     """
@@ -80,8 +80,8 @@ def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS:
         above_few = tl.sum(tl.where(few[:, None] > few[None, :], weights[:, None], 0), 0)
         edge = tl.min(tl.where((above_few < wanted) & (few_ids >= 0), few, float("inf")))
     else:
-        # Bisection over keys. Either end moves on to the next value that occurs, so that the
-        # number of steps is about the logarithm of the number of tokens.
+        # Bisection over keys. Each end moves to the next value that occurs, so that the number of
+        # steps is about the logarithm of the number of tokens.
         low_key = float_key(low) - 1
         high_key = float_key(edge)
         while high_key - low_key > 1:
@@ -111,7 +111,7 @@ def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS:
 def first_with_more_up_to(  # type: ignore[no-untyped-def]
     point, threshold, lowest_id, highest_id, items, scaling, MASS_UNIT, TILE
 ):
-    """The first id in [lowest_id, highest_id] up to which there is more mass than `point`.
+    """Find the first id in [lowest_id, highest_id] up to which there is more mass than `point`.
 
     Counted are values of at least `threshold`; in all they have more than `point`.
     """
@@ -157,7 +157,7 @@ def cumulated_chunks(  # type: ignore[no-untyped-def]
     CHUNK,
     NUM_CHUNKS: tl.constexpr,
 ):
-    """[NUM_CHUNKS]: the mass of all ids below each chunk's end, that of `extras` included."""
+    """Return [NUM_CHUNKS], the mass of all ids below each chunk's end, `extras` included."""
     best, scale = scaling
     chunks = tl.arange(0, NUM_CHUNKS)
     bests = tl.load(chunk_best + chunks, mask=chunks < num_chunks, other=float("-inf"))

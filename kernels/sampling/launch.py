@@ -1,14 +1,15 @@
 """Sampling on the GPU: from logits to tokens without the host in between.
 
-Launches: the adjustment of single tokens, where there are any; a survey, the one pass over the
-logits, which notes the best of every group of tokens and the mass of every chunk where a row
+Three kernels run: the adjustment of single tokens, if there are any; a survey, the one pass over
+the logits, which stores the best of every group of tokens and the mass of every chunk where a row
 needs it; and the draw, one program per row, which reads single groups and chunks again. Rows whose
-filters keep more tokens than a list of candidates holds are searched whole by their program.
-Rows that ask for log-probabilities are surveyed once more, unadjusted.
+filters keep more tokens than a list of candidates holds are searched whole by their program. Rows
+with log-probabilities are surveyed once more, unadjusted.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 import triton
@@ -50,8 +51,8 @@ DEFAULT_CONFIG = SamplingConfig()
 
 
 def candidates(vocab_size: int, element_bytes: int) -> Iterator[SamplingConfig]:
-    """Configurations that are worth measuring."""
-    # Of other numbers of warps the draw spills, or has too few to go through a row.
+    """Yield the configurations worth measuring."""
+    # With other numbers of warps the draw spills, or is too slow over a row.
     for chunk, survey_warps in ((2048, 4), (4096, 4), (4096, 8), (8192, 4), (8192, 8), (16384, 8)):
         if chunk * element_bytes <= 32768 and chunk < 2 * vocab_size:
             for tile in (512, 1024, 2048):
@@ -67,9 +68,9 @@ def sample(
     logprob_rows: torch.Tensor | None = None,  # int [num_logprob_rows]
     config: SamplingConfig | None = None,
 ) -> None:
-    """One token per row of `logits`, which are changed while this runs and unchanged after it.
+    """Draw one token per row of `logits`, which change while this runs and are restored after it.
 
-    No `rows`: all are greedy, and none has adjustments.
+    Without `rows` all are greedy, and none has adjustments.
     `logprob_rows` are the rows that `out` has log-probabilities for: of the row's token and of
     its `num_top` likeliest, by the raw logits. A row gets NO_TOKEN when its best adjusted logit
     is not finite or when one is NaN; its log-probabilities then mean nothing.
@@ -83,38 +84,12 @@ def sample(
         shape = {"vocab_size": vocab_size, "element_bytes": logits.element_size()}
         config = tuned_config(DEFAULT_CONFIG, "sampling", **shape)
     scratch = _new_scratch(logits, config)
-    # What a kernel's flag turns off gets any tensor of the right type.
-    nothing = scratch.list_values
-    extras: tuple[torch.Tensor, ...] = (nothing, nothing, scratch.list_ids, nothing, nothing)
+    entries = _Entries.unused(scratch)
     if adjustments is not None:
         assert rows is not None
-        extras = _adjust_inplace(logits, rows.positions, adjustments)
+        entries = _adjust_inplace(logits, rows.positions, adjustments)
     _survey(logits, rows, None, scratch, config)
-    draw_kernel[(num_rows,)](
-        logits,
-        logits.stride(0),
-        scratch.group_best,
-        scratch.chunk_best,
-        scratch.chunk_mass,
-        *_row_tensors(rows, nothing),
-        *extras,
-        scratch.group_list,
-        scratch.list_values,
-        scratch.list_ids,
-        out.token_ids,
-        vocab_size,
-        scratch.group_best.shape[1],
-        scratch.chunk_best.shape[1],
-        IS_GREEDY=rows is None,
-        HAS_ENTRIES=adjustments is not None,
-        MASS_UNIT=2.0 ** (62 - (vocab_size - 1).bit_length()),
-        CHUNK=config.chunk,
-        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
-        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
-        CAPACITY=config.capacity,
-        TILE=config.tile,
-        num_warps=config.draw_warps,
-    )
+    _draw(logits, rows, entries, scratch, out, config, has_entries=adjustments is not None)
     if logprob_rows is not None and len(logprob_rows):
         _write_logprobs(logits, out, logprob_rows, scratch, config)
 
@@ -127,6 +102,60 @@ class _Scratch:
     chunk_mass: torch.Tensor  # [num_rows, num_chunks]
     list_values: torch.Tensor  # [num_rows, capacity]
     list_ids: torch.Tensor  # [num_rows, capacity]
+
+
+class _Entries(NamedTuple):
+    """Tokens taken out of the logits, in the order of draw_kernel's arguments."""
+
+    starts: torch.Tensor  # [num_rows]
+    lengths: torch.Tensor  # [num_rows]
+    token_ids: torch.Tensor  # int32 [num_entries]
+    adjusted_values: torch.Tensor  # [num_entries]
+    raw_values: torch.Tensor  # [num_entries]
+
+    @classmethod
+    def unused(cls, scratch: _Scratch) -> "_Entries":
+        """Return tensors of the right types for a kernel whose flag turns entries off."""
+        floats, integers = scratch.list_values, scratch.list_ids
+        return cls(floats, floats, integers, floats, floats)
+
+
+def _draw(
+    logits: torch.Tensor,
+    rows: SamplingRows | None,
+    entries: _Entries,
+    scratch: _Scratch,
+    out: SampledRows,
+    config: SamplingConfig,
+    *,
+    has_entries: bool,
+) -> None:
+    num_rows, vocab_size = logits.shape
+    draw_kernel[(num_rows,)](
+        logits,
+        logits.stride(0),
+        scratch.group_best,
+        scratch.chunk_best,
+        scratch.chunk_mass,
+        *_row_tensors(rows, scratch.list_values),
+        *entries,
+        scratch.group_list,
+        scratch.list_values,
+        scratch.list_ids,
+        out.token_ids,
+        vocab_size,
+        scratch.group_best.shape[1],
+        scratch.chunk_best.shape[1],
+        IS_GREEDY=rows is None,
+        HAS_ENTRIES=has_entries,
+        MASS_UNIT=2.0 ** (62 - (vocab_size - 1).bit_length()),
+        CHUNK=config.chunk,
+        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
+        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
+        CAPACITY=config.capacity,
+        TILE=config.tile,
+        num_warps=config.draw_warps,
+    )
 
 
 def _row_tensors(rows: SamplingRows | None, nothing: torch.Tensor) -> list[torch.Tensor]:
@@ -151,8 +180,8 @@ def _new_scratch(logits: torch.Tensor, config: SamplingConfig) -> _Scratch:
 
 def _adjust_inplace(
     logits: torch.Tensor, positions: torch.Tensor, adjustments: TokenAdjustments
-) -> tuple[torch.Tensor, ...]:
-    """Take the adjusted tokens out of the logits: their entries, adjusted and raw values."""
+) -> _Entries:
+    """Take the adjusted tokens out of the logits; return them with both values."""
     assert adjustments.token_ids.dtype == torch.int32
     raw_values = torch.empty_like(adjustments.biases)
     adjusted_values = torch.empty_like(adjustments.biases)
@@ -175,8 +204,13 @@ def _adjust_inplace(
         TILE=ADJUST_TILE,
         num_warps=4,
     )
-    entries = (adjustments.starts, adjustments.lengths, adjustments.token_ids)
-    return (*entries, adjusted_values, raw_values)
+    return _Entries(
+        adjustments.starts,
+        adjustments.lengths,
+        adjustments.token_ids,
+        adjusted_values,
+        raw_values,
+    )
 
 
 def _survey(
@@ -186,7 +220,7 @@ def _survey(
     scratch: _Scratch,
     config: SamplingConfig,
 ) -> None:
-    """The best of every group and the mass of chunks: for `rows`, or of `logprob_rows` raw."""
+    """Store the best of every group and the mass of chunks: for `rows`, or raw `logprob_rows`."""
     nothing = scratch.list_values
     num_surveyed = len(logits if logprob_rows is None else logprob_rows)
     num_chunks = scratch.chunk_best.shape[1]
@@ -249,7 +283,7 @@ def _write_logprobs(
 
 @triton.jit
 def _finite_or_inf(values):  # type: ignore[no-untyped-def]
-    """A NaN becomes +inf, so that the best tells of either."""
+    """Replace NaN by +inf, so that the best value shows either."""
     return tl.where(values == values, values, float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""What sampling takes and gives, as tensors: for the kernels and for their twin."""
+"""The operands and results of sampling as tensors, for kernels and reference implementation."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,10 @@ _MASK = 2**64 - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1): 52 bits of SplitMix64 (Steele, Lea, Flood 2014) over seed, then position."""
+    """Return a number in [0, 1) from a seed and a position.
+
+    52 bits of SplitMix64 (Steele, Lea, Flood 2014) over seed, then position.
+    """
     return (_mix(_mix(seed & _MASK) ^ position) >> 12) / 2**52
 
 
@@ -25,7 +28,7 @@ def _mix(value: int) -> int:
 
 @dataclass(slots=True, frozen=True)
 class SamplingRows:
-    """How each row's token is drawn: contiguous tensors on the device of the logits."""
+    """The parameters of each row's draw: contiguous tensors on the device of the logits."""
 
     temperatures: torch.Tensor  # float32 [num_rows], 0 is greedy
     top_ks: torch.Tensor  # int [num_rows], off: 0, and the vocabulary's size or more
@@ -60,7 +63,7 @@ class TokenAdjustments:
 
 @dataclass(slots=True, frozen=True)
 class SampledRows:
-    """Where sampling writes to: contiguous tensors on the device of the logits."""
+    """The results of sampling: contiguous tensors on the device of the logits."""
 
     token_ids: torch.Tensor  # int64 [num_rows], NO_TOKEN where there is none
     logprobs: torch.Tensor  # float32 [num_logprob_rows] of the row's token, by the raw logits
@@ -71,7 +74,7 @@ class SampledRows:
 def new_sampled_rows(
     num_rows: int, num_logprob_rows: int, num_top: int, device: torch.device
 ) -> SampledRows:
-    """Room for the results of `num_rows` rows."""
+    """Allocate the results of `num_rows` rows."""
     top = (num_logprob_rows, num_top)
     return SampledRows(
         torch.empty(num_rows, dtype=torch.int64, device=device),

@@ -43,7 +43,7 @@ class ChunkRecord:
     """What the device was sent of one chunk: nothing that the host changes later is seen."""
 
     seq: Sequence  # who it is, no more
-    seat: int
+    batch_row: int
     token_ids: list[int]  # up to the chunk's end
     block_table: list[int]
     start: int
@@ -95,14 +95,15 @@ class FakeRunner:
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
-        self.kv_cache = SimpleNamespace(
+        kv_cache = SimpleNamespace(
             num_blocks=self.num_blocks, block_size=self.block_size, memory="DRAM"
         )
+        self.kv_caches = [kv_cache]
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS,), max_position_embeddings=100_000, num_layers=NUM_LAYERS
         )
         self._queue: deque[FakeStep] = deque()  # not computed
-        self._drawn: dict[int, int] = {}  # seat |-> the last token drawn there
+        self._drawn: dict[int, int] = {}  # batch row |-> the last token drawn there
         self._spoiled: set[Sequence] = set()  # a step of theirs has failed
 
     def slot(self, seq: Sequence, position: int) -> int:
@@ -145,9 +146,9 @@ class FakeRunner:
         self.num_overlapped += bool(self.uncollected)
         self.steps.append([(seq.request_id, start, end) for seq, start, end, _ in chunks])
         records = [self._record(chunk) for chunk in chunks]
-        seats = {record.seat for record in records}
-        assert len(seats) == len(records), "two sequences have one seat"
-        assert seats <= set(range(self.max_num_seqs))
+        batch_rows = {record.batch_row for record in records}
+        assert len(batch_rows) == len(records), "two sequences have one batch_row"
+        assert batch_rows <= set(range(self.max_num_seqs))
         step = FakeStep(self, records, self._written_blocks(records), self.seconds_of(chunks))
         step.error, self.fail_later_with = self.fail_later_with, None
         self._queue.append(step)
@@ -169,7 +170,7 @@ class FakeRunner:
         assert samples == (end == len(seq.token_ids))
         assert PENDING not in seq.token_ids[: end - 1], "only the last token can be unknown"
         return ChunkRecord(
-            seq, seq.seat, seq.token_ids[:end], list(seq.block_table), start, end, samples
+            seq, seq.batch_row, seq.token_ids[:end], list(seq.block_table), start, end, samples
         )
 
     def _written_blocks(self, records: list[ChunkRecord]) -> set[int]:
@@ -182,8 +183,7 @@ class FakeRunner:
         assert len(set(written)) == len(written), "two chunks write one slot"
         blocks = {block_id for block_id, _ in written}
         if self.pool is not None:
-            public = {self.pool._block_of[block_hash] for block_hash in self.pool.hashes()}
-            assert not public & blocks
+            assert not blocks.intersection(self.pool._block_of.values())
         return blocks
 
     def catch_up(self, last: FakeStep | None = None) -> None:
@@ -200,7 +200,7 @@ class FakeRunner:
     def _compute(self, record: ChunkRecord, step: FakeStep) -> None:
         tokens, table, end = record.token_ids, record.block_table, record.end
         if tokens[-1] == PENDING:
-            tokens[-1] = self._drawn[record.seat]
+            tokens[-1] = self._drawn[record.batch_row]
         if step.error is not None:
             self._spoiled.add(record.seq)
         if record.seq in self._spoiled:
@@ -212,7 +212,7 @@ class FakeRunner:
             chain = self._fill(record.seq.request_id, tokens, table, record.start, end)
             token_id = drawn(chain, record.seq.sampling.seed, self.script, end)
         if record.samples:
-            self._drawn[record.seat] = token_id
+            self._drawn[record.batch_row] = token_id
             step.drawn.append(FakeToken(token_id, TokenLogprobs(-0.5) if self.logprobs else None))
 
     def watch(self, pool: BlockPool) -> None:

@@ -43,7 +43,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 @dataclass
 class Pipeline:
-    """Decodes sequences that have been given seats and blocks, one step ahead of the host or not.
+    """Decodes sequences that have batch rows and blocks, one step ahead of the host or not.
 
     A step's tokens are known to the next only as PENDING if `overlap`.
     """

@@ -161,7 +161,7 @@ def test_a_sequence_that_just_fits_the_whole_pool_runs(fake: SimpleNamespace) ->
 def test_a_request_id_is_accepted_once(fake: SimpleNamespace) -> None:
     harness = fake.make_harness()
     harness.engine.add(fake.make_seq("r", prompt(4)))
-    with pytest.raises(InvalidRequestError, match="here already"):
+    with pytest.raises(InvalidRequestError, match="in the engine already"):
         harness.engine.add(fake.make_seq("r", prompt(4)))
 
 
@@ -177,8 +177,8 @@ def test_a_prefill_only_sequence_reports_progress_and_keeps_its_blocks(
     assert [output.token_ids for output in harness.outputs] == [[], [], [first]]
     assert harness.finished["r"].finish_reason == "length"
     assert harness.engine.block_pool.num_held == 5
-    harness.engine.release("r")
-    harness.engine.release("r")
+    assert harness.engine.abort("r")
+    assert not harness.engine.abort("r")
     harness.engine.check_invariants()
     harness.assert_all_free()
 
@@ -188,15 +188,6 @@ def test_a_prefill_only_sequence_hands_over_even_an_end_of_text(fake: SimpleName
     harness.engine.add(fake.make_seq("r", prompt(20), 1, prefill_only=True))
     harness.run()
     assert harness.texts["r"] == [fake.EOS]
-
-
-def test_release_leaves_a_running_sequence_alone(fake: SimpleNamespace) -> None:
-    harness = fake.make_harness(max_num_batched_tokens=8)
-    harness.engine.add(fake.make_seq("r", prompt(20), 1, prefill_only=True))
-    harness.step()
-    harness.engine.release("r")
-    harness.run()
-    assert harness.finished["r"].finish_reason == "length"
 
 
 def prefilled(fake: SimpleNamespace, harness: SimpleNamespace, seq: Sequence) -> SimpleNamespace:
@@ -309,7 +300,7 @@ def test_a_reservation_that_is_gone_is_not_found(fake: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("quarantined", [False, True])
 @pytest.mark.parametrize(
-    "state", ["waiting", "prefilling", "decoding", "preempted", "remote", "parked", "unknown"]
+    "state", ["waiting", "prefilling", "decoding", "preempted", "remote", "exported", "unknown"]
 )
 def test_a_sequence_can_be_aborted_in_any_state(
     fake: SimpleNamespace, state: str, quarantined: bool
@@ -321,7 +312,7 @@ def test_a_sequence_can_be_aborted_in_any_state(
     expected = fake.undisturbed(other)
     harness.engine.add(other)
     harness.step()
-    seq = fake.make_seq("victim", prompt(14, 300), 10, prefill_only=state == "parked")
+    seq = fake.make_seq("victim", prompt(14, 300), 10, prefill_only=state == "exported")
     if state == "remote":
         assert harness.engine.reserve(seq) is not None
     elif state != "unknown":
@@ -330,7 +321,7 @@ def test_a_sequence_can_be_aborted_in_any_state(
         "prefilling": lambda: 0 < seq.num_computed_tokens < 14,
         "decoding": lambda: seq.num_generated_tokens > 2,
         "preempted": lambda: seq.num_generated_tokens > 0 and not seq.block_table,
-        "parked": lambda: seq.status is SequenceStatus.FINISHED,
+        "exported": lambda: seq.status is SequenceStatus.FINISHED,
     }.get(state, lambda: True)
     while not reached():
         harness.step()
@@ -364,7 +355,7 @@ def test_a_failing_step_ends_its_sequences_and_not_the_engine(
         assert "device lost" not in str(output.error)
     assert "device lost" in caplog.text
     assert harness.engine.block_pool.num_held == 2  # a transfer may be reading them
-    harness.engine.release("exporting")
+    harness.engine.abort("exporting")
     harness.run()
     assert harness.texts["survivor"] == expected
     harness.assert_all_free()
@@ -449,5 +440,5 @@ def test_listeners_hear_which_blocks_can_be_shared(fake: SimpleNamespace) -> Non
     for i in range(6):
         harness.engine.add(fake.make_seq(f"r{i}", prompt(10, 50 * i)))
     harness.run()
-    assert known == set(harness.engine.block_pool.hashes())
+    assert known == set(harness.engine.block_pool._block_of)
     assert len(known) > 4

@@ -209,8 +209,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def release_what_was_exported(self) -> None:
         for request_id, seq in self.seqs.items():
-            if seq.prefill_only:
-                self.engine.release(request_id)
+            if seq.prefill_only and seq.status is SequenceStatus.FINISHED:
+                self.engine.abort(request_id)
 
     @invariant()
     def every_block_is_accounted_for_and_every_token_is_right(self) -> None:
@@ -219,7 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
         for request_id, text in self.harness.texts.items():
             assert text == self.expected[request_id][: len(text)]
         self.seen["overlapped"] += self.runner.num_overlapped > 0
-        self.seen["leaving"] += bool(self.engine.scheduler.leaving)
+        self.seen["draining"] += bool(self.engine.scheduler.draining)
 
     def teardown(self) -> None:
         for request_id in list(self.pulls):
@@ -253,4 +253,4 @@ def test_the_text_and_the_pool_are_right_whatever_happens(
     run_state_machine_as_test(
         machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
     )
-    assert seen["leaving"] > 0 and (seen["overlapped"] > 0) == fake.overlap
+    assert seen["draining"] > 0 and (seen["overlapped"] > 0) == fake.overlap

@@ -25,7 +25,7 @@ def test_steps_overlap_on_a_gpu_unless_the_configuration_says_otherwise(
     fake: SimpleNamespace, memory: str, overlap: bool | None
 ) -> None:
     runner = fake.FakeRunner(8, 4)
-    runner.kv_cache.memory = memory
+    runner.kv_caches[0].memory = memory
     engine = Engine(EngineConfig(overlap=overlap), runner)
     assert engine.overlap == (memory == "VRAM" if overlap is None else overlap)
 
@@ -176,7 +176,7 @@ def test_a_failed_step_that_a_transfer_reads_keeps_its_blocks_until_it_is_over(
     harness.take(harness.engine.collect())
     assert harness.finished["r"].error is error
     harness.engine.check_invariants()
-    harness.engine.release("r")
+    harness.engine.abort("r")
     harness.engine.check_invariants()
     assert harness.engine.block_pool.num_held == (5 if fake.overlap else 0)
     harness.run()
@@ -212,7 +212,7 @@ def test_everything_can_be_failed_while_steps_run(fake: SimpleNamespace) -> None
     harness.assert_all_free()
 
 
-def test_a_seat_goes_to_the_next_sequence_while_the_last_step_of_the_one_before_runs(
+def test_a_batch_row_goes_to_the_next_sequence_while_the_last_step_of_the_one_before_runs(
     fake: SimpleNamespace,
 ) -> None:
     harness = fake.make_harness(max_num_seqs=1, script={7: 499})
@@ -224,7 +224,7 @@ def test_a_seat_goes_to_the_next_sequence_while_the_last_step_of_the_one_before_
     harness.run()
     assert harness.texts == expected
     assert {output.finish_reason for output in harness.finished.values()} == {"stop"}
-    assert all(seq.seat == -1 for seq in seqs)
+    assert all(seq.batch_row == -1 for seq in seqs)
 
 
 def test_tokens_that_are_not_known_name_no_block(fake: SimpleNamespace) -> None:

@@ -150,7 +150,7 @@ def handed_over(model: Path) -> Texts:
         for ordinal, block_id in reservation.fill:
             sent = prefill.runner.kv_cache.tensor[source.block_table[ordinal]]
             decode.runner.kv_cache.tensor[block_id].copy_(sent)
-        prefill.release(source.request_id)
+        prefill.abort(source.request_id)
         admitted = decode.admit(target.request_id, SampledToken(outputs[0].token_ids[0], None))
         texts[target.request_id] = admitted.token_ids
         for output in decode.step():

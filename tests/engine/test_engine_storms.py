@@ -113,8 +113,8 @@ class Storm:
 
     def release(self) -> None:
         for name, seq in self.seqs.items():
-            if seq.prefill_only:
-                self.engine.release(name)
+            if seq.prefill_only and seq.status is SequenceStatus.FINISHED:
+                self.engine.abort(name)
 
     def fail_a_launch(self) -> None:
         self.runner.fail_with = RuntimeError("injected")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop, built_apart
+from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
@@ -223,7 +223,7 @@ async def test_wrong_bookkeeping_is_noticed_when_idle(
     await asyncio.to_thread(noticed.wait, 20)
     with pytest.raises(AssertionError, match="disagree"):
         await loop.stop()
-    assert "bookkeeping is wrong" in caplog.text
+    assert "invariants are violated" in caplog.text
 
 
 async def test_after_stop_calls_are_refused(fake: SimpleNamespace) -> None:
@@ -318,8 +318,8 @@ async def test_commands_of_every_kind_are_right_while_a_step_runs(fake: SimpleNa
     assert outputs.text("fallen") == expected_locally
 
 
-def test_what_is_built_apart_leaves_no_thread_behind_and_raises_what_building_raised() -> None:
-    built_by = built_apart(threading.get_ident)
+def test_building_in_a_thread_leaves_no_thread_behind_and_raises_what_building_raised() -> None:
+    built_by = build_in_thread(threading.get_ident)
     assert built_by != threading.get_ident()
     assert built_by not in {thread.ident for thread in threading.enumerate()}
 
@@ -327,4 +327,4 @@ def test_what_is_built_apart_leaves_no_thread_behind_and_raises_what_building_ra
         raise NotFoundError("no such weights")
 
     with pytest.raises(NotFoundError, match="no such weights"):
-        built_apart(fail)
+        build_in_thread(fail)

@@ -52,7 +52,7 @@ def test_a_pulled_prefix_is_not_computed_again(fake: SimpleNamespace) -> None:
     assert harness.finished["r"].num_cached_tokens == 16
     assert computed_spans(harness, "r") == [(16, 22)]
     assert seq.block_table[:4] == [block_id for _, block_id in fill]
-    harness.engine.release("r")
+    harness.engine.abort("r")
     harness.assert_all_free()
 
 
@@ -192,11 +192,11 @@ def test_a_prompt_pulls_once_and_only_before_it_is_added(fake: SimpleNamespace) 
     harness = fake.make_harness()
     seq = exported(fake, "r", prompt(22))
     assert harness.engine.reserve_prefix(seq, 5)
-    with pytest.raises(InvalidRequestError, match="r pulls its prefix already"):
+    with pytest.raises(InvalidRequestError, match="r is pulling its prefix already"):
         harness.engine.reserve_prefix(seq, 5)
     harness.engine.adopt_prefix("r", proven=False)
     harness.engine.add(seq)
-    with pytest.raises(InvalidRequestError, match="here already"):
+    with pytest.raises(InvalidRequestError, match="in the engine already"):
         harness.engine.reserve_prefix(seq, 5)
     with pytest.raises(ContextLengthError):
         harness.engine.reserve_prefix(exported(fake, "long", prompt(300)), 5)

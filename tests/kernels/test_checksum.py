@@ -1,4 +1,4 @@
-"""mix64: the kernel and its twin against a definition in plain Python, and against damage."""
+"""mix64: the kernel and its reference against a definition in plain Python, and against damage."""
 
 import random
 from collections.abc import Callable

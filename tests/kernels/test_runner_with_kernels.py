@@ -38,7 +38,7 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
     return runner
 
 
-def test_kernels_and_twins_answer_alike(folder: Path) -> None:
+def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
     answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton", "c")]
     assert answers[0] == answers[1] == answers[2]
     assert torch.tensor(answers[0]).unique().numel() > 2
@@ -57,7 +57,7 @@ def answer(runner: ModelRunner) -> list[list[int]]:
     return [long.token_ids[29:], short.token_ids[5:]]
 
 
-def sequence(num_tokens: int, block_table: list[int], seat: int, **sampling: Any) -> Sequence:
+def sequence(num_tokens: int, block_table: list[int], batch_row: int, **sampling: Any) -> Sequence:
     return Sequence(
         f"of {num_tokens}",
         [11 + 3 * index for index in range(num_tokens)],
@@ -65,7 +65,7 @@ def sequence(num_tokens: int, block_table: list[int], seat: int, **sampling: Any
         SamplingParams(**({"temperature": 0} | sampling)),
         StopConditions(max_tokens=9),
         block_table=block_table,
-        seat=seat,
+        batch_row=batch_row,
     )
 
 

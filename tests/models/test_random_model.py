@@ -19,7 +19,7 @@ def load(path: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_shard_bytes", [None, 60_000])
 def test_transformers_loads_every_weight(
@@ -82,7 +82,7 @@ def test_the_chat_template_is_chatml(tmp_path: Path) -> None:
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
 def test_greedy_answers_depend_on_the_prompt_and_have_no_ties(
     tmp_path: Path, architecture: str
 ) -> None:

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_what_is_loaded
+from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.metrics import counter, gauge, histogram, serve_metrics
 from tests.services import eventually, free_port
@@ -55,7 +55,7 @@ async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
 def test_what_is_loaded_is_no_longer_looked_at_for_garbage() -> None:
     held = [[], []]
     try:
-        freeze_what_is_loaded()
+        freeze_gc()
         assert not any(each is held for each in gc.get_objects())
     finally:
         gc.unfreeze()

@@ -49,7 +49,7 @@ class FakeRunner:
     """Draws token 7, always."""
 
     def __init__(self, fails_with: Exception | None = None) -> None:
-        self.kv_cache: Any = SimpleNamespace(num_blocks=64, block_size=16, memory="DRAM")
+        self.kv_caches: Any = [SimpleNamespace(num_blocks=64, block_size=16, memory="DRAM")]
         self.model_config: Any = replace(QWEN3_8B, vocab_size=100)
         self.launched: list[int] = []  # chunks of each step
         self._fails_with = fails_with

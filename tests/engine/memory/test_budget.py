@@ -125,12 +125,12 @@ def test_the_profiled_steps_are_the_largest_there_can_be(
     )
     reserve = profile.reserve(FakeMemory(peaks=[5 * GIB, GIB]))
     mixed, decode = model.batches
-    assert mixed.prefill_context_lens.tolist() == prompts
-    assert (mixed.num_decodes, mixed.num_prefills) == (num_decodes, len(prompts))
+    assert mixed.prefills.context_lens.tolist() == prompts
+    assert len(mixed.decodes) == num_decodes
     assert len(mixed.logits_indices) == min(max_num_seqs, max_num_tokens)
-    assert decode.num_decodes == min(max_num_seqs, max_num_tokens)
-    assert decode.decode_block_tables.shape[1] * 16 >= LONGEST
-    assert decode.slot_mapping.tolist() == [-1] * decode.num_decodes
+    assert len(decode.decodes) == min(max_num_seqs, max_num_tokens)
+    assert decode.decodes.block_tables.shape[1] * 16 >= LONGEST
+    assert decode.slot_mapping.tolist() == [-1] * len(decode.decodes)
     assert reserve.step_bytes == 5 * GIB and reserve.graph_bytes > GIB
 
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
 from tandem.engine.models.config import RopeConfig, load_model_config
 from tandem.runtime.errors import ModelError
 
@@ -39,10 +40,18 @@ def write(folder: Path, **changes: Any) -> Path:
 
 def test_a_llama_config_is_read_with_its_defaults(tmp_path: Path) -> None:
     config = load_model_config(write(tmp_path, num_key_value_heads=...))
-    assert (config.num_kv_heads, config.head_dim, config.qk_norm) == (8, 8, False)
+    assert (config.num_kv_heads, config.head_dim, config.architecture) == (8, 8, LLAMA)
     assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-5, False)
     assert config.rope == RopeConfig(10_000.0)
     assert config.eos_token_ids == ()
+
+
+def test_a_qwen2_config_uses_its_sliding_window_only_where_it_says_so(tmp_path: Path) -> None:
+    qwen2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32_768}
+    for changes in ({}, {"use_sliding_window": False}):
+        assert load_model_config(write(tmp_path, **qwen2, **changes)).architecture is QWEN2
+    with pytest.raises(ModelError, match="sliding_window"):
+        load_model_config(write(tmp_path, **qwen2, use_sliding_window=True))
 
 
 def test_a_qwen3_config_has_norms_of_its_heads_and_its_own_head_dim(tmp_path: Path) -> None:
@@ -57,7 +66,8 @@ def test_a_qwen3_config_has_norms_of_its_heads_and_its_own_head_dim(tmp_path: Pa
             layer_types=["full_attention"] * 2,
         )
     )
-    assert (config.qk_norm, config.head_dim, config.tie_word_embeddings) == (True, 32, True)
+    assert (config.architecture, config.head_dim) == (QWEN3, 32)
+    assert config.tie_word_embeddings
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_what_is_not_supported_is_refused_by_file_and_key(
 
 
 def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="LlamaForCausalLM, Qwen3ForCausalLM"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
         load_model_config(write(tmp_path, architectures=["GPT2LMHeadModel"]))
 
 

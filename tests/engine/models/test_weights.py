@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from tandem.engine.loading.checkpoint import INDEX_NAME
 from tandem.engine.models import weights as weights_module
+from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
 from tandem.engine.models.config import ModelConfig, RopeConfig
 from tandem.engine.models.weights import LayerWeights, ModelWeights, load_weights
 from tandem.runtime.errors import ModelError
@@ -24,7 +25,7 @@ HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 12, 20, 4, 2, 6, 31
 
 def config(tied: bool = False) -> ModelConfig:
     return ModelConfig(
-        architecture="Qwen3ForCausalLM",
+        architecture=QWEN3,
         hidden_size=HIDDEN,
         intermediate_size=INNER,
         num_layers=1,
@@ -35,7 +36,6 @@ def config(tied: bool = False) -> ModelConfig:
         max_position_embeddings=64,
         rms_norm_eps=1e-6,
         rope=RopeConfig(10_000.0),
-        qk_norm=True,
         tie_word_embeddings=tied,
         eos_token_ids=(),
         dtype="float32",
@@ -98,7 +98,8 @@ def plain_layer(stored: dict[str, torch.Tensor]) -> LayerWeights:
 
 def assert_same(weights: ModelWeights, stored: dict[str, torch.Tensor]) -> None:
     plain = plain_layer(stored)
-    for name in LayerWeights.__slots__:
+    assert weights.layers[0].qkv_bias is None
+    for name in set(LayerWeights.__slots__) - {"qkv_bias"}:
         assert torch.equal(getattr(weights.layers[0], name), getattr(plain, name)), name
     assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
     assert torch.equal(weights.final_norm, stored["model.norm.weight"])
@@ -135,9 +136,20 @@ def test_weights_are_those_of_a_plain_load(
 
 def test_a_model_without_norms_of_heads_has_none(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
-    without = replace(config(), qk_norm=False)
+    without = replace(config(), architecture=LLAMA)
     weights = load_weights(tmp_path, without, torch.float32, torch.device("cpu"))
     assert weights.layers[0].qk_norm is None
+
+
+def test_biases_are_fused_as_their_projections_are(tmp_path: Path) -> None:
+    sizes = {"q": HEADS * DIM, "k": KV_HEADS * DIM, "v": KV_HEADS * DIM}
+    prefix = "model.layers.0.self_attn"
+    biases = {f"{prefix}.{p}_proj.bias": torch.randn(size) for p, size in sizes.items()}
+    save_file(tensors() | biases, tmp_path / "model.safetensors")
+    qwen2 = replace(config(), architecture=QWEN2)
+    (layer,) = load_weights(tmp_path, qwen2, torch.float32, torch.device("cpu")).layers
+    assert layer.qkv_bias is not None
+    assert torch.equal(layer.qkv_bias, torch.cat(list(biases.values())))
 
 
 def test_projections_are_fused_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def test_a_long_prompt_is_one_descriptor_between_fresh_pools() -> None:
 
 def test_an_eviction_frees_a_little_ahead_and_never_what_is_not_there() -> None:
     removed: list[bytes] = []
-    pool = BlockPool(128, 16, on_removed=removed.extend)
+    pool = BlockPool(128, 16)
+    pool.on_removed = removed.extend
     for i in range(128):
         (block_id,) = pool.allocate(1) or []
         assert pool.publish(block_id, bytes([i]))

@@ -69,7 +69,7 @@ def test_decodes_come_first_and_prompts_get_the_chunk_that_is_left(fake: SimpleN
     assert step(scheduler) == [("new", 12, 20)]  # nobody decodes: the whole budget
 
 
-def test_there_are_never_more_sequences_than_seats(fake: SimpleNamespace) -> None:
+def test_there_are_never_more_sequences_than_batch_rows(fake: SimpleNamespace) -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for i in range(3):
         scheduler.add(fake.make_seq(f"r{i}", prompt(4, 100 * i)))

@@ -70,9 +70,9 @@ def make_seqs(
     Every third one has no `min_tokens`, and every third one twice as many.
     """
     rng = random.Random(seed)
-    blocks, seats = list(range(MAX_NUM_SEQS * MAX_BLOCKS)), list(range(MAX_NUM_SEQS))
+    blocks, batch_rows = list(range(MAX_NUM_SEQS * MAX_BLOCKS)), list(range(MAX_NUM_SEQS))
     rng.shuffle(blocks)
-    rng.shuffle(seats)
+    rng.shuffle(batch_rows)
     seqs = []
     for index, request in enumerate(requests):
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(2, 60))]
@@ -87,7 +87,7 @@ def make_seqs(
                 stop_token_ids=[3, 5, 8],
             ),
             block_table=blocks[index * MAX_BLOCKS : (index + 1) * MAX_BLOCKS],
-            seat=seats[index],
+            batch_row=batch_rows[index],
             num_computed_tokens=len(prompt) - 1,
         )
         runner.launch([Chunk(seq, 0, len(prompt) - 1, False)]).tokens()
@@ -162,14 +162,14 @@ def test_padding_writes_to_nobody(folder: Path) -> None:
     )
     seqs = make_seqs(runner, [GREEDY] * 7)
     before = runner.kv_cache.tensor[unused].clone()
-    drawn = runner._seats.drawn.clone()
+    drawn = runner._batch_rows.drawn.clone()
     Pipeline(runner, overlap=True).generate(seqs, NUM_TOKENS)
     torch.testing.assert_close(
         runner.kv_cache.tensor[unused], before, rtol=0, atol=0, equal_nan=True
     )
-    taken = [seq.seat for seq in seqs] + [runner._seats.padding_seat]
-    others = [seat for seat in range(MAX_NUM_SEQS) if seat not in taken]
-    assert torch.equal(runner._seats.drawn[others], drawn[others])
+    taken = [seq.batch_row for seq in seqs] + [runner._batch_rows.padding_row]
+    others = [batch_row for batch_row in range(MAX_NUM_SEQS) if batch_row not in taken]
+    assert torch.equal(runner._batch_rows.drawn[others], drawn[others])
 
 
 def test_only_steps_of_decodes_alone_are_replayed(folder: Path) -> None:
@@ -187,7 +187,7 @@ def test_only_steps_of_decodes_alone_are_replayed(folder: Path) -> None:
     assert token == again
 
 
-def test_a_seat_may_have_its_next_owner_while_the_last_ones_step_is_not_collected(
+def test_a_batch_row_may_have_its_next_owner_while_the_last_ones_step_is_not_collected(
     folder: Path,
 ) -> None:
     alone, shared = make_runner(folder, CallAgain()), make_runner(folder, CallAgain())
@@ -198,8 +198,8 @@ def test_a_seat_may_have_its_next_owner_while_the_last_ones_step_is_not_collecte
     first, second = make_seqs(shared, [GREEDY] * 2)
     end = len(first.token_ids)
     step = shared.launch([Chunk(first, end - 1, end, True)])
-    second.seat = first.seat
-    first.block_table, first.seat = [], -1
+    second.batch_row = first.batch_row
+    first.block_table, first.batch_row = [], -1
     shared.launch([Chunk(second, 0, second.num_computed_tokens, False)])
     [following] = Pipeline(shared, overlap=True).generate([second], 1)
     assert [step.tokens(), following] == expected
@@ -214,7 +214,7 @@ def test_a_step_after_one_without_finite_logits_stays_within_the_vocabulary(fold
     seq.token_ids.append(PENDING)
     after = runner.launch([Chunk(seq, end, end + 1, True)])
     for step in (failed, after):
-        with pytest.raises(InternalError, match="not finite, of s0"):
+        with pytest.raises(InternalError, match="not finite for request s0"):
             step.tokens()
     assert failed.seconds > 0
 

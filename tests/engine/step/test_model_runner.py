@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 from tandem.engine.config import EngineConfig
@@ -40,6 +47,7 @@ def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: 
     Weights are large, so that the best two logits are far apart.
     """
     config_type, model_type = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
     }[kind]
@@ -62,6 +70,8 @@ def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: 
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif name.endswith(".bias"):  # which transformers makes zero
+            torch.nn.init.uniform_(weight, -1.0, 1.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
@@ -83,12 +93,14 @@ class Driver:
         self.random = random.Random(seed)
         self.free = list(range(runner.kv_cache.num_blocks))
         self.random.shuffle(self.free)
-        self.seats = list(range(runner.config.max_num_seqs))
-        self.random.shuffle(self.seats)
+        self.batch_rows = list(range(runner.config.max_num_seqs))
+        self.random.shuffle(self.batch_rows)
 
     def sequence(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> Sequence:
         stop = StopConditions(max_tokens=99)
-        return Sequence("s", list(prompt), len(prompt), sampling, stop, seat=self.seats.pop())
+        return Sequence(
+            "s", list(prompt), len(prompt), sampling, stop, batch_row=self.batch_rows.pop()
+        )
 
     def chunk(self, seq: Sequence, most: int) -> Chunk:
         start = seq.num_computed_tokens
@@ -124,12 +136,14 @@ def prompts(count: int = 20) -> list[list[int]]:
 
 
 @torch.no_grad()
-def assert_same_as_transformers(model: Any, runner: ModelRunner, num_tokens: int = 64) -> None:
+def assert_same_as_transformers(
+    model: Any, runner: ModelRunner, num_tokens: int = 64, num_prompts: int = 20
+) -> None:
     """Greedy continuations are what `model` would choose; logits and logprobs within 1e-4."""
     sampling = SamplingParams(temperature=0, logprobs=VOCAB_SIZE)
     driver = Driver(runner)
     seen = logits_of(runner)
-    seqs = [driver.sequence(prompt, sampling) for prompt in prompts()]
+    seqs = [driver.sequence(prompt, sampling) for prompt in prompts()[:num_prompts]]
     rows = driver.generate(seqs, num_tokens)
     for index, seq in enumerate(seqs):
         logits = model(torch.tensor([seq.token_ids[:-1]])).logits[0, seq.num_prompt_tokens - 1 :]
@@ -147,12 +161,12 @@ def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
     sample = runner._sampler.sample
 
     def sample_and_tell(
-        logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor, plan: SamplingPlan
+        logits: torch.Tensor, batch_rows: torch.Tensor, positions: torch.Tensor, plan: SamplingPlan
     ) -> SampledRows:
-        rows = zip(seats.tolist(), positions.tolist(), logits.clone(), strict=True)
-        for seat, position, its_logits in rows:
-            seen[id(runner._seats._owners[seat]), position] = its_logits
-        return sample(logits, seats, positions, plan)
+        rows = zip(batch_rows.tolist(), positions.tolist(), logits.clone(), strict=True)
+        for batch_row, position, its_logits in rows:
+            seen[id(runner._batch_rows._owners[batch_row]), position] = its_logits
+        return sample(logits, batch_rows, positions, plan)
 
     runner._sampler.sample = sample_and_tell
     return seen
@@ -169,6 +183,8 @@ def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
         ("llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
         ("llama", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}),
+        ("qwen2", {"tie_word_embeddings": True, "sliding_window": 32}),
+        ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_theta": 1e6}),
     ],
 )
 def test_greedy_answers_are_those_of_transformers(
@@ -177,6 +193,13 @@ def test_greedy_answers_are_those_of_transformers(
     model = save_model(tmp_path, kind, **changes)
     assert_same_as_transformers(model, make_runner(tmp_path))
     assert_same_as_transformers(model, make_runner(tmp_path, kernels="torch"), num_tokens=4)
+
+
+@pytest.mark.parametrize("kernels", ["c", "torch", "triton"])
+def test_every_kind_of_kernels_adds_biases(tmp_path: Path, kernels: str) -> None:
+    model = save_model(tmp_path, "qwen2", num_hidden_layers=1)
+    runner = make_runner(tmp_path, kernels=kernels, max_model_len=64, max_num_seqs=4)
+    assert_same_as_transformers(model, runner, num_tokens=2, num_prompts=4)
 
 
 def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
@@ -222,14 +245,16 @@ def test_answers_depend_on_no_chunking_and_no_company(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_logits_in_c_are_the_same_to_the_last_bit_in_any_chunks_and_company(
-    folder: Path, dtype: str
+    tmp_path: Path, kind: str, dtype: str
 ) -> None:
     if not is_for_c(torch.ones(2, 2, dtype=getattr(torch, dtype))):
         pytest.skip("this processor does not multiply bfloat16 in C")
+    save_model(tmp_path, kind)
     runs = []
     for threads, seed, most in [(1, 0, 1), (1, 1, 7), (2, 2, 100)]:
-        runner = make_runner(folder, kernels="c", dtype=dtype, threads=threads)
+        runner = make_runner(tmp_path, kernels="c", dtype=dtype, threads=threads)
         seen, driver = logits_of(runner), Driver(runner, seed)
         seqs = [driver.sequence(prompt) for prompt in prompts(8)]
         driver.generate(seqs, 24, most)

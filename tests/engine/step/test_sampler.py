@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
-from tandem.engine.step.rows import Seats
+from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import HostTokens, SampledToken, Sampler
 from tandem.kernels.reference import sampling as reference
 from tandem.kernels.sampling.rows import NO_TOKEN, uniform
@@ -37,24 +37,24 @@ def run_sampler(
     rows: list[Chunk], logits: torch.Tensor, drawn: dict[int, int] | None = None
 ) -> list[SampledToken]:
     """The tokens of `rows`; `drawn` are tokens by row that a step before has left on the device."""
-    for seat, seq in enumerate({id(row.seq): row.seq for row in rows}.values()):
-        seq.seat = seat
-    seats = Seats(len(rows) + 1, 1, logits.device)
-    sampler = Sampler(logits.shape[1], (EOS,), reference.sample, seats)
-    changes = seats.take_changes([row.seq for row in rows])
+    for batch_row, seq in enumerate({id(row.seq): row.seq for row in rows}.values()):
+        seq.batch_row = batch_row
+    batch_rows = BatchRows(len(rows) + 1, 1, logits.device)
+    sampler = Sampler(logits.shape[1], (EOS,), reference.sample, batch_rows)
+    changes = batch_rows.take_changes([row.seq for row in rows])
     if changes is not None:
-        seats.apply(changes)
+        batch_rows.apply(changes)
     for row, token_id in (drawn or {}).items():
-        seats.drawn[rows[row].seq.seat] = token_id
+        batch_rows.drawn[rows[row].seq.batch_row] = token_id
     plan = sampler.plan(rows)
-    index = torch.tensor([row.seq.seat for row in rows], dtype=torch.int64)
+    index = torch.tensor([row.seq.batch_row for row in rows], dtype=torch.int64)
     positions = torch.tensor([row.end for row in rows], dtype=torch.int64)
     before = logits.clone()
     sampled = sampler.sample(logits, index, positions, plan)
     torch.testing.assert_close(logits, before, equal_nan=True)
     tokens = HostTokens(rows, sampled, plan).read()
     last = dict(zip(index.tolist(), tokens, strict=True))
-    assert all(seats.drawn[seat] == token.token_id for seat, token in last.items())
+    assert all(batch_rows.drawn[batch_row] == token.token_id for batch_row, token in last.items())
     return tokens
 
 

@@ -1,4 +1,4 @@
-"""Decode attention: the Triton kernel and its PyTorch twin against dense attention in float64."""
+"""Decode attention: the Triton kernel and the PyTorch reference against attention in float64."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,11 +24,11 @@ SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
 copying = pytest.param(partial(default), id="tma")
 loading = pytest.param(partial(default, config=replace(SMALL, use_tma=False)), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
-twin = pytest.param(reference.paged_decode_attention, id="torch")
+torch_reference = pytest.param(reference.paged_decode_attention, id="torch")
 in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
 
-both = pytest.mark.parametrize("attend", [copying, twin, in_c])
-every = pytest.mark.parametrize("attend", [copying, loading, twin, in_c])
+both = pytest.mark.parametrize("attend", [copying, torch_reference, in_c])
+every = pytest.mark.parametrize("attend", [copying, loading, torch_reference, in_c])
 kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
 
 
@@ -69,21 +69,21 @@ def attend_densely(q, keys, values, soft_cap: float = 0.0, window: int = 0) -> t
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
-def check(attend: Attend, paged, num_heads: int, queries_per_seq: int = 1, **options) -> None:
+def check(attend: Attend, paged, num_heads: int, **options) -> None:
     lens, dtype = paged.context_lens.tolist(), paged.kv_cache.dtype
     head_dim, device = paged.kv_cache.shape[-1], paged.kv_cache.device
-    num_tokens = len(lens) * queries_per_seq
+    num_tokens = len(lens)
     # Queries as the model hands them over: a slice of the fused projection.
     fused = torch.randn(num_tokens, num_heads + 3, head_dim, device=device).to(dtype)
     q = fused[:, :num_heads]
     out = torch.full((num_tokens, num_heads, head_dim), float("nan"), dtype=dtype, device=device)
     arguments = q, paged.kv_cache, paged.block_tables, paged.context_lens, SCALE, out
-    attend(*arguments, queries_per_seq=queries_per_seq, **options)
+    attend(*arguments, **options)
     # The weights of a row, which add up to 1, are rounded once, and the result is; what SDPA
     # rounds besides, one more time.
     atol = tolerance(dtype, 3, LARGEST_VALUE)
     for row, length in enumerate(lens):
-        mine = slice(row * queries_per_seq, (row + 1) * queries_per_seq)
+        mine = slice(row, row + 1)
         expected = torch.zeros_like(q[mine])
         if length:
             expected = attend_densely(q[mine], paged.keys[row], paged.values[row], **options)
@@ -136,28 +136,17 @@ def test_the_default_tiles_stop_where_a_context_does(make_paged, block_size: int
 
 
 @both
-@pytest.mark.parametrize("queries_per_seq", range(1, 9))
-def test_each_of_a_sequences_queries_sees_up_to_its_own_position(
-    attend: Attend, make_paged, queries_per_seq: int
+def test_contexts_that_end_anywhere_in_a_tile_or_are_empty_are_padded(
+    attend: Attend, make_paged
 ) -> None:
-    lens = [queries_per_seq, 33, 0, 16 + queries_per_seq, 50]
-    paged = make_padded(make_paged, lens, block_size=32)
-    check(attend, paged, 6, queries_per_seq)
-
-
-@kernels
-def test_queries_that_straddle_tiles_and_splits_stay_causal(attend: Attend, make_paged) -> None:
-    paged = make_paged([17, 34, 100, 8, 131], block_size=32)
-    check(attend, paged, 8, 8)
+    check(attend, make_padded(make_paged, [1, 33, 0, 17, 50], block_size=32), 6)
 
 
 @every
-@pytest.mark.parametrize(("window", "queries_per_seq"), [(1, 1), (16, 1), (20, 3), (70, 8)])
-def test_a_window_hides_what_is_older(
-    attend: Attend, make_paged, window: int, queries_per_seq: int
-) -> None:
+@pytest.mark.parametrize("window", [1, 16, 20, 70])
+def test_a_window_hides_what_is_older(attend: Attend, make_paged, window: int) -> None:
     paged = make_paged([8, 33, 100, 64, 16], block_size=32, stale=7.0)
-    check(attend, paged, 4, queries_per_seq, window=window)
+    check(attend, paged, 4, window=window)
 
 
 @pytest.mark.parametrize("attend", [copying, loading, pytest.param(default, id="default")])

@@ -1,4 +1,4 @@
-"""Prefill attention: the Triton kernel and its PyTorch twin against dense attention in float64."""
+"""Prefill attention: the Triton kernel and the PyTorch reference against attention in float64."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ configs = pytest.mark.parametrize(
     ids=["by threads, a program per tile", "by the copy engine, in turns"],
 )
 # Weights are rounded before they meet the values, of up to 4 or so, and sums before they are stored
-# (the twin rounds its scores as well).
+# (the reference rounds its scores as well).
 ROUNDINGS, MAGNITUDE = 2, 4.0
 
 

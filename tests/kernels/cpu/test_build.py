@@ -84,21 +84,23 @@ def test_a_gpu_is_not_for_them() -> None:
         choose_kernels("c", torch.device("cuda:0"))
 
 
-def test_bfloat16_steps_are_those_of_the_twins() -> None:
+def test_bfloat16_steps_are_those_of_the_reference() -> None:
     torch.manual_seed(5)
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape).bfloat16()
 
-    def both(kernel: Callable[..., None], twin: Callable[..., None], *inputs: torch.Tensor) -> None:
+    def both(
+        kernel: Callable[..., None], reference: Callable[..., None], *inputs: torch.Tensor
+    ) -> None:
         """The last argument is written; one unit of bfloat16 apart at most."""
         outputs = []
-        for call in kernel, twin:
+        for call in kernel, reference:
             mine = [each.clone() for each in inputs]
             call(*mine)
             outputs.append(mine)
-        for ours, twins in zip(*outputs, strict=True):
-            torch.testing.assert_close(ours, twins, rtol=2.0**-7, atol=2.0**-9)
+        for ours, expected in zip(*outputs, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=2.0**-7, atol=2.0**-9)
 
     both(launch.silu_mul, activation.silu_mul, randn(9, 74), randn(9, 37))
     both(
@@ -119,13 +121,13 @@ def test_bfloat16_steps_are_those_of_the_twins() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [24, 64])
-def test_attention_in_bfloat16_is_that_of_the_twin(make_paged, head_dim: int) -> None:
+def test_attention_in_bfloat16_is_that_of_the_reference(make_paged, head_dim: int) -> None:
     paged = make_paged([200, 7, 150], head_dim=head_dim, dtype=torch.bfloat16, stale=0.0)
     query_lens = [200, 1, 20]
     q = torch.randn(sum(query_lens), 6, head_dim).bfloat16()
     ours = attend(paged, q, query_lens, launch.prefill_attention)
-    twins = attend(paged, q, query_lens, prefill_attention.prefill_attention)
-    torch.testing.assert_close(ours, twins, rtol=2.0**-7, atol=2.0**-7)
+    expected = attend(paged, q, query_lens, prefill_attention.prefill_attention)
+    torch.testing.assert_close(ours, expected, rtol=2.0**-7, atol=2.0**-7)
 
 
 def test_a_query_gets_the_same_whatever_is_computed_beside_it(make_paged) -> None:

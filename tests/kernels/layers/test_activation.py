@@ -30,7 +30,7 @@ def inputs(num_tokens: int, width: int, dtype: torch.dtype, device: str) -> torc
 def check(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     gate, up = gate_up.double().chunk(2, dim=1)
     expected = torch.nn.functional.silu(gate) * up
-    # The twin rounds the gate as well, the kernel at the end only.
+    # The reference rounds the gate as well, the kernel at the end only.
     atol = tolerance(out.dtype, 2, float(expected.abs().amax()))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
 

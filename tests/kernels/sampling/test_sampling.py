@@ -1,4 +1,4 @@
-"""Tokens drawn on the device, by the kernels and by their twin, as plain Python would draw them."""
+"""Tokens drawn by the kernels and by their reference, as plain Python would draw them."""
 
 import math
 from collections.abc import Callable

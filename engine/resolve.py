@@ -1,0 +1,43 @@
+"""The configuration of an engine with "auto" and None resolved for this machine and model."""
+
+from dataclasses import replace
+
+import torch
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.kernel_set import choose_kernels
+from tandem.engine.memory.kv_cache import choose_block_size
+from tandem.engine.models.config import ModelConfig
+from tandem.runtime.errors import ConfigError
+
+
+def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, ModelConfig]:
+    """Resolve all but the size of the KV pool; the model's dtype becomes the one that runs.
+
+    Raises ConfigError for a device or kernels that this machine does not have.
+    """
+    device = _device(config.device)
+    dtype: str = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else stored.dtype
+    resolved = config.model_copy(
+        update={
+            "dtype": dtype,
+            "device": str(device),
+            "block_size": choose_block_size(config, device),
+            "threads": config.num_threads(),
+            "kernels": choose_kernels(config.kernels, device),
+        }
+    )
+    return resolved, replace(stored, dtype=dtype)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name}: this machine has {torch.cuda.device_count()} GPUs", param="device"
+        )
+    return device
