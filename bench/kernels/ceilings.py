@@ -6,15 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.bench.kernels.cases import Case, measure_groups, mismatch, relative_error
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.kernels.cases import Call, Case, measure_groups, mismatch, relative_error
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting
 
 MATRIX_SIZE, NUM_MATRICES = 8192, 3
 BUFFER_BYTES = 4 << 30
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     """Names begin with the rate they are a ceiling of; the best of each counts."""
     yield from measure_groups([matmul, copy_and_read], setting)
 

@@ -5,23 +5,30 @@ from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, Check, measure_groups, relative_error
-from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.cases import (
+    ERROR_BOUNDS,
+    Call,
+    Case,
+    Check,
+    measure_groups,
+    relative_error,
+)
 from tandem.bench.kernels.pool import Pool
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.report.figures import Figure, Target, at_least
+from tandem.bench.report.setting import Setting
 from tandem.kernels.layers import activation, embedding, kv_store, norm
-from tandem.kernels.reference import activation as activation_twin
-from tandem.kernels.reference import embedding as embedding_twin
-from tandem.kernels.reference import kv_store as kv_store_twin
-from tandem.kernels.reference import norm as norm_twin
+from tandem.kernels.reference import activation as activation_reference
+from tandem.kernels.reference import embedding as embedding_reference
+from tandem.kernels.reference import kv_store as kv_store_reference
+from tandem.kernels.reference import norm as norm_reference
 
 NUM_TOKENS, HIDDEN, INTERMEDIATE, VOCABULARY = 8192, 4096, 12288, 151936
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 32, 8, 128, 40960
 BLOCK_SIZE, EPS = 64, 1e-6
-GOAL = Goal(0.85, 0.92, "share")
+TARGET = at_least(0.85, 0.92, "share")
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     groups = [store_qkv, store_qkv_without_norm, add_rms_norm, rms_norm, silu_mul, embed]
     yield from measure_groups(groups, setting)
 
@@ -40,7 +47,7 @@ def add_rms_norm(
     def check(run: Call) -> float:
         # The norm is of the sum as it was rounded: the twin rounds it too.
         added, expected = residual[0].clone(), torch.empty_like(out[0])
-        norm_twin.add_rms_norm(x[0], added, weight, EPS, expected)
+        norm_reference.add_rms_norm(x[0], added, weight, EPS, expected)
         out[0].fill_(float("nan"))
         run()
         errors = relative_error(residual[0], added), relative_error(out[0], expected)
@@ -56,7 +63,7 @@ def add_rms_norm(
             launch,
             num_sets,
             check,
-            GOAL,
+            TARGET,
         )
     ]
 
@@ -74,7 +81,7 @@ def rms_norm(
 
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
-        norm_twin.rms_norm(x[0].float(), weight.float(), EPS, expected)
+        norm_reference.rms_norm(x[0].float(), weight.float(), EPS, expected)
         out[0].fill_(float("nan"))
         run()
         return relative_error(out[0], expected)
@@ -100,7 +107,7 @@ def silu_mul(
 
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
-        activation_twin.silu_mul(gate_up[0].float(), expected)
+        activation_reference.silu_mul(gate_up[0].float(), expected)
         out[0].fill_(float("nan"))
         run()
         return relative_error(out[0], expected)
@@ -115,7 +122,7 @@ def silu_mul(
             launch,
             num_sets,
             check,
-            GOAL,
+            TARGET,
         )
     ]
 
@@ -133,7 +140,7 @@ def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) 
 
     def check(run: Call) -> float:
         expected = torch.empty_like(out[0])
-        embedding_twin.embed(ids[0], table, expected)
+        embedding_reference.embed(ids[0], table, expected)
         out[0].fill_(float("nan"))
         run()
         return relative_error(out[0], expected)
@@ -191,7 +198,7 @@ def _store_case(
     def check(run: Call) -> float:
         cache = pool.layer(0, BLOCK_SIZE)
         expected_q, expected_cache = q_out[0].float(), cache.float()
-        kv_store_twin.store_qkv(
+        kv_store_reference.store_qkv(
             qkv[0].float(),
             None if qk_norm is None else qk_norm.float(),
             rope_table.float(),
@@ -211,7 +218,7 @@ def _store_case(
     num_bytes = qkv[0].nbytes + q_out[0].nbytes + num_tokens * pool.token_bytes
     label = f"{label}, {num_tokens} tokens"
     num_bytes += num_tokens * (rope_table[0].nbytes + 16)  # and a position and a slot, int64
-    return _case(setting, name, label, num_bytes, launch, num_sets, check, GOAL)
+    return _case(setting, name, label, num_bytes, launch, num_sets, check, TARGET)
 
 
 def _case(
@@ -222,7 +229,7 @@ def _case(
     launch: Callable[[int, Any], None],
     num_sets: int,
     check: Check,
-    goal: Goal | None = None,
+    target: Target | None = None,
 ) -> Case:
     return Case(
         name=name,
@@ -234,7 +241,7 @@ def _case(
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        goal=goal,
+        target=target,
     )
 
 

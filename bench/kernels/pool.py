@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.setting import Setting
 
 CHUNK_VALUES = 1 << 28
 

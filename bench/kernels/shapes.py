@@ -13,7 +13,7 @@ from tandem.bench.kernels import prefill as kernel_prefill
 from tandem.bench.kernels import sampling as kernel_sampling
 from tandem.bench.kernels.cases import Case
 from tandem.bench.kernels.pool import Pool
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.setting import Setting
 from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention

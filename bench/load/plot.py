@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.client.record import RequestRecord
 
 NUM_BINS = 60
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tandem.bench.load.openai_wire import Prompt
+from tandem.bench.client.wire import Prompt
 from tandem.runtime.errors import ConfigError
 
 InputFormat = Literal["tokens", "text"]

@@ -3,8 +3,8 @@ from time import perf_counter
 
 import pytest
 
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.record import RequestRecord
 from tandem.runtime.errors import ConfigError, ServiceError
 from tests.bench.load.sse_server import (
     Answer,
@@ -45,15 +45,6 @@ async def test_a_stream_becomes_a_record() -> None:
     assert len(record.output_times_s) == 3
     assert 0 <= record.sent_s <= record.output_times_s[0] <= record.end_s
     assert record.output_times_s == sorted(record.output_times_s)
-
-
-async def test_a_request_is_one_post_with_the_right_head() -> None:
-    async with serving() as server:
-        await ask(server.url + "/v1")  # a base URL with or without /v1
-        (exchange,) = server.exchanges
-    assert exchange.path == "/v1/completions"
-    assert exchange.headers["host"] == server.url.removeprefix("http://")
-    assert exchange.headers["content-type"] == "application/json"
 
 
 async def test_events_split_at_every_byte_and_packed_into_one_read_count_the_same() -> None:
@@ -163,14 +154,6 @@ async def test_an_http_error_is_named_by_status_and_code() -> None:
     assert (record.error, record.error_message) == ("http_503 overloaded", "try later")
 
 
-async def test_an_http_error_without_json_keeps_its_text() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\nsorry")
-
-    record = await answer_of(answer)
-    assert (record.error, record.error_message) == ("http_502", "sorry")
-
-
 async def test_an_error_event_in_mid_stream_fails_the_request() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.start_stream()
@@ -255,21 +238,6 @@ async def test_a_refused_connection_is_named() -> None:
     assert url.removeprefix("http://") in record.error_message
 
 
-async def test_interim_responses_are_skipped() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await answer_in_full(exchange)
-
-    assert (await answer_of(answer)).succeeded
-
-
-async def test_the_models_of_a_server_are_listed() -> None:
-    async with serving() as server:
-        client = OpenAIClient(server.url)
-        assert await client.list_models() == ["tiny"]
-        client.close()
-
-
 async def test_a_server_without_models_endpoint_is_named() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.send_json(404, {"error": {"message": "no"}})
@@ -277,17 +245,6 @@ async def test_a_server_without_models_endpoint_is_named() -> None:
     async with serving(answer) as server:
         client = OpenAIClient(server.url)
         with pytest.raises(ServiceError, match="HTTP 404"):
-            await client.list_models()
-        client.close()
-
-
-async def test_a_server_whose_models_are_no_list_is_named() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send_json(200, {"models": []})
-
-    async with serving(answer) as server:
-        client = OpenAIClient(server.url)
-        with pytest.raises(ServiceError, match="no list of models"):
             await client.list_models()
         client.close()
 

@@ -7,14 +7,14 @@ from time import perf_counter
 
 import msgspec
 
-from tandem.bench.load.http_client import (
+from tandem.bench.client.http import (
     ConnectionPool,
     ExchangeError,
     HttpConnection,
     StaleConnectionError,
 )
-from tandem.bench.load.metrics import RequestRecord
-from tandem.bench.load.openai_wire import (
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.client.wire import (
     PATHS,
     Chunk,
     Endpoint,
