@@ -32,15 +32,18 @@ def parse(options: type[T], module: str, arguments: Sequence[str] | None, prog: 
 
     A wrong one ends the process with status 2 and one line.
     """
+    fields = dataclasses.fields(options)  # type: ignore[arg-type]
+    positional = [each.name for each in fields if each.metadata["is_positional"]]
     parser = _Parser(
         prog=prog or f"python -m {module}",
+        usage="%(prog)s [options]" + "".join(f" {name.upper()} ..." for name in positional),
         description=options.__doc__,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     hints = typing.get_type_hints(options)
     groups: dict[str, Any] = {"options": parser}
-    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+    for field in fields:
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
