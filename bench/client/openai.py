@@ -128,7 +128,7 @@ class _Reader:
 
 
 class OpenAIClient:
-    """Sends prepared requests to one endpoint of one base URL over kept-alive connections."""
+    """A client that sends prepared requests to one endpoint of one base URL over kept-alive connections."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class OpenAIClient:
             record.end_s = perf_counter() - origin_s
 
     async def list_models(self) -> list[str]:
-        """The ids that GET /v1/models names. Raises ServiceError naming the address."""
+        """Return the ids of GET /v1/models. Raises ServiceError naming the address."""
         data = b"GET " + self.pool.path_prefix.encode() + b"/v1/models" + self._get_head
         body = bytearray()
         status = 0

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.bench.engine.prefill import STEP_TOKENS
-from tandem.bench.engine.rig import (
-    Rig,
-    StepRecord,
-    Workshop,
-    in_parts,
-    intervals_s,
-)
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts, intervals_s
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure, at_most, in_unit
 from tandem.bench.report.setting import Setting
@@ -70,32 +64,30 @@ def _steps(rounds: list[Round], sizes: Sizes, limit_ms: float) -> Iterator[Figur
     worst = [max(_device_ms(each.beside)) for each in rounds]
     what = f"{sizes.prompt} tokens are prefilled beside {sizes.num_seqs} sequences"
     yield Figure(
-        name="chunked_worst_step",
-        label=f"worst decode step while {what}",
-        unit="ms",
-        samples=(max(worst),),
-        target=at_most(limit_ms),
+        "chunked_worst_step",
+        f"worst decode step while {what}",
+        "ms",
+        (max(worst),),
+        at_most(limit_ms),
         notes=(f"by round {', '.join(f'{ms:.4g}' for ms in worst)}",),
     )
     yield Figure(
-        name="chunked_median_step",
-        label="median decode step meanwhile",
-        unit="ms",
-        samples=tuple(statistics.median(_device_ms(each.beside)) for each in rounds),
+        "chunked_median_step",
+        "median decode step meanwhile",
+        "ms",
+        tuple(statistics.median(_device_ms(each.beside)) for each in rounds),
     )
     yield Figure(
-        name="chunked_worst_gap",
-        label="worst gap between a sequence's tokens meanwhile",
-        unit="ms",
-        samples=in_unit(
-            (max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds), "ms"
-        ),
+        "chunked_worst_gap",
+        "worst gap between a sequence's tokens meanwhile",
+        "ms",
+        in_unit((max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds), "ms"),
     )
     yield Figure(
-        name="chunked_step_before",
-        label=f"decode step without a prompt, B {sizes.num_seqs}",
-        unit="ms",
-        samples=tuple(statistics.median(_device_ms(each.decoding)) for each in rounds),
+        "chunked_step_before",
+        f"decode step without a prompt, B {sizes.num_seqs}",
+        "ms",
+        tuple(statistics.median(_device_ms(each.decoding)) for each in rounds),
     )
 
 
@@ -103,16 +95,16 @@ def _prompts(rounds: list[Round], sizes: Sizes) -> Iterator[Figure]:
     """Yield the cost of the running sequences for the prompt."""
     alone = [_wall_s(each.alone) for each in rounds]
     yield Figure(
-        name="chunked_prompt_alone",
-        label=f"prefill of {sizes.prompt} tokens alone",
-        unit="ms",
-        samples=in_unit(alone, "ms"),
+        "chunked_prompt_alone",
+        f"prefill of {sizes.prompt} tokens alone",
+        "ms",
+        in_unit(alone, "ms"),
     )
     yield Figure(
-        name="chunked_prompt_beside",
-        label="the same in chunks beside them",
-        unit="ms",
-        samples=in_unit((_wall_s(each.beside) for each in rounds), "ms"),
+        "chunked_prompt_beside",
+        "the same in chunks beside them",
+        "ms",
+        in_unit((_wall_s(each.beside) for each in rounds), "ms"),
         ceiling=1e3 * statistics.median(alone),
     )
 

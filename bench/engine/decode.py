@@ -8,14 +8,7 @@ from functools import partial
 
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.profile import Idle, noted, profiled
-from tandem.bench.engine.rig import (
-    Rig,
-    StepRecord,
-    Workshop,
-    engine_log,
-    in_parts,
-    intervals_s,
-)
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, in_parts, intervals_s
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import (
     Bound,
@@ -62,10 +55,10 @@ def run(setting: Setting) -> Iterator[Figure]:
     with engine_log() as lines:
         rig = workshop.rig(max_num_seqs=setting.size(128, 4))
     yield Figure(
-        name="decode_ready",
-        label="runner built, graphs captured",
-        unit="s",
-        samples=(time.perf_counter() - started_at,),
+        "decode_ready",
+        "runner built, graphs captured",
+        "s",
+        (time.perf_counter() - started_at,),
         notes=("weights in memory already", *lines),
     )
     points, num_steps = points_of(setting), setting.size(96, 4)
@@ -132,17 +125,17 @@ def profile_steps(rig: Rig, point: Point, setting: Setting) -> Iterator[Figure]:
 
 def _idle(point: Point, idle: Idle) -> Iterator[Figure]:
     yield Figure(
-        name=f"{point.name}_idle",
-        label=f"GPU idle between decode steps, B {point.num_seqs}",
-        unit="%",
-        samples=(100 * idle.between_steps,),
-        target=IDLE_TARGET,
+        f"{point.name}_idle",
+        f"GPU idle between decode steps, B {point.num_seqs}",
+        "%",
+        (100 * idle.between_steps,),
+        IDLE_TARGET,
     )
     yield Figure(
-        name=f"{point.name}_idle_within",
-        label=f"GPU idle within a step, between its kernels, B {point.num_seqs}",
-        unit="%",
-        samples=(100 * idle.within_steps,),
+        f"{point.name}_idle_within",
+        f"GPU idle within a step, between its kernels, B {point.num_seqs}",
+        "%",
+        (100 * idle.within_steps,),
     )
 
 
@@ -154,12 +147,12 @@ def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
         num_tokens = statistics.fmean(record.num_context_tokens for record in steps)
     targets = TARGETS.get((point.num_seqs, point.context))
     return Figure(
-        name=point.name,
-        label=point.label,
-        unit="ms",
-        samples=in_unit(medians([each.device_s for each in steps] for steps in point.rounds), "ms"),
+        point.name,
+        point.label,
+        "ms",
+        in_unit(medians([each.device_s for each in steps] for steps in point.rounds), "ms"),
+        target_for(setting, *targets) if targets else None,
         bound=Bound("read", decode_bytes(rig.model, num_tokens)),
-        target=target_for(setting, *targets) if targets else None,
         notes=(f"drawn at temperature 1; {len(steps)} steps",),
     )
 
@@ -167,10 +160,7 @@ def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
 def _worst(point: Point) -> Figure:
     steps = [record.device_s for records in point.rounds for record in records]
     return Figure(
-        name=f"{point.name}_p99",
-        label=f"{point.label}, p99",
-        unit="ms",
-        samples=(percentile(steps, 0.99) * 1e3,),
+        f"{point.name}_p99", f"{point.label}, p99", "ms", (percentile(steps, 0.99) * 1e3,)
     )
 
 
@@ -181,10 +171,10 @@ def _idle_by_events(point: Point) -> Figure:
         whole = sum(intervals_s(records))
         shares.append(100 * max(0.0, 1 - sum(each.device_s for each in records[1:]) / whole))
     return Figure(
-        name=f"{point.name}_idle_by_events",
-        label=f"time in no step's events, B {point.num_seqs}, context {point.context}",
-        unit="%",
-        samples=tuple(shares),
+        f"{point.name}_idle_by_events",
+        f"time in no step's events, B {point.num_seqs}, context {point.context}",
+        "%",
+        tuple(shares),
     )
 
 
@@ -205,8 +195,8 @@ def _fits(rig: Rig, point: Point, num_steps: int) -> bool:
 
 def _too_large(rig: Rig, point: Point) -> Figure:
     return Figure(
-        name=point.name,
-        label=point.label,
-        unit="ms",
+        point.name,
+        point.label,
+        "ms",
         notes=(f"not on this GPU: the KV pool holds {rig.num_slots} tokens",),
     )

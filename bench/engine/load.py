@@ -40,17 +40,12 @@ def run(setting: Setting) -> Iterator[Figure]:
 
             loads.append(_seconds(load))
     rates = [num_bytes / seconds / 1e9 for seconds in reads]
+    yield Figure("storage_read", f"read of the files, {NUM_READERS} threads", "GB/s", tuple(rates))
     yield Figure(
-        name="storage_read",
-        label=f"read of the files, {NUM_READERS} threads",
-        unit="GB/s",
-        samples=tuple(rates),
-    )
-    yield Figure(
-        name="weights_load",
-        label=f"weights of {num_bytes / 1e9:.2g} GB, files to device",
-        unit="GB/s",
-        samples=tuple(num_bytes / seconds / 1e9 for seconds in loads),
+        "weights_load",
+        f"weights of {num_bytes / 1e9:.2g} GB, files to device",
+        "GB/s",
+        tuple(num_bytes / seconds / 1e9 for seconds in loads),
         ceiling=max(rates),
     )
 

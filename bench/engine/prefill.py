@@ -27,10 +27,7 @@ def run(setting: Setting) -> Iterator[Figure]:
     yield from in_parts(
         [
             ("prefill", partial(_prompts, rig, rounds, setting)),
-            (
-                "profile of prefill",
-                partial(_profile, rig, lengths[1], rounds[lengths[1]], setting),
-            ),
+            ("profile of prefill", partial(_profile, rig, lengths[1], rounds[lengths[1]], setting)),
         ]
     )
 
@@ -46,10 +43,10 @@ def _prompts(
     for length, found in rounds.items():
         yield _prompt_figure(rig, length, found, setting)
         yield Figure(
-            name=f"prefill_{length}_to_token",
-            label=f"prefill of {length} tokens, until its token is on the host",
-            unit="ms",
-            samples=in_unit((each[-1].ended_at - each[0].launched_at for each in found), "ms"),
+            f"prefill_{length}_to_token",
+            f"prefill of {length} tokens, until its token is on the host",
+            "ms",
+            in_unit((each[-1].ended_at - each[0].launched_at for each in found), "ms"),
         )
 
 
@@ -71,10 +68,10 @@ def _prompt_figure(
 ) -> Figure:
     targets = TARGETS.get(length)
     return Figure(
-        name=f"prefill_{length}",
-        label=f"prefill of {length} tokens",
-        unit="ms",
-        samples=in_unit((sum(each.device_s for each in steps) for steps in rounds), "ms"),
+        f"prefill_{length}",
+        f"prefill of {length} tokens",
+        "ms",
+        in_unit((sum(each.device_s for each in steps) for steps in rounds), "ms"),
+        target_for(setting, *targets) if targets else None,
         bound=Bound("matmul", prefill_flops(rig.model, length)),
-        target=target_for(setting, *targets) if targets else None,
     )

@@ -203,9 +203,7 @@ class Workshop:
         return Rig(config, self.runner(config))
 
 
-def in_parts(
-    parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]],
-) -> Iterator[Figure]:
+def in_parts(parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]]) -> Iterator[Figure]:
     """Run one (name, part) after another; one that fails is named and costs the others nothing."""
     for name, part in parts:
         try:

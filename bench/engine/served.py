@@ -61,10 +61,7 @@ def run(setting: Setting) -> Iterator[Figure]:
     """Yield the figures of the rounds so far after each of them, so that none is lost."""
     _add_binaries_to_path()
     loads = loads_for(setting)
-    with (
-        work_folder() as folder,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    with work_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         resources = contextlib.AsyncExitStack()
         try:
             stack = runner.run(_start(resources, written_model(folder, setting), folder, setting))

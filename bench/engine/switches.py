@@ -67,17 +67,17 @@ def _figures(point: Point, variant: Variant) -> Iterator[Figure]:
     name, label = f"{variant.name}_b{point.num_seqs}", f"B {point.num_seqs}, {variant.label}"
     device_ms = statistics.median(1e3 * record.device_s for records in rounds for record in records)
     yield Figure(
-        name=f"{name}_step",
-        label=f"from tokens to tokens, {label}",
-        unit="ms",
-        samples=in_unit((statistics.median(intervals_s(steps)) for steps in rounds), "ms"),
+        f"{name}_step",
+        f"from tokens to tokens, {label}",
+        "ms",
+        in_unit((statistics.median(intervals_s(steps)) for steps in rounds), "ms"),
         ceiling=device_ms,
     )
     yield Figure(
-        name=f"{name}_host",
-        label=f"host's part of it, {label}",
-        unit="us",
-        samples=tuple(1e6 * statistics.median(host_s(records)) for records in rounds),
+        f"{name}_host",
+        f"host's part of it, {label}",
+        "us",
+        tuple(1e6 * statistics.median(host_s(records)) for records in rounds),
     )
 
 

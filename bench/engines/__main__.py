@@ -50,8 +50,8 @@ HOW = {
     "alone": "one request at a time: TTFT, and ITL as the time per output token; medians of "
     "requests",
     "mixed": "closed loop of 8 with mixed lengths, the same for every engine: tokens/s, ITL, and "
-    "what a whole request takes; medians of requests, or their mean where it says so",
-    "gap": "between neighbouring output events, however many tokens they hold: median and p99",
+    "what a whole request takes; medians of requests, or their mean where the label has it",
+    "gap": "between neighboring output events, however many tokens they hold: median and p99",
     "ready": "from the start of the process to the first answered request",
     "work": "every answer has the length asked for and no prompt was sent before, or the run fails",
     "turns": "all servers stay up; the others are stopped in each turn by SIGSTOP. Within a "

@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the 
 
 
 class Meet(msgspec.Struct, tag=True):
-    """Connect to the near end, by both ways."""
+    """Connect to the near end, by our agents and by the bare library."""
 
     agents: TransferMetadata
     bare: BareMetadata
@@ -174,10 +174,7 @@ class _FarEnd:
             case Receive():
                 assert self._end.bare is not None
                 self._end.bare.receive(
-                    command.message,
-                    command.count,
-                    answers=command.answers,
-                    pause_s=command.pause_s,
+                    command.message, command.count, answers=command.answers, pause_s=command.pause_s
                 )
             case Answering(is_on=True):
                 self._answering.enter_context(

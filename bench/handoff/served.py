@@ -127,7 +127,7 @@ class Topology:
 async def both_topologies(
     run_dir: Path, streamings: Sequence[Streaming] = STREAMING
 ) -> AsyncIterator[dict[Streaming, Topology]]:
-    """Topologies of one prefill and one decode worker that differ in streaming by layers."""
+    """Run topologies of one prefill and one decode worker; one streams by layers, one not."""
     model = run_dir / "model"
     write_near_zero_model(model, SHAPE)
     async with contextlib.AsyncExitStack() as stack:

@@ -28,7 +28,7 @@ from tandem.transfer.reactor import HELLO
 Pairs = Sequence[tuple[int, int]]
 AGENTS, CHECKED = "agents", "agents with checksums"
 BARE, PAUSING = "bare library", "bare library, pausing"
-PAUSE_S = 20e-6  # where cores are few, a loop without one can be in the way of what it waits for
+PAUSE_S = 20e-6  # where cores are few, a loop without one can delay the process that it waits for
 LOOPS = "poll loops"
 
 

@@ -23,7 +23,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def checksum(setting: Setting) -> Sequence[Case]:
-    """Reads only: held against the ceiling of reading."""
+    """Return the cases, which only read."""
     pool = make_pool(setting)
     return [_checksum_case(pool, block_size, setting) for block_size in _block_sizes(setting)]
 
@@ -66,7 +66,7 @@ def _block_sizes(setting: Setting) -> tuple[int, ...]:
 
 
 def make_pool(setting: Setting) -> Pool:
-    """Three times the prompt, so that its blocks lie apart."""
+    """Return a pool three times as large as the prompt, so that its blocks lie apart."""
     kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
     positions = 3 * setting.size(NUM_TOKENS, 128)
     return Pool(positions, setting.size(NUM_LAYERS, 2), kv_heads, head_dim, setting)

@@ -46,7 +46,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def shapes(setting: Setting) -> list[Shape]:
-    """The batches with targets at block size 64, then other block sizes and extras."""
+    """Return the batches with targets at block size 64, then other block sizes and extras."""
     # In microseconds on an H200: 85 % and 92 % of its bandwidth.
     target_4k, target_8k, target_32k = (
         at_most(294.0, 271.0),
@@ -78,7 +78,7 @@ def shapes(setting: Setting) -> list[Shape]:
 
 
 def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
-    """Lengths whose logarithms are spread evenly, always the same; both ends are among them."""
+    """Return fixed lengths, both ends among them, whose logarithms are spread evenly."""
     draw = torch.rand(count, generator=torch.Generator().manual_seed(4)).tolist()
     span = math.log(longest / shortest)
     lens = [round(shortest * math.exp(span * each)) for each in draw]
@@ -87,7 +87,7 @@ def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
 
 
 def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
-    """Bytes: every key and value of the contexts once, the queries and the output."""
+    """Return a case; its bytes are the contexts' keys and values, the queries and the output."""
     heads, device = setting.size(HEADS, 4), setting.device
     num_rows = len(shape.context_lens) * shape.queries_per_seq
     context_bytes = sum(shape.context_lens) * pool.token_bytes
@@ -148,7 +148,7 @@ def _name(shape: Shape) -> str:
 
 
 def _seqs_to_check(context_lens: Sequence[int]) -> set[int]:
-    """The shortest, the longest, the first and the last, and two between."""
+    """Return the shortest, the longest, the first and the last, and two between."""
     order = sorted(range(len(context_lens)), key=context_lens.__getitem__)
     count = len(order)
     return {0, count - 1, order[0], order[-1], order[count // 2], order[count // 3]}

@@ -1,4 +1,4 @@
-"""What surrounds attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
+"""The kernels around attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def add_rms_norm(
         norm.add_rms_norm(x[index], residual[index], weight, EPS, out[index], config=config)
 
     def check(run: Call) -> float:
-        # The norm is of the sum as it was rounded: the twin rounds it too.
+        # The norm is of the sum as it was rounded: the reference rounds it too.
         added, expected = residual[0].clone(), torch.empty_like(out[0])
         norm_reference.add_rms_norm(x[0], added, weight, EPS, expected)
         out[0].fill_(float("nan"))
@@ -54,18 +54,8 @@ def add_rms_norm(
         residual[0].normal_()  # which would grow from call to call
         return max(errors)
 
-    return [
-        _case(
-            setting,
-            "add_rms_norm",
-            f"RMSNorm + residual, {num_tokens} tokens",
-            4 * x[0].nbytes + weight.nbytes,
-            launch,
-            num_sets,
-            check,
-            TARGET,
-        )
-    ]
+    label, num_bytes = f"RMSNorm + residual, {num_tokens} tokens", 4 * x[0].nbytes + weight.nbytes
+    return [_case(setting, "add_rms_norm", label, num_bytes, launch, num_sets, check, TARGET)]
 
 
 def rms_norm(
@@ -82,16 +72,10 @@ def rms_norm(
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
         norm_reference.rms_norm(x[0].float(), weight.float(), EPS, expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = 2 * x[0].nbytes + weight.nbytes
-    return [
-        _case(
-            setting, "rms_norm", f"RMSNorm, {num_tokens} tokens", num_bytes, launch, num_sets, check
-        )
-    ]
+    label, num_bytes = f"RMSNorm, {num_tokens} tokens", 2 * x[0].nbytes + weight.nbytes
+    return [_case(setting, "rms_norm", label, num_bytes, launch, num_sets, check)]
 
 
 def silu_mul(
@@ -108,27 +92,14 @@ def silu_mul(
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
         activation_reference.silu_mul(gate_up[0].float(), expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = gate_up[0].nbytes + out[0].nbytes
-    return [
-        _case(
-            setting,
-            "silu_mul",
-            f"SiLU·mul, {num_tokens} tokens",
-            num_bytes,
-            launch,
-            num_sets,
-            check,
-            TARGET,
-        )
-    ]
+    label, num_bytes = f"SiLU·mul, {num_tokens} tokens", gate_up[0].nbytes + out[0].nbytes
+    return [_case(setting, "silu_mul", label, num_bytes, launch, num_sets, check, TARGET)]
 
 
 def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) -> Sequence[Case]:
-    """Distinct rows of the table, so that each is read from memory."""
+    """Embed distinct rows of the table, so that each is read from memory."""
     num_tokens, hidden = _tokens(setting, num_tokens), setting.size(hidden, 32)
     num_sets = setting.num_sets(4 * num_tokens * hidden)
     table = setting.randn(setting.size(VOCABULARY, 64), hidden)
@@ -141,16 +112,10 @@ def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) 
     def check(run: Call) -> float:
         expected = torch.empty_like(out[0])
         embedding_reference.embed(ids[0], table, expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = 2 * out[0].nbytes + ids[0].nbytes
-    return [
-        _case(
-            setting, "embed", f"embedding, {num_tokens} tokens", num_bytes, launch, num_sets, check
-        )
-    ]
+    label, num_bytes = f"embedding, {num_tokens} tokens", 2 * out[0].nbytes + ids[0].nbytes
+    return [_case(setting, "embed", label, num_bytes, launch, num_sets, check)]
 
 
 def store_qkv(
@@ -168,7 +133,7 @@ def store_qkv_without_norm(setting: Setting) -> Sequence[Case]:
 def _store_case(
     setting: Setting, name: str, label: str, num_tokens: int, head_dim: int, *, with_norm: bool
 ) -> Case:
-    """One prompt's projections into blocks in random order."""
+    """Return a case of one prompt's projections into blocks in random order."""
     num_tokens, head_dim = _tokens(setting, num_tokens), setting.size(head_dim, 16)
     heads, kv_heads = setting.size(HEADS, 4), setting.size(KV_HEADS, 2)
     num_sets = setting.num_sets(4 * num_tokens * (heads + 2 * kv_heads) * head_dim)
@@ -245,12 +210,18 @@ def _case(
     )
 
 
+def _error_of(run: Call, out: torch.Tensor, expected: torch.Tensor) -> float:
+    out.fill_(float("nan"))
+    run()
+    return relative_error(out, expected)
+
+
 def _tokens(setting: Setting, num_tokens: int) -> int:
     return setting.size(num_tokens, min(num_tokens, 24))
 
 
 def _rope_table(setting: Setting, head_dim: int) -> torch.Tensor:
-    """[max_len, 2, head_dim] of rotations by random angles, laid out as the engine's."""
+    """Return rotations [max_len, 2, head_dim] by random angles, laid out as the engine's."""
     angles = torch.rand(setting.size(MAX_LEN, 64), head_dim // 2, device=setting.device) * 6.0
     cos, sin = angles.cos(), angles.sin()
     rows = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)

@@ -30,7 +30,7 @@ Attention = Callable[..., None]
 
 
 def run(setting: Setting) -> Iterator[Figure]:
-    """Whole prompts of each length, then chunks over an earlier context and a ragged batch."""
+    """Measure whole prompts of each length, then chunks over a context and a ragged batch."""
 
     def length_group(name: str, length: int) -> Callable[[Setting], Sequence[Case]]:
         def prefill(setting: Setting) -> Sequence[Case]:
@@ -91,7 +91,7 @@ def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
 
 
 def prefill_of_chunks(setting: Setting) -> Sequence[Case]:
-    """What chunked prefill and prefix hits ask for, and several prompts together."""
+    """Return the batches of chunked prefill and prefix hits, and several prompts together."""
     long = setting.size(32768, 48)
     ragged = [setting.size(length, 8 + index) for index, length in enumerate(RAGGED)]
     shapes = {
@@ -128,7 +128,7 @@ def prefill_case(
     head_dim: int = HEAD_DIM,
     attention: Attention = prefill_attention,
 ) -> Case:
-    """Causal attention of a batch, FLOPs counted for the positions that each query sees."""
+    """Return causal attention of a batch; FLOPs count the positions that each query sees."""
     heads, kv_heads, head_dim = (
         setting.size(full, tiny) for full, tiny in ((HEADS, 4), (KV_HEADS, 2), (head_dim, 16))
     )
@@ -256,7 +256,7 @@ def _takes_groups(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torc
 
 
 def _rows_to_check(num_rows: int, block_size: int) -> torch.Tensor:
-    """The ends, the edges of a block and of a tile, and some between."""
+    """Return the ends, the edges of a block and of a tile, and some between."""
     edges = {0, 1, block_size - 1, block_size, 127, 128, num_rows - 2, num_rows - 1}
     between = torch.randint(num_rows, (NUM_CHECKED_ROWS,)).tolist()
     return torch.tensor(sorted(row for row in edges | set(between) if 0 <= row < num_rows))

@@ -51,7 +51,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def sampling(setting: Setting) -> Sequence[Case]:
-    """Logits in the dtype of a model."""
+    """Return all variants over logits in the dtype of a model."""
     logits = _logits(setting, setting.dtype)
     return [sampling_case(variant, logits, setting) for variant in VARIANTS]
 

@@ -15,7 +15,7 @@ SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 
 DEFINITIONS: Mapping[str, str] = {
     "scheduled": "when the request was due: its arrival time (open loop, trace) or the moment "
-    "its slot was free (closed loop). All latencies start here unless they say 'from sent'.",
+    "its slot was free (closed loop). All latencies but those 'from sent' start here.",
     "sent": "when the request's bytes were handed to the socket, after any wait for "
     "--max-in-flight or for a connection.",
     "output event": "one streamed chunk that carries output; a chunk can hold several tokens.",

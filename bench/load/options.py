@@ -36,9 +36,7 @@ class BenchOptions:
     """
 
     url: str = option(
-        "",
-        f"base URL of the server (default: of tandem serve here, or {USUAL_URL})",
-        group=SERVER,
+        "", f"base URL of the server (default: of tandem serve here, or {USUAL_URL})", group=SERVER
     )
     model: str | None = option(None, "model name; default: the server's first", group=SERVER)
     endpoint: Endpoint = option("completions", "API to drive", group=SERVER)
@@ -90,9 +88,7 @@ class BenchOptions:
     trace: Path | None = option(None, "Mooncake-format trace to replay", group=INPUT)
     time_scale: float = option(1.0, "trace: replay so many times faster", group=INPUT)
     trace_block_tokens: int = option(
-        512,
-        "trace: tokens per hash id; below 512 all prompts shrink in proportion",
-        group=INPUT,
+        512, "trace: tokens per hash id; below 512 all prompts shrink in proportion", group=INPUT
     )
     max_input_tokens: int | None = option(
         None, "trace: cut longer prompts to their first tokens", group=INPUT
@@ -103,9 +99,7 @@ class BenchOptions:
         None, "seed of lengths, arrivals and prompts (default: a fresh one)", group=INPUT
     )
     compare: tuple[str, str] | None = option(
-        None,
-        "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load",
-        group=COMPARISON,
+        None, "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load", group=COMPARISON
     )
     compare_url: str | None = option(
         None, "base URL of a second server, compared with --url", group=COMPARISON

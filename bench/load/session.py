@@ -46,7 +46,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def stops(self, run: LoadRun) -> Iterator[None]:
-        """While the body runs, the interrupt stops `run`."""
+        """Let the interrupt stop `run` while the body runs."""
         self._run = run
         if self.is_set:
             run.stop()

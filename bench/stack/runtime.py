@@ -66,7 +66,7 @@ HOW: Mapping[str, str] = {
 
 
 async def echo(request: Any) -> AsyncIterator[Any]:
-    """Yield the request, or as many small items as it says where it is a number."""
+    """Yield the request, or as many small items as its number."""
     if not isinstance(request, int):
         yield request
         return
@@ -133,10 +133,7 @@ async def latencies(client: Client) -> dict[str, float]:
         started_s = time.perf_counter()
         await ask(client)
         took_ms.append((time.perf_counter() - started_s) * 1e3)
-    return {
-        "p50_ms": percentile(took_ms, 0.5),
-        "p99_ms": percentile(took_ms, 0.99),
-    }
+    return {"p50_ms": percentile(took_ms, 0.5), "p99_ms": percentile(took_ms, 0.99)}
 
 
 async def throughput(client: Client, worker: psutil.Process) -> dict[str, float]:

@@ -69,9 +69,7 @@ def dry(module: Any) -> dict[str, Figure]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_placed_sequences_decode_from_their_context_without_being_computed(
-    overlap: bool,
-) -> None:
+def test_placed_sequences_decode_from_their_context_without_being_computed(overlap: bool) -> None:
     rig = make_rig(overlap=overlap)
     rig.place(4, 40)
     records = rig.decode(5)

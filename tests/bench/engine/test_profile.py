@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.bench.engine.profile import (
-    STEP_MARK,
-    by_step,
-    idle_of,
-    profile_of,
-    profiled,
-)
+from tandem.bench.engine.profile import STEP_MARK, by_step, idle_of, profile_of, profiled
 from tandem.bench.report.setting import Setting, setting_for
 
 Event = Mapping[str, Any]

@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from tandem.bench.kernels.__main__ import against_torch
-from tandem.bench.kernels.cases import (
-    Call,
-    Case,
-    measure,
-    measure_groups,
-    mismatch,
-    relative_error,
-)
+from tandem.bench.kernels.cases import Call, Case, measure, measure_groups, mismatch, relative_error
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting, setting_for
 

@@ -1,12 +1,6 @@
 import pytest
 
-from tandem.bench.load.metrics import (
-    RequestRecord,
-    distribution,
-    meets,
-    parse_slos,
-    summarize,
-)
+from tandem.bench.load.metrics import RequestRecord, distribution, meets, parse_slos, summarize
 from tandem.runtime.errors import ConfigError
 
 
