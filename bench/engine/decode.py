@@ -187,7 +187,7 @@ def _ends(points: Sequence[Point]) -> list[Point]:
 
 
 def _fits(rig: Rig, point: Point, num_steps: int) -> bool:
-    # besides: half a round, what the scheduler keeps free, the last block of each
+    # besides: half a round, the scheduler's reserve, the last block of each
     block_size = rig.runner.kv_cache.block_size
     longest = point.context + num_steps + NUM_WARM_STEPS + 2 * block_size
     return 1.02 * point.num_seqs * longest <= rig.num_slots

@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.setting import Setting
 
-STEP_MARK = "tandem.bench step"  # what the launch of a step is called in a profile
+STEP_MARK = "tandem.bench step"  # the name of a step's launch in a profile
 NUM_LISTED = 8
 MAX_NAME = 60
 WARM_PART = 4  # of the steps one in so many, at first, in which the profiler itself settles

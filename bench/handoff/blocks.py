@@ -19,7 +19,7 @@ from tandem.transfer.transport import BlockGrid
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 512  # 8k tokens
 POOL_BLOCKS = 4096
-# Blocks so small that posting a write of them takes as good as no time: what is left is preparing.
+# Blocks so small that a write's post takes hardly any time: preparing is the rest.
 TINY = PoolShape(num_blocks=PROMPT_BLOCKS, num_layers=1, num_kv_heads=1, head_dim=1)
 
 

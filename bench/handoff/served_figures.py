@@ -87,7 +87,7 @@ def _handover_figures(results: ServedResults, wires: WireResults) -> Iterator[Fi
     def to_step_ms(course: Course) -> float:
         return overhead_ms(course) + course.second_token_ms - course.handover_ms - course.step_ms
 
-    # the second has in it what a first step takes longer than a later one, so it has no target
+    # the second includes the extra time of a first step, so it has no target
     for key, words, measure, p50_target, p99_target in (
         ("handover", "handover", overhead_ms, at_most(5.0), at_most(15.0)),
         ("handover_to_step", "  and the first step less a later one", to_step_ms, None, None),

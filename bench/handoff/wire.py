@@ -176,7 +176,7 @@ async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
     """Return the far end's share of a core while nothing moves."""
     idle = await wire.peer.ask(Rest(duration_s))
     await wire.peer.ask(Expect(+1))
-    await asyncio.sleep(0.1)  # what has just begun is polled for more often
+    await asyncio.sleep(0.1)  # a new handoff is polled for more often
     expecting = await wire.peer.ask(Rest(duration_s))
     await wire.peer.ask(Expect(-1))
     return {"idle": idle.share, "expecting": expecting.share}

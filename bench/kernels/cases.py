@@ -23,7 +23,7 @@ Check = Callable[[Call], float]
 # units of the type. A tile or a row that is missing is far above all of these.
 ERROR_BOUNDS = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 1e-2}
 MAX_CALLS_IN_SAMPLE = 256
-HEAD_START_CYCLES = 20_000_000  # some 10 ms in which the host queues what is timed
+HEAD_START_CYCLES = 20_000_000  # some 10 ms in which the host queues the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Pool:
         )
 
     def layer(self, index: int, block_size: int) -> torch.Tensor:
-        """Return [num_blocks, 2, num_kv_heads, block_size, head_dim] of layer `index` modulo all."""
+        """Return [num_blocks, 2, num_kv_heads, block_size, head_dim] of a layer, modulo all."""
         return self.blocks(block_size)[:, index % self.num_layers]
 
     def tables(

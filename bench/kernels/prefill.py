@@ -48,7 +48,7 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
     """Measure the kernel on trial, which may hang; nothing but on the chip that it is for."""
     if setting.is_dry or torch.cuda.get_device_capability(setting.device) != (9, 0):
         return
-    # Imported here: elsewhere the compiler may lack what it needs.
+    # Imported here: elsewhere the compiler may lack its features.
     from tandem.kernels.attention.prefill_hopper import prefill_attention_hopper
 
     def group(kind: str, target: Target) -> Callable[[Setting], Sequence[Case]]:

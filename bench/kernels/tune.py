@@ -30,7 +30,7 @@ from tandem.kernels.tuned import TABLE, architecture, config_fields, shape_key
 from tandem.runtime.errors import ConfigError
 
 MODULE = "tandem.bench.kernels.tune"
-LEAST_GAIN = 0.01  # less than this is noise, and what stands in the table stays
+LEAST_GAIN = 0.01  # less than this is noise, and the table's line stays
 NUM_COMPILERS = 8
 COMPILE_SHARE = 0.4  # of the time, at most
 TINY_CANDIDATES = 2  # of each kernel in a dry run

@@ -38,7 +38,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "second_token": "  first step",
     },
 }
-BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client may be what is measured
+BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client may be the bottleneck
 
 ROWS: Mapping[str, str] = {
     "ttft": "time to first token",

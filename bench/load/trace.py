@@ -11,7 +11,7 @@ import msgspec
 from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, text_of, token_ids
 from tandem.runtime.errors import ConfigError
 
-TRACE_BLOCK_TOKENS = 512  # what one hash id of a Mooncake trace stands for
+TRACE_BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace
 
 
 class TraceEntry(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class Figure(msgspec.Struct, frozen=True):
     ceiling: float | None = None  # the most a rate can be, the least a time can be
     bound: Bound | None = None  # gives the ceiling once the device's rates are known
     interval: tuple[float, float] | None = None  # holds the value with 90 % certainty
-    relative_error: float | None = None  # of the result of what was timed
+    relative_error: float | None = None  # of the timed call's result
     notes: tuple[str, ...] = ()
     failure: str = ""  # the reason why there are no samples
 
