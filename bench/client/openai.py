@@ -128,7 +128,7 @@ class _Reader:
 
 
 class OpenAIClient:
-    """A sender of prepared requests to one endpoint of one base URL, over kept-alive connections."""
+    """A sender of prepared requests to one endpoint of one base URL, on kept-alive connections."""
 
     def __init__(
         self,

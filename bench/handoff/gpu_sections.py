@@ -6,8 +6,8 @@ They run on host memory too, where the numbers mean nothing.
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -59,31 +59,6 @@ SLOW_WRITE_S = 0.5  # a write that is this slow is measured a few times only
 MAX_ROUNDS = 5
 
 
-def engine(setting: Setting) -> Iterator[Figure]:
-    """Measure writes between pools of the engine's allocator, and round trips."""
-    yield from uvloop.run(_transfers(setting, "engine"))
-
-
-def torch_pool(setting: Setting) -> Iterator[Figure]:
-    """Measure writes between pools of torch's caching allocator."""
-    yield from uvloop.run(_transfers(setting, "torch"))
-
-
-def expandable(setting: Setting) -> Iterator[Figure]:
-    """Measure the same with expandable segments."""
-    yield from uvloop.run(_transfers(setting, "expandable"))
-
-
-def checksums(setting: Setting) -> Iterator[Figure]:
-    """Measure the kernel alone, a handoff's verification by the agents, and its share."""
-    yield from uvloop.run(_checksums(setting))
-
-
-def streaming(setting: Setting) -> Iterator[Figure]:
-    """Measure the exposed part of a step's KV whose layers are delivered in groups."""
-    yield from uvloop.run(_streaming(setting))
-
-
 def shape_for(setting: Setting, allocator: Literal["engine", "torch"] = "engine") -> PoolShape:
     """Return the KV of a real model's prompt; a tiny one for a dry run."""
     shape = TINY_SHAPE if setting.is_dry else MODEL_SHAPE
@@ -95,6 +70,7 @@ def _num_rounds(setting: Setting) -> int:
 
 
 async def _transfers(setting: Setting, pool: str) -> list[Figure]:
+    """Measure writes between pools of an allocator, and round trips."""
     shape = shape_for(setting, "engine" if pool == "engine" else "torch")
     whole = shape.num_blocks
     cases: dict[str, Pairs] = {
@@ -176,6 +152,7 @@ async def _link_probe(between: Wire) -> list[Figure]:
 
 
 async def _checksums(setting: Setting) -> list[Figure]:
+    """Measure the kernel alone, a handoff's verification by the agents, and its share."""
     shape, figures = shape_for(setting), list[Figure]()
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
@@ -215,6 +192,7 @@ def _checksum_kernel(setting: Setting, pool: torch.Tensor, shape: PoolShape) -> 
 
 
 async def _streaming(setting: Setting) -> list[Figure]:
+    """Measure the exposed part of a step's KV whose layers are delivered in groups."""
     shape, figures = shape_for(setting), list[Figure]()
     counts = [count for count in GROUP_COUNTS if count <= shape.num_layers]
     async with wire(shape) as between:
@@ -302,3 +280,16 @@ def _wall_s(call: Callable[[], object]) -> float:
     started_at = time.perf_counter()
     call()
     return time.perf_counter() - started_at
+
+
+def _section(
+    measure: Callable[..., Coroutine[Any, Any, list[Figure]]], *arguments: str
+) -> Callable[[Setting], list[Figure]]:
+    return lambda setting: uvloop.run(measure(setting, *arguments))
+
+
+engine = _section(_transfers, "engine")
+torch_pool = _section(_transfers, "torch")
+expandable = _section(_transfers, "expandable")
+checksums = _section(_checksums)
+streaming = _section(_streaming)

@@ -24,7 +24,6 @@ DEFAULT_NUM_REQUESTS = 100
 
 
 USUAL_URL = "http://127.0.0.1:8000"
-SERVER, LOAD, INPUT, COMPARISON, RESULT = "server", "load", "input", "comparison", "result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,87 +35,77 @@ class BenchOptions:
     """
 
     url: str = option(
-        "", f"base URL of the server (default: of tandem serve here, or {USUAL_URL})", group=SERVER
+        "",
+        f"base URL of the server (default: of tandem serve here, or {USUAL_URL})",
+        group="server",
     )
-    model: str | None = option(None, "model name; default: the server's first", group=SERVER)
-    endpoint: Endpoint = option("completions", "API to drive", group=SERVER)
-    stream: bool = option(True, "stream; without it there is no TTFT or ITL", group=SERVER)
-    temperature: float = option(0.0, "sampling temperature; 0 is greedy", group=SERVER)
-    ignore_eos: bool = option(
-        True, "ask for exactly the output length, past any end token", group=SERVER
-    )
-    extra_body: str = option("", "JSON object merged into every request", group=SERVER)
-    prefill: Literal["local", "remote"] | None = option(
-        None, "where to prefill, over the policy", group=SERVER
-    )
+    model: str | None = option(None, "model name; default: the server's first")
+    endpoint: Endpoint = option("completions", "API to drive")
+    stream: bool = option(True, "stream; without it there is no TTFT or ITL")
+    temperature: float = option(0.0, "sampling temperature; 0 is greedy")
+    ignore_eos: bool = option(True, "ask for exactly the output length, past any end token")
+    extra_body: str = option("", "JSON object merged into every request")
+    prefill: Literal["local", "remote"] | None = option(None, "where to prefill, over the policy")
     api_key_env: str | None = option(
-        None, "name of the environment variable that holds the API key", group=SERVER
+        None, "name of the environment variable that holds the API key"
     )
-    timeout: float = option(600.0, "seconds a request may take", group=SERVER)
+    timeout: float = option(600.0, "seconds a request may take")
     concurrency: int | None = option(
-        None, "closed loop: requests in flight at all times (default: 1)", group=LOAD
+        None, "closed loop: requests in flight at all times (default: 1)", group="load"
     )
     request_rate: float | None = option(
-        None, "open loop: arrivals per second, whatever the server does", group=LOAD
+        None, "open loop: arrivals per second, whatever the server does"
     )
-    arrival: Arrival = option("poisson", "how open-loop arrivals are spaced", group=LOAD)
-    num_requests: int | None = option(
-        None, "requests to send (default: 100, or until --duration)", group=LOAD
-    )
-    duration: float | None = option(None, "seconds in which requests are sent", group=LOAD)
+    arrival: Arrival = option("poisson", "how open-loop arrivals are spaced")
+    num_requests: int | None = option(None, "requests to send (default: 100, or until --duration)")
+    duration: float | None = option(None, "seconds in which requests are sent")
     max_in_flight: int | None = option(
-        None, "open loop: most requests in flight; the wait is measured", group=LOAD
+        None, "open loop: most requests in flight; the wait is measured"
     )
-    warmup: int = option(2, "requests sent first that enter no figure", group=LOAD, least=0)
-    input_tokens: int = option(512, "synthetic prompt length", group=INPUT)
+    warmup: int = option(2, "requests sent first that enter no figure", least=0)
+    input_tokens: int = option(512, "synthetic prompt length", group="input")
     output_tokens: int | None = option(
-        None, "output length (default: 64; of a prompt file: its own)", group=INPUT
+        None, "output length (default: 64; of a prompt file: its own)"
     )
-    input_stddev: float = option(0.0, "spread of the prompt length", group=INPUT)
-    output_stddev: float = option(0.0, "spread of the output length", group=INPUT)
-    prefix_tokens: int = option(0, "first tokens that all prompts share", group=INPUT)
-    vocab_size: int = option(256, "synthetic token ids are below this", group=INPUT)
+    input_stddev: float = option(0.0, "spread of the prompt length")
+    output_stddev: float = option(0.0, "spread of the output length")
+    prefix_tokens: int = option(0, "first tokens that all prompts share")
+    vocab_size: int = option(256, "synthetic token ids are below this")
     input_format: InputFormat | None = option(
-        None, "token ids (exact lengths), or text of one word per token", group=INPUT
+        None, "token ids (exact lengths), or text of one word per token"
     )
     prompts: Path | None = option(
-        None, "prompt file: lines of text, or JSON with prompt or messages", group=INPUT
+        None, "prompt file: lines of text, or JSON with prompt or messages"
     )
     cache_salt: bool = option(
-        True, "prompt file: a cache_salt per run, so that no run finds another's", group=INPUT
+        True, "prompt file: a cache_salt per run, so that no run finds another's"
     )
-    trace: Path | None = option(None, "Mooncake-format trace to replay", group=INPUT)
-    time_scale: float = option(1.0, "trace: replay so many times faster", group=INPUT)
+    trace: Path | None = option(None, "Mooncake-format trace to replay")
+    time_scale: float = option(1.0, "trace: replay so many times faster")
     trace_block_tokens: int = option(
-        512, "trace: tokens per hash id; below 512 all prompts shrink in proportion", group=INPUT
+        512, "trace: tokens per hash id; below 512 all prompts shrink in proportion"
     )
-    max_input_tokens: int | None = option(
-        None, "trace: cut longer prompts to their first tokens", group=INPUT
-    )
-    max_output_tokens: int | None = option(None, "trace: cut longer answers", group=INPUT)
-    limit: int | None = option(None, "trace: only its first requests", group=INPUT)
-    seed: int | None = option(
-        None, "seed of lengths, arrivals and prompts (default: a fresh one)", group=INPUT
-    )
+    max_input_tokens: int | None = option(None, "trace: cut longer prompts to their first tokens")
+    max_output_tokens: int | None = option(None, "trace: cut longer answers")
+    limit: int | None = option(None, "trace: only its first requests")
+    seed: int | None = option(None, "seed of lengths, arrivals and prompts (default: a fresh one)")
     compare: tuple[str, str] | None = option(
-        None, "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load", group=COMPARISON
-    )
-    compare_url: str | None = option(
-        None, "base URL of a second server, compared with --url", group=COMPARISON
-    )
-    rounds: int = option(3, "interleaved rounds; medians are shown", group=COMPARISON, least=1)
-    namespace: str | None = option(None, "the cluster's namespace", group=COMPARISON)
-    etcd_endpoints: str | None = option(
         None,
-        "the cluster's etcd (default: of the one that tandem serve runs here)",
-        group=COMPARISON,
+        "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load",
+        group="comparison",
+    )
+    compare_url: str | None = option(None, "base URL of a second server, compared with --url")
+    rounds: int = option(3, "interleaved rounds; medians are shown", least=1)
+    namespace: str | None = option(None, "the cluster's namespace")
+    etcd_endpoints: str | None = option(
+        None, "the cluster's etcd (default: of the one that tandem serve runs here)"
     )
     goodput: tuple[str, ...] = option(
-        (), "limits in ms for goodput: ttft:200 tpot:50 (also ttst, e2el)", group=RESULT
+        (), "limits in ms for goodput: ttft:200 tpot:50 (also ttst, e2el)", group="result"
     )
-    output: Path | None = option(None, "write everything as JSON", group=RESULT)
-    records: bool = option(False, "put every request into the JSON", group=RESULT)
-    plot: Path | None = option(None, "write a PNG: TTFT, ITL, throughput", group=RESULT)
+    output: Path | None = option(None, "write everything as JSON")
+    records: bool = option(False, "put every request into the JSON")
+    plot: Path | None = option(None, "write a PNG: TTFT, ITL, throughput")
 
     def __post_init__(self) -> None:
         if self.prompts is not None and self.trace is not None:

@@ -16,12 +16,15 @@ def option(
     default: Any,
     help_text: str,
     *,
-    group: str = "options",
+    group: str = "",
     least: float | None = None,
     is_hidden: bool = False,
     is_positional: bool = False,
 ) -> Any:
-    """Return a field that is a flag; `least` is the smallest number that it takes."""
+    """Return a field that is a flag; `least` is the smallest number that it takes.
+
+    A `group` is the title of the flags from this one on.
+    """
     flag = {"help": help_text, "group": group, "least": least}
     flag |= {"is_hidden": is_hidden, "is_positional": is_positional}
     return dataclasses.field(default=default, metadata=flag)
@@ -42,12 +45,11 @@ def parse(options: type[T], module: str, arguments: Sequence[str] | None, prog: 
         allow_abbrev=False,
     )
     hints = typing.get_type_hints(options)
-    groups: dict[str, Any] = {"options": parser}
+    group: Any = parser
     for field in fields:
-        title = field.metadata["group"]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        _add(groups[title], field, hints[field.name])
+        if title := field.metadata["group"]:
+            group = parser.add_argument_group(title)
+        _add(group, field, hints[field.name])
     try:
         given = vars(parser.parse_args(arguments))
         return options(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})

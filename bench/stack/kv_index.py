@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -167,9 +167,11 @@ def replay(
     """Replay all requests against one index. Raises ConfigError when a match is wrong."""
     index = KvIndex(max_entries)
     prepared = list(steps(entries, fleet))
-    payloads = [encode(step.event) for step in prepared] if decoded else []
+    events: Iterable[KvEvent] = [step.event for step in prepared]
+    if decoded:
+        events = map(_decode_event, [encode(event) for event in events])
     gc.freeze()  # a server has no such prepared objects to collect
-    cpu_s, matches = _run_decoded(index, prepared, payloads) if decoded else _run(index, prepared)
+    cpu_s, matches = _run(index, prepared, events)
     gc.unfreeze()
     if index.num_entries > max_entries:
         raise ConfigError(f"the index holds {index.num_entries} of {max_entries} entries")
@@ -189,23 +191,14 @@ def replay(
     return total
 
 
-def _run(index: KvIndex, batch: list[Step]) -> tuple[float, list[dict[str, int]]]:
-    matches = []
-    begun_s = time.process_time()
-    for step in batch:
-        matches.append(index.match(step.hashes))
-        index.apply(step.event)
-    return time.process_time() - begun_s, matches
-
-
-def _run_decoded(
-    index: KvIndex, batch: list[Step], payloads: list[bytes]
+def _run(
+    index: KvIndex, batch: list[Step], events: Iterable[KvEvent]
 ) -> tuple[float, list[dict[str, int]]]:
     matches = []
     begun_s = time.process_time()
-    for step, payload in zip(batch, payloads, strict=True):
+    for step, event in zip(batch, events, strict=True):
         matches.append(index.match(step.hashes))
-        index.apply(_decode_event(payload))
+        index.apply(event)
     return time.process_time() - begun_s, matches
 
 
