@@ -31,9 +31,9 @@ class Target(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return the target as a cell of a table."""
         sign = "<=" if self.kind == "at most" else ">="
-        form = "{:.4g}" if self.of == "value" else "{:.3%}"
+        scale, unit = (1, "") if self.of == "value" else (100, "%")
         limits = [self.limit] if self.stretch is None else [self.limit, self.stretch]
-        return f"{sign} " + ", ".join(form.format(limit) for limit in limits)
+        return f"{sign} " + ", ".join(f"{limit * scale:.4g}{unit}" for limit in limits)
 
 
 def at_most(
