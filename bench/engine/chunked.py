@@ -1,4 +1,4 @@
-"""A long prompt prefilled in chunks beside running sequences: what each costs the other."""
+"""A long prompt prefilled in chunks beside running sequences, and the cost for each of them."""
 
 import statistics
 from collections.abc import Iterator
@@ -6,16 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.bench.engine.prefill import STEP_TOKENS
-from tandem.bench.engine.rig import (
-    Rig,
-    StepRecord,
-    Workshop,
-    in_parts,
-    intervals_s,
-)
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts, intervals_s
 from tandem.bench.engine.setting import num_rounds
-from tandem.bench.kernels.figures import Goal, Measurement
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.figures import Figure, at_most, in_unit
+from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Runner
 from tandem.engine.schedule.step_cost import longest_step_s
@@ -25,7 +19,7 @@ NUM_WARM_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the sequences that run and the prompt that comes."""
+    """The sizes of the running sequences and of the prompt."""
 
     num_seqs: int
     context: int
@@ -34,15 +28,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The same prompt alone, and beside decodes."""
+    """The steps of one round: the same prompt alone, and beside decodes."""
 
     alone: list[StepRecord]
     decoding: list[StepRecord]  # before the prompt came
     beside: list[StepRecord]
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """The first round is how an engine begins that has timed no such step yet; it counts too."""
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure rounds; the first one, of an engine that has timed no such step yet, counts too."""
     sizes = Sizes(setting.size(32, 4), setting.size(1024, 32), setting.size(32768, 256))
     workshop = Workshop(setting)
     config = workshop.config(
@@ -57,63 +51,61 @@ def run(setting: Setting) -> Iterator[Measurement]:
 
 def _rounds(
     config: EngineConfig, runner: Runner, sizes: Sizes, limit_ms: float, setting: Setting
-) -> Iterator[Measurement]:
-    _round(Rig(config, runner), sizes)  # another engine: kernels are compiled, nothing is learnt
+) -> Iterator[Figure]:
+    _round(Rig(config, runner), sizes)  # another engine: kernels are compiled, nothing is learned
     rig = Rig(config, runner)
     rounds = [_round(rig, sizes) for _ in range(num_rounds(setting))]
     yield from _steps(rounds, sizes, limit_ms)
     yield from _prompts(rounds, sizes)
 
 
-def _steps(rounds: list[Round], sizes: Sizes, limit_ms: float) -> Iterator[Measurement]:
-    """What the prompt costs the running sequences."""
+def _steps(rounds: list[Round], sizes: Sizes, limit_ms: float) -> Iterator[Figure]:
+    """Yield the cost of the prompt for the running sequences."""
     worst = [max(_device_ms(each.beside)) for each in rounds]
     what = f"{sizes.prompt} tokens are prefilled beside {sizes.num_seqs} sequences"
-    yield Measurement(
-        name="chunked_worst_step",
-        label=f"worst decode step while {what}",
-        unit="ms",
-        values=(max(worst),),
-        goal=Goal(limit_ms),
-        note="by round "
-        + ", ".join(f"{ms:.4g}" for ms in worst)
-        + f"; {len(rounds[-1].beside)} steps in the last",
+    yield Figure(
+        "chunked_worst_step",
+        f"worst decode step while {what}",
+        "ms",
+        (max(worst),),
+        at_most(limit_ms),
+        notes=(f"by round {', '.join(f'{ms:.4g}' for ms in worst)}",),
     )
-    yield Measurement(
-        name="chunked_median_step",
-        label="median decode step meanwhile",
-        unit="ms",
-        values=tuple(statistics.median(_device_ms(each.beside)) for each in rounds),
+    yield Figure(
+        "chunked_median_step",
+        "median decode step meanwhile",
+        "ms",
+        tuple(statistics.median(_device_ms(each.beside)) for each in rounds),
     )
-    yield Measurement(
-        name="chunked_worst_gap",
-        label="worst gap between a sequence's tokens meanwhile",
-        unit="ms",
-        seconds=tuple(max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds),
+    yield Figure(
+        "chunked_worst_gap",
+        "worst gap between a sequence's tokens meanwhile",
+        "ms",
+        in_unit((max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds), "ms"),
     )
-    yield Measurement(
-        name="chunked_step_before",
-        label=f"decode step without a prompt, B {sizes.num_seqs}",
-        unit="ms",
-        values=tuple(statistics.median(_device_ms(each.decoding)) for each in rounds),
+    yield Figure(
+        "chunked_step_before",
+        f"decode step without a prompt, B {sizes.num_seqs}",
+        "ms",
+        tuple(statistics.median(_device_ms(each.decoding)) for each in rounds),
     )
 
 
-def _prompts(rounds: list[Round], sizes: Sizes) -> Iterator[Measurement]:
-    """What the running sequences cost the prompt."""
+def _prompts(rounds: list[Round], sizes: Sizes) -> Iterator[Figure]:
+    """Yield the cost of the running sequences for the prompt."""
     alone = [_wall_s(each.alone) for each in rounds]
-    yield Measurement(
-        name="chunked_prompt_alone",
-        label=f"prefill of {sizes.prompt} tokens alone",
-        unit="ms",
-        seconds=tuple(alone),
+    yield Figure(
+        "chunked_prompt_alone",
+        f"prefill of {sizes.prompt} tokens alone",
+        "ms",
+        in_unit(alone, "ms"),
     )
-    yield Measurement(
-        name="chunked_prompt_beside",
-        label="the same in chunks beside them",
-        unit="ms",
-        seconds=tuple(_wall_s(each.beside) for each in rounds),
-        limit=1e3 * statistics.median(alone),
+    yield Figure(
+        "chunked_prompt_beside",
+        "the same in chunks beside them",
+        "ms",
+        in_unit((_wall_s(each.beside) for each in rounds), "ms"),
+        ceiling=1e3 * statistics.median(alone),
     )
 
 
@@ -132,6 +124,6 @@ def _device_ms(records: list[StepRecord]) -> list[float]:
 
 
 def _wall_s(records: list[StepRecord]) -> float:
-    """From the launch of the first step that holds some of the prompt to the prompt's token."""
+    """Return the time from the launch of the prompt's first step to the prompt's token."""
     first = next(record for record in records if record.num_prompt_tokens)
     return records[-1].ended_at - first.launched_at

@@ -8,25 +8,25 @@ from tandem.engine.models.config import ModelConfig
 
 
 def linear_params(model: ModelConfig) -> int:
-    """Count the weights of all matrices that every token passes, without the head."""
+    """Return the number of weights of all matrices that every token passes, without the head."""
     specs = model.architecture.layer_tensors
     matrices = (spec.stored_shape(model) for spec in specs if spec.kind == "matrix")
     return model.num_layers * sum(map(math.prod, matrices))
 
 
 def kv_bytes_per_token(model: ModelConfig) -> int:
-    """Keys and values of one position in all layers."""
+    """Return the bytes of one position's keys and values in all layers."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _item_bytes(model)
 
 
 def decode_bytes(model: ModelConfig, num_context_tokens: float) -> float:
-    """What a decode step reads: every matrix and the head once, and the K/V of all contexts."""
+    """Return the bytes that a decode step reads: all matrices, the head, the contexts' K/V."""
     params = linear_params(model) + model.hidden_size * model.vocab_size
     return params * _item_bytes(model) + num_context_tokens * kv_bytes_per_token(model)
 
 
 def prefill_flops(model: ModelConfig, num_tokens: int) -> float:
-    """Operations of a whole prompt: its matrices, causal attention, the head for its last token.
+    """Return the operations of a prompt: matrices, causal attention, the head of its last token.
 
     Of the last layer, only keys and values are needed of the tokens before the last.
     """

@@ -1,24 +1,32 @@
-"""What the engine itself costs the host per step: everything but the runner, which is a stand-in.
+"""The host's time of a decode step without its runner, for which there is a stand-in.
 
-`python -m tandem.bench.engine.host` prints microseconds per decode step; it writes nothing.
+`python -m tandem.bench.engine.host` measures the engine alone; `run` is a section of the engine's.
 """
 
+import itertools
 import random
-import statistics
+import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Arguments
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, cast
+from typing import cast
 
-import typer
-
+from tandem.bench.engine.setting import num_rounds
+from tandem.bench.report.figures import Figure, at_most, medians, percentile
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
+from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine, Runner
 from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
+TARGET = at_most(500.0)
+HOW = {"host time": "CPU time of scheduling, launching and postprocessing one step"}
 BLOCK_SIZE = 64
 MAX_PROMPT_TOKENS = 4 * BLOCK_SIZE  # random lengths: full blocks are published in any step
 EOS_TOKEN_ID = 1
@@ -26,18 +34,8 @@ TOKEN = SampledToken(7, None)
 
 
 @dataclass(slots=True, frozen=True)
-class HostTime:
-    """Of one decode step, without the runner's share."""
-
-    overlap: bool
-    num_seqs: int
-    median_us: float
-    p99_us: float
-
-
-@dataclass(slots=True, frozen=True)
 class _Step:
-    """Computed by nobody in no time."""
+    """A step that takes no time."""
 
     drawn: list[SampledToken]
     seconds: float = 1e-3
@@ -47,7 +45,7 @@ class _Step:
 
 
 class _Runner:
-    """Gives every sequence the same token."""
+    """A stand-in that draws the same token for every sequence."""
 
     def __init__(self, num_blocks: int) -> None:
         pool = SimpleNamespace(num_blocks=num_blocks, block_size=BLOCK_SIZE, memory="VRAM")
@@ -68,8 +66,8 @@ class _Runner:
         return _Step(self._drawn)
 
 
-def measure(num_seqs: int, num_steps: int, *, overlap: bool) -> HostTime:
-    """Decode `num_steps` steps of `num_seqs` sequences, and time each one."""
+def measure(num_seqs: int, num_steps: int, *, overlap: bool) -> list[float]:
+    """Return the microseconds of each of `num_steps` decode steps of `num_seqs` sequences."""
     num_blocks = num_seqs * (-(-(MAX_PROMPT_TOKENS + num_steps + 8) // BLOCK_SIZE) + 1)
     config = EngineConfig(
         block_size=BLOCK_SIZE,
@@ -91,22 +89,44 @@ def measure(num_seqs: int, num_steps: int, *, overlap: bool) -> HostTime:
         outputs = engine.step()
         times_us.append((time.thread_time() - start) * 1e6)
         assert len(outputs) == num_seqs
-    p99 = statistics.quantiles(times_us, n=100)[98]
-    return HostTime(overlap, num_seqs, statistics.median(times_us), p99)
+    return times_us
 
 
-def main(
-    num_seqs: Annotated[int, typer.Option(min=1, help="sequences that decode")] = 256,
-    num_steps: Annotated[int, typer.Option(min=2, help="steps that are timed")] = 1000,
-) -> None:
-    """Host time per decode step of the engine, without its runner."""
-    for overlap in (False, True):
-        found = measure(num_seqs, num_steps, overlap=overlap)
-        print(
-            f"overlap {'on ' if overlap else 'off'}  {found.num_seqs} running  "
-            f"median {found.median_us:.0f} us  p99 {found.p99_us:.0f} us"
-        )
+def figures(num_seqs: int, num_steps: int, num_rounds: int) -> Iterator[Figure]:
+    """Measure steps with and without overlap, in turns."""
+    found: dict[str, list[list[float]]] = {"on": [], "off": []}
+    for _, overlap in itertools.product(range(num_rounds), found):
+        found[overlap].append(measure(num_seqs, num_steps, overlap=overlap == "on"))
+    for overlap, rounds in found.items():
+        label = f"engine's host time of a step, {num_seqs} running, overlap {overlap}"
+        p99 = tuple(percentile(times_us, 0.99) for times_us in rounds)
+        yield Figure(f"host_overlap_{overlap}", label, "us", medians(rounds), TARGET)
+        yield Figure(f"host_overlap_{overlap}_p99", "  p99", "us", p99)
+
+
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure the same on every device, for it is the host's."""
+    yield from figures(setting.size(256, 8), setting.size(500, 10), num_rounds(setting))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the host's time of the engine's decode steps, without their runner."""
+
+    num_seqs: int = option(256, "sequences that decode", least=1)
+    num_steps: int = option(1000, "steps that are timed", least=2)
+    rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    output: Path | None = option(None, "write everything as JSON")
+
+
+def main(arguments: Arguments[str] | None = None) -> int:
+    options = parse(Options, "tandem.bench.engine.host", arguments)
+
+    async def all_figures(_: Path) -> list[Figure]:
+        return list(figures(options.num_seqs, options.num_steps, options.rounds))
+
+    return run_program("tandem.bench.engine.host", options, HOW, all_figures)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

@@ -1,8 +1,8 @@
-"""Weights from their files to the device, held against reading these files and no more."""
+"""Weights from their files to the device, held against reading these files."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import torch
 
 from tandem.bench.engine.model import work_folder, written_model
 from tandem.bench.engine.setting import num_rounds
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Setting, synchronize
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.weights import load_weights
 
@@ -19,8 +19,8 @@ NUM_READERS = 8
 PIECE_BYTES = 16 << 20
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Reading and loading take turns, each after the kernel was told to forget the files."""
+def run(setting: Setting) -> Iterator[Figure]:
+    """Read and load in turns, each after the files' pages were dropped."""
     with work_folder() as folder:
         model = written_model(folder, setting)
         config = load_model_config(model)
@@ -40,18 +40,13 @@ def run(setting: Setting) -> Iterator[Measurement]:
 
             loads.append(_seconds(load))
     rates = [num_bytes / seconds / 1e9 for seconds in reads]
-    yield Measurement(
-        name="storage_read",
-        label=f"read of the files, {NUM_READERS} threads",
-        unit="GB/s",
-        values=tuple(rates),
-    )
-    yield Measurement(
-        name="weights_load",
-        label=f"weights of {num_bytes / 1e9:.2g} GB, files to device",
-        unit="GB/s",
-        values=tuple(num_bytes / seconds / 1e9 for seconds in loads),
-        limit=max(rates),
+    yield Figure("storage_read", f"read of the files, {NUM_READERS} threads", "GB/s", tuple(rates))
+    yield Figure(
+        "weights_load",
+        f"weights of {num_bytes / 1e9:.2g} GB, files to device",
+        "GB/s",
+        tuple(num_bytes / seconds / 1e9 for seconds in loads),
+        ceiling=max(rates),
     )
 
 
@@ -64,7 +59,7 @@ def forget(files: Sequence[Path]) -> None:
 
 
 def read_all(files: Sequence[Path]) -> int:
-    """Read every byte, in pieces and by several threads; returns how many there were."""
+    """Read every byte, in pieces and by several threads; return their number."""
     pieces = [
         (path, offset) for path in files for offset in range(0, path.stat().st_size, PIECE_BYTES)
     ]
@@ -80,8 +75,7 @@ def _read_pieces(pieces: Sequence[tuple[Path, int]]) -> int:
     return num_bytes
 
 
-def _seconds(call: object) -> float:
-    assert callable(call)
+def _seconds(call: Callable[[], object]) -> float:
     started_at = time.perf_counter()
     call()
     return time.perf_counter() - started_at

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.bench.engine.setting import FOLDER_VARIABLE
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.setting import Setting
 from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.models.random_model import PRESETS, ModelShape, write_shape
 
@@ -29,13 +29,13 @@ TINY_SHAPE = PRESETS["near-zero"]
 
 
 def shape_on_disk(setting: Setting) -> ModelShape:
-    """Of the model that is written."""
+    """Return the shape of the model that is written."""
     return TINY_SHAPE if setting.is_dry else SHAPE
 
 
 @contextlib.contextmanager
 def work_folder() -> Iterator[Path]:
-    """The folder of the run that this process is a section of, else one of its own."""
+    """Yield the folder that the run's sections share, else a temporary one."""
     given = os.environ.get(FOLDER_VARIABLE)
     if given is not None:
         yield Path(given)
@@ -45,7 +45,7 @@ def work_folder() -> Iterator[Path]:
 
 
 def written_model(folder: Path, setting: Setting) -> Path:
-    """The model in `folder`, written there if no section has done so."""
+    """Return the model in `folder`, written there if no section has done so."""
     path = folder / "model"
     if path.is_dir():
         return path

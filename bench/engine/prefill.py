@@ -3,82 +3,75 @@
 from collections.abc import Iterator
 from functools import partial
 
-import msgspec
-
 from tandem.bench.engine.floors import prefill_flops
-from tandem.bench.engine.profile import profiled
+from tandem.bench.engine.profile import noted, profiled
 from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts
-from tandem.bench.engine.setting import goal_for, num_rounds
-from tandem.bench.kernels.figures import Goal, Measurement
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.engine.setting import num_rounds, target_for
+from tandem.bench.report.figures import Bound, Figure, at_least, at_most, in_unit
+from tandem.bench.report.setting import Setting
 
 LENGTHS = (2048, 8192, 32768)
 TINY_LENGTHS = (32, 64)
 NUM_PROFILED_PROMPTS, NUM_PROFILED_DRY = 3, 1
 STEP_TOKENS = 8192
 # On an H200 in ms, elsewhere as the share of the floor that they are there.
-GOALS = {8192: (Goal(215.0, 198.0), Goal(0.786, 0.854, "share"))}
+TARGETS = {8192: (at_most(215.0, 198.0), at_least(0.786, 0.854, "share"))}
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Lengths take turns within each round."""
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure every length; lengths take turns within each round."""
     rig = Workshop(setting).rig(max_num_seqs=8, max_num_batched_tokens=STEP_TOKENS)
     lengths = TINY_LENGTHS if setting.is_dry else LENGTHS
     rounds: dict[int, list[list[StepRecord]]] = {length: [] for length in lengths}
-    yield from (_measurement(rig, length, rounds[length], setting) for length in lengths)
+    yield from (_prompt_figure(rig, length, rounds[length], setting) for length in lengths)
     yield from in_parts(
         [
             ("prefill", partial(_prompts, rig, rounds, setting)),
-            (
-                "profile of prefill",
-                partial(_profile, rig, lengths[1], rounds[lengths[1]], setting),
-            ),
+            ("profile of prefill", partial(_profile, rig, lengths[1], rounds[lengths[1]], setting)),
         ]
     )
 
 
 def _prompts(
     rig: Rig, rounds: dict[int, list[list[StepRecord]]], setting: Setting
-) -> Iterator[Measurement]:
+) -> Iterator[Figure]:
     for index in range(setting.num_warmups + num_rounds(setting)):
         for length, found in rounds.items():
             records = rig.prefill(rig.prompt(length))
             if index >= setting.num_warmups:
                 found.append(records)
     for length, found in rounds.items():
-        yield _measurement(rig, length, found, setting)
-        yield Measurement(
-            name=f"prefill_{length}_to_token",
-            label=f"prefill of {length} tokens, until its token is on the host",
-            unit="ms",
-            seconds=tuple(each[-1].ended_at - each[0].launched_at for each in found),
+        yield _prompt_figure(rig, length, found, setting)
+        yield Figure(
+            f"prefill_{length}_to_token",
+            f"prefill of {length} tokens, until its token is on the host",
+            "ms",
+            in_unit((each[-1].ended_at - each[0].launched_at for each in found), "ms"),
         )
 
 
 def _profile(
     rig: Rig, length: int, rounds: list[list[StepRecord]], setting: Setting
-) -> Iterator[Measurement]:
+) -> Iterator[Figure]:
     num_prompts = setting.size(NUM_PROFILED_PROMPTS, NUM_PROFILED_DRY)
 
     def prompts() -> int:
         return sum(len(rig.prefill(rig.prompt(length))) for _ in range(num_prompts))
 
-    found = profiled(prompts, setting).profile
+    profile, _ = profiled(prompts, setting)
     if rounds:
-        yield msgspec.structs.replace(_measurement(rig, length, rounds, setting), profile=found)
+        yield noted(_prompt_figure(rig, length, rounds, setting), profile)
 
 
-def _measurement(
+def _prompt_figure(
     rig: Rig, length: int, rounds: list[list[StepRecord]], setting: Setting
-) -> Measurement:
-    goals = GOALS.get(length)
-    return Measurement(
-        name=f"prefill_{length}",
-        label=f"prefill of {length} tokens",
-        unit="ms",
-        work=prefill_flops(rig.model, length),
-        rate="matmul",
-        seconds=tuple(sum(record.device_s for record in records) for records in rounds),
-        goal=goal_for(setting, *goals) if goals else None,
-        timed_by=f"the runner's own events around each step of up to {STEP_TOKENS} tokens, summed",
+) -> Figure:
+    targets = TARGETS.get(length)
+    return Figure(
+        f"prefill_{length}",
+        f"prefill of {length} tokens",
+        "ms",
+        in_unit((sum(each.device_s for each in steps) for steps in rounds), "ms"),
+        target_for(setting, *targets) if targets else None,
+        bound=Bound("matmul", prefill_flops(rig.model, length)),
     )

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what ran on the device, by kernel, and when nothing did."""
+"""The parts of a step's time on the device: its kernels, and its idle time."""
 
 import contextlib
 import json
@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.autograd.profiler import profile
 
-from tandem.bench.kernels.figures import KernelShare, Profile
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting
 
-STEP_MARK = "tandem.bench step"  # what the launch of a step is called in a profile
+STEP_MARK = "tandem.bench step"  # the name of a step's launch in a profile
 NUM_LISTED = 8
 MAX_NAME = 60
 WARM_PART = 4  # of the steps one in so many, at first, in which the profiler itself settles
@@ -37,29 +38,60 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Shares of the time from the first step's start to the last one's, in which nothing ran."""
+    """The idle shares of the time from the first step's start to the last one's."""
 
     between_steps: float
     within_steps: float
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a profile shows: the table of kernels and, of a GPU, its idle time."""
+class KernelShare:
+    """A kernel's part of the device's busy time."""
 
-    profile: Profile
-    idle: Idle | None
+    kernel: str
+    num_calls: float  # per step
+    ms: float  # per step
+    share: float
 
 
-def profiled(run: Callable[[], int], setting: Setting) -> Seen:
-    """Profiles `run`, which gives the number of steps that it took; each is marked by its launch.
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The kernels of a step, longest first; of those that are not listed the sum."""
 
-    Raises RuntimeError when the profiler saw nothing on a GPU.
+    num_steps: int
+    step_ms: float  # of the device's time per step, while it was profiled
+    idle_share: float | None  # of that, in which no kernel ran
+    kernels: tuple[KernelShare, ...]
+    others_ms: float
+
+    def lines(self) -> list[str]:
+        """Return the profile as lines for people."""
+        idle = "" if self.idle_share is None else f", {self.idle_share:.1%} of it idle"
+        return [
+            f"{self.step_ms:.3g} ms a step over {self.num_steps} steps{idle}",
+            *(
+                f"{each.share:6.1%}  {each.ms:8.4f} ms  {each.num_calls:6.1f} calls  {each.kernel}"
+                for each in self.kernels
+            ),
+            f"        {self.others_ms:8.4f} ms  all others",
+        ]
+
+
+def noted(figure: Figure, profile: Profile) -> Figure:
+    """Return the figure with a profile of its steps in its notes."""
+    return msgspec.structs.replace(figure, notes=(*figure.notes, *profile.lines()))
+
+
+def profiled(run: Callable[[], int], setting: Setting) -> tuple[Profile, Idle | None]:
+    """Return the kernels of `run` and, on a GPU, its idle time.
+
+    `run` returns the number of its steps; each is marked by its launch. Raises RuntimeError when
+    the profiler found no step on a GPU.
     """
     if setting.is_dry:
         with profile() as found:
             num_steps = run()
-        return Seen(_of_operators(found, num_steps), None)
+        return _of_operators(found, num_steps), None
     # Not torch.profiler's: that one imports a compiler first, for seconds.
     with profile(use_device="cuda", use_kineto=True) as found:
         run()
@@ -70,12 +102,12 @@ def profiled(run: Callable[[], int], setting: Setting) -> Seen:
         steps = by_step(json.loads(path.read_bytes())["traceEvents"])
     steps = steps[len(steps) // WARM_PART :]
     if len(steps) < 2:
-        raise RuntimeError("the profiler saw no steps on the GPU")
-    return Seen(profile_of(steps), idle_of(steps))
+        raise RuntimeError("the profiler found no steps on the GPU")
+    return profile_of(steps), idle_of(steps)
 
 
 def by_step(events: Iterable[dict[str, Any]]) -> list[list[Activity]]:
-    """The activities of each marked step, in order of time, from a trace in Chrome's format.
+    """Return the activities of each marked step, in order of time, from a trace of Chrome's format.
 
     An activity belongs to the step during whose mark the host launched it.
     """
@@ -103,10 +135,10 @@ def by_step(events: Iterable[dict[str, Any]]) -> list[list[Activity]]:
 
 
 def idle_of(steps: Sequence[Sequence[Activity]]) -> Idle:
-    """Between steps counts from the end of one's graph to the start of the next one's.
+    """Return the idle shares; between steps is from the end of one's graph to the next one's start.
 
-    What runs there besides, such as copies of inputs and tokens, is no idleness. A step without a
-    graph counts from its first activity to its last.
+    Copies of inputs and tokens are no idle time. A step without a graph counts from its first
+    activity to its last.
     """
     everything = _in_order(steps)
     mains = [_main(step) for step in steps]
@@ -121,7 +153,7 @@ def idle_of(steps: Sequence[Sequence[Activity]]) -> Idle:
 
 
 def profile_of(steps: Sequence[Sequence[Activity]]) -> Profile:
-    """The kernels' shares of the device's time in these steps."""
+    """Return the kernels' shares of the device's time in these steps."""
     total_us: defaultdict[str, float] = defaultdict(float)
     num_calls: Counter[str] = Counter()
     everything = _in_order(steps)
@@ -136,25 +168,12 @@ def profile_of(steps: Sequence[Sequence[Activity]]) -> Profile:
     )
 
 
-def profile_text(label: str, found: Profile) -> str:
-    """The profile as lines for people."""
-    idle = "" if found.idle_share is None else f", {found.idle_share:.1%} of it idle"
-    lines = [f"{label}: {found.step_ms:.3g} ms a step over {found.num_steps} steps{idle}"]
-    lines += [
-        f"  {each.share:6.1%}  {each.ms:8.4f} ms  {each.num_calls:6.1f} calls  {each.kernel}"
-        for each in found.kernels
-    ]
-    if found.others_ms > 0:
-        lines.append(f"          {found.others_ms:8.4f} ms  all others")
-    return "\n".join(lines)
-
-
 def _in_order(steps: Iterable[Sequence[Activity]]) -> list[Activity]:
     return sorted((each for step in steps for each in step), key=lambda each: each.start_us)
 
 
 def _main(step: Sequence[Activity]) -> tuple[float, float]:
-    """Begin and end of what one launch started, if that is most of the step; else of all of it."""
+    """Return begin and end of the main launch, if that is most of the step; else of the step."""
     (launch, count), *_ = Counter(each.launch for each in step).most_common(1)
     part = [each for each in step if each.launch == launch]
     if count < MAIN_SHARE * len(step):
@@ -163,7 +182,7 @@ def _main(step: Sequence[Activity]) -> tuple[float, float]:
 
 
 def _idle_us(activities: Iterable[Activity], begin: float, end: float) -> float:
-    """Of [begin, end), what no activity covers; they come in order of their start."""
+    """Return the part of [begin, end) that no activity covers; they are in order of start."""
     idle, covered = 0.0, begin
     for activity in activities:
         start, stop = max(activity.start_us, begin), min(activity.end_us, end)
@@ -177,7 +196,7 @@ def _idle_us(activities: Iterable[Activity], begin: float, end: float) -> float:
 
 
 def _of_operators(found: Any, num_steps: int) -> Profile:
-    """On a CPU: PyTorch's operators by their own time."""
+    """Return PyTorch's operators on a CPU, by their own time."""
     total_us: defaultdict[str, float] = defaultdict(float)
     num_calls: Counter[str] = Counter()
     for average in found.key_averages():

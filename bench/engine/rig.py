@@ -12,8 +12,9 @@ import torch
 
 from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Setting, synchronize
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.sections import reason_of
+from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine, Runner, Step
 from tandem.engine.loading.random_weights import random_weights
@@ -29,7 +30,7 @@ FILLED_BLOCKS = 256  # of the pool at once: random numbers are drawn in 32-bit s
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step, as the host saw it; times of time.perf_counter()."""
+    """One step by the host's clock, time.perf_counter()."""
 
     num_decodes: int
     num_prompt_tokens: int
@@ -42,7 +43,7 @@ class StepRecord:
 
 
 class RecordingRunner:
-    """A runner that keeps a record of each step that was collected, in their order."""
+    """A runner that keeps a record of each collected step, in their order."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -91,7 +92,7 @@ class _RecordedStep:
 
 
 class Rig:
-    """An engine over a model runner, with random K/V in the pool, and what to do with it."""
+    """An engine over a model runner, with random K/V in the pool."""
 
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.runner = RecordingRunner(runner)
@@ -106,7 +107,7 @@ class Rig:
         return cache.num_blocks * cache.block_size
 
     def place(self, num_seqs: int, num_context_tokens: int) -> None:
-        """Running sequences whose context is in the pool as if it had come from elsewhere."""
+        """Add running sequences whose context lies in the pool as if it had been handed over."""
         for _ in range(num_seqs):
             num_left = self.engine.max_model_len - num_context_tokens
             seq = self._sequence(num_context_tokens, num_left)
@@ -118,7 +119,7 @@ class Rig:
             self.engine.admit(seq.request_id, SampledToken(seq.token_ids[0], None))
 
     def decode(self, num_steps: int) -> list[StepRecord]:
-        """The records of the next steps, without those of steps that hold a prompt."""
+        """Return the records of the next steps, without those of steps that hold a prompt."""
         records = self.runner.records
         records.clear()
         while len(records) < num_steps:
@@ -127,11 +128,11 @@ class Rig:
         return [record for record in records[:num_steps] if not record.num_prompt_tokens]
 
     def prompt(self, num_tokens: int) -> EngineSequence:
-        """A prompt that nobody has sent yet, to be answered by one token."""
+        """Return a new prompt, to be answered by one token."""
         return self._sequence(num_tokens, max_tokens=1)
 
     def prefill(self, prompt: EngineSequence) -> list[StepRecord]:
-        """The records of the steps that end from now on until the prompt's token is there."""
+        """Return the records of the steps from now on to the prompt's token."""
         records = self.runner.records
         records.clear()
         self.engine.add(prompt)
@@ -141,7 +142,7 @@ class Rig:
         return records[: last + 1]
 
     def step(self) -> bool:
-        """One step of the engine; False when there is nothing to do. Raises what failed in it."""
+        """Run one step of the engine; False when there is nothing to do. Raise a step's error."""
         if not self.engine.has_work:
             return False
         for output in self.engine.step():
@@ -150,7 +151,7 @@ class Rig:
         return True
 
     def clear(self) -> None:
-        """End every sequence, and what is in flight."""
+        """End every sequence and the step in flight."""
         scheduler = self.engine.scheduler
         for request_id in [*scheduler.running, *scheduler.waiting, *scheduler.remote]:
             self.engine.abort(request_id)
@@ -181,7 +182,7 @@ class Workshop:
         self._weights = random_weights(self.model, dtype, setting.device)
 
     def config(self, **values: Any) -> EngineConfig:
-        """An engine's configuration on this device, without a prefix cache."""
+        """Return an engine's configuration on this device, without a prefix cache."""
         device = self.setting.device
         name = "cpu" if self.setting.is_dry else f"cuda:{device.index or 0}"
         return EngineConfig(
@@ -189,7 +190,7 @@ class Workshop:
         )
 
     def runner(self, config: EngineConfig) -> ModelRunner:
-        """The model under `config`, its pool full of random K/V."""
+        """Return a runner of the model under `config`, its pool full of random K/V."""
         runner = ModelRunner(config, model_config=self.model, weights=self._weights)
         pool = runner.kv_cache.tensor
         for start in range(0, len(pool), FILLED_BLOCKS):
@@ -202,23 +203,21 @@ class Workshop:
         return Rig(config, self.runner(config))
 
 
-def in_parts(
-    parts: Sequence[tuple[str, Callable[[], Iterator[Measurement]]]],
-) -> Iterator[Measurement]:
-    """One (name, part) after another; one that fails is named, and costs the others nothing."""
+def in_parts(parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]]) -> Iterator[Figure]:
+    """Run one (name, part) after another; one that fails is named and costs the others nothing."""
     for name, part in parts:
         try:
             yield from part()
         except Exception as error:  # whatever an engine may raise
-            reason = f"{type(error).__name__}: {error}"[:600]
-            yield Measurement(name=name, label=name, unit="ms", failure=reason)
+            yield Figure(name, name, "ms", failure=reason_of(error))
 
 
 @contextlib.contextmanager
-def said_by_the_engine() -> Iterator[list[str]]:
-    """What the engine logs inside: the graphs' time and memory, the size of the pool."""
+def engine_log() -> Iterator[list[str]]:
+    """Yield the lines that the engine logs in the body: time and memory of graphs, pool size."""
     lines: list[str] = []
-    handler = _Lines(lines)
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("tandem.engine")
     level = logger.level
     logger.addHandler(handler)
@@ -230,22 +229,13 @@ def said_by_the_engine() -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
-
-
 def intervals_s(records: Sequence[StepRecord]) -> Iterator[float]:
-    """From the tokens of each step to those of the next."""
+    """Yield the seconds from the tokens of each step to those of the next."""
     return (later.ended_at - earlier.ended_at for earlier, later in pairwise(records))
 
 
 def host_s(records: Sequence[StepRecord]) -> Iterator[float]:
-    """Of the interval between two steps' tokens, the host's own part: all but its waiting."""
+    """Yield the host's own part of the intervals between steps' tokens: all but its waiting."""
     return (
         later.ended_at - earlier.ended_at - later.waited_s for earlier, later in pairwise(records)
     )

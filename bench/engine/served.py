@@ -8,23 +8,20 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
+from tandem.bench.client.openai import OpenAIClient
 from tandem.bench.engine.model import shape_on_disk, work_folder, written_model
 from tandem.bench.engine.setting import num_rounds
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Setting
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
+from tandem.bench.load.closed_loop import ClosedLoop
 from tandem.bench.load.live_config import LiveConfig, cluster_config
-from tandem.bench.load.load import LoadPlan, LoadRun
-from tandem.bench.load.metrics import Summary, summarize
-from tandem.bench.load.openai_wire import BodyBuilder
-from tandem.bench.load.workload import Seeds, SyntheticWorkload
-from tandem.bench.stack.served_stack import ServedStack, served
-from tandem.runtime.errors import ServiceError
+from tandem.bench.load.metrics import Summary
+from tandem.bench.load.workload import SyntheticWorkload
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting
+from tandem.bench.stack.served_stack import served
 from tandem.runtime.local_clusters import running_clusters
 
 POLICY = "disagg.policy"
@@ -33,141 +30,92 @@ TOPOLOGY = "disagg-1p1d"
 REQUEST_TIMEOUT_S = 90.0
 # Two workers share the device: each has KV for 160k tokens, in 19 GB.
 GPU_FLAGS = ("--engine.num_blocks=2560", "--engine.max_num_batched_tokens=8192")
-FIGURES: Sequence[tuple[str, str, str]] = (
-    ("ttft", "p50", "TTFT p50"),
-    ("itl", "p50", "ITL p50"),
-    ("itl", "p99", "ITL p99"),
-)
+DRY_FLAGS = ("--engine.device=cpu", "--disagg.max_local_prefill_length=64")
+LATENCIES = (("ttft", "p50"), ("itl", "p50"), ("itl", "p99"))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A closed loop of `concurrency` clients."""
-
-    concurrency: int
-    num_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Prompts of many lengths, some on each side of the threshold, and the loads."""
-
-    workload: SyntheticWorkload
-    loads: tuple[Load, ...]
-    flags: tuple[str, ...]
+def loads_for(setting: Setting) -> list[ClosedLoop]:
+    """Return the loads; their prompts have many lengths, some on each side of the threshold."""
+    mean, stddev, num_output = (64, 24.0, 12) if setting.is_dry else (1500, 800.0, 64)
+    vocab_size = shape_on_disk(setting).vocab_size
+    workload = SyntheticWorkload(mean, num_output, stddev, 0.0, 0, vocab_size, "tokens")
+    counts = {1: 2, 2: 4, 4: 8} if setting.is_dry else {1: 8, 8: 48, 32: 128}
+    return [ClosedLoop(workload, concurrency, count) for concurrency, count in counts.items()]
 
 
-def plan_for(setting: Setting) -> Plan:
-    shape = shape_on_disk(setting)
-    means = (64, 24.0, 12) if setting.is_dry else (1500, 800.0, 64)
-    mean, stddev, num_output = means
-    workload = SyntheticWorkload(mean, num_output, stddev, 0.0, 0, shape.vocab_size, "tokens")
-    if setting.is_dry:
-        flags = ("--engine.device=cpu", "--disagg.max_local_prefill_length=64")
-        return Plan(workload, (Load(1, 2), Load(2, 4), Load(4, 8)), flags)
-    return Plan(workload, (Load(1, 8), Load(8, 48), Load(32, 128)), GPU_FLAGS)
-
-
-class Side:
+class PolicyStack:
     """A served topology whose policy can be changed, and a client of it."""
 
-    def __init__(self, stack: ServedStack, live: LiveConfig, plan: Plan) -> None:
+    def __init__(self, url: str, live: LiveConfig) -> None:
         self._live = live
-        self._plan = plan
-        self.client = OpenAIClient(stack.url, timeout_s=REQUEST_TIMEOUT_S)
-        self._model = ""
+        self.client = OpenAIClient(url, timeout_s=REQUEST_TIMEOUT_S)
 
-    async def measure(self, load: Load, policy: str, content: str, seed: int) -> Summary:
-        """One run under a policy. Raises ServiceError when a request failed."""
+    async def measure(self, load: ClosedLoop, policy: str, content: str, seed: int) -> Summary:
+        """Measure a load under a policy. Raises ServiceError when a request failed."""
         await self._live.apply({POLICY: policy})
-        self._model = self._model or (await self.client.list_models())[0]
-        body = BodyBuilder(self._model, "completions", True, ignore_eos=True, temperature=0.0)
-        requests = (
-            PreparedRequest(
-                body.encode(spec.prompt, spec.num_output_tokens), spec.num_output_tokens
-            )
-            for spec in self._plan.workload.prompts(Seeds(seed, content))
-        )
-        plan = LoadPlan(concurrency=load.concurrency, num_requests=load.num_requests)
-        result = await LoadRun(self.client, requests, plan).run()
-        summary = summarize(result.records, {})
-        if summary.errors:
-            raise ServiceError(f"requests failed under {policy}: {summary.errors}")
+        _, summary = await load.run(self.client, f"{content}/{policy}", seed)
         return summary
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Figures of the rounds so far after each of them, so that none is lost with the last."""
-    _find_binaries()
-    plan = plan_for(setting)
-    with (
-        work_folder() as folder,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+def run(setting: Setting) -> Iterator[Figure]:
+    """Yield the figures of the rounds so far after each of them, so that none is lost."""
+    _add_binaries_to_path()
+    loads = loads_for(setting)
+    with work_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         resources = contextlib.AsyncExitStack()
         try:
-            side = runner.run(_start(resources, written_model(folder, setting), folder, plan))
+            stack = runner.run(_start(resources, written_model(folder, setting), folder, setting))
             for policy in POLICIES:  # kernels are compiled at their first use
-                runner.run(side.measure(plan.loads[-1], policy, f"warm-up/{policy}", 0))
-            found: dict[tuple[Load, str], list[Summary]] = {}
+                runner.run(stack.measure(loads[-1], policy, "warm-up", 0))
+            found: dict[tuple[ClosedLoop, str], list[Summary]] = {}
             for index in range(num_rounds(setting)):
-                for load in plan.loads:
+                for load in loads:
                     for policy in POLICIES:
-                        content = f"{index}/{load.concurrency}/{policy}"
-                        summary = runner.run(side.measure(load, policy, content, index))
+                        content = f"{index}/{load.concurrency}"
+                        summary = runner.run(stack.measure(load, policy, content, index))
                         found.setdefault((load, policy), []).append(summary)
                 for (load, policy), summaries in found.items():
-                    yield from _measurements(load, policy, summaries)
+                    yield from _figures(load, policy, summaries)
         finally:
             runner.run(resources.aclose())
 
 
 async def _start(
-    resources: contextlib.AsyncExitStack, model: Path, folder: Path, plan: Plan
-) -> Side:
+    resources: contextlib.AsyncExitStack, model: Path, folder: Path, setting: Setting
+) -> PolicyStack:
     run_dir = folder / "served"
     run_dir.mkdir(exist_ok=True)
-    stack = await resources.enter_async_context(served(model, TOPOLOGY, plan.flags, run_dir))
+    flags = DRY_FLAGS if setting.is_dry else GPU_FLAGS
+    stack = await resources.enter_async_context(served(model, TOPOLOGY, flags, run_dir))
     cluster = next(each for each in running_clusters() if each.http_url == stack.url)
     live = LiveConfig(cluster_config(cluster.etcd_endpoints, cluster.namespace), [POLICY])
-    side = Side(stack, await resources.enter_async_context(live), plan)
-    resources.callback(side.client.close)
-    return side
+    measured = PolicyStack(stack.url, await resources.enter_async_context(live))
+    resources.callback(measured.client.close)
+    return measured
 
 
-def _measurements(load: Load, policy: str, summaries: Sequence[Summary]) -> Iterator[Measurement]:
-    """The latencies and the throughput, a value for each round."""
+def _figures(load: ClosedLoop, policy: str, summaries: Sequence[Summary]) -> Iterator[Figure]:
+    """Yield the latencies and the throughput, a sample for each round."""
     where = f"concurrency {load.concurrency}, {policy}"
     name = f"served_c{load.concurrency}_{policy}"
+    for metric, mark in LATENCIES:
+        # answers that all came in one piece have no gaps
+        spreads = [each.latencies_ms[metric] for each in summaries if metric in each.latencies_ms]
+        samples = tuple(float(getattr(spread, mark)) for spread in spreads)
+        yield Figure(f"{name}_{metric}_{mark}", f"{metric.upper()} {mark}, {where}", "ms", samples)
     remote = [
         each.prefill_places.get("remote", 0) / max(1, each.num_succeeded) for each in summaries
     ]
     per_event = [each.tokens_per_output_event or 0.0 for each in summaries]
-    for metric, mark, label in FIGURES:
-        # answers that all came in one piece have no gaps
-        spreads = [each.latencies_ms[metric] for each in summaries if metric in each.latencies_ms]
-        values = tuple(float(getattr(spread, mark)) for spread in spreads)
-        yield Measurement(
-            name=f"{name}_{metric}_{mark}",
-            label=f"{label}, {where}",
-            unit="ms",
-            values=values,
-        )
-    yield Measurement(
-        name=f"{name}_output_tokens",
-        label=f"output tokens, {where}",
-        unit="1/s",
-        values=tuple(each.output_token_throughput for each in summaries),
-        note=f"prefilled remotely: {_words(remote, '.0%')}; "
-        f"tokens per streamed chunk: {_words(per_event, '.2f')}",
+    note = (
+        f"prefilled remotely: {', '.join(f'{share:.0%}' for share in remote)}; "
+        f"tokens per streamed chunk: {', '.join(f'{count:.2f}' for count in per_event)}"
     )
+    samples = tuple(each.output_token_throughput for each in summaries)
+    yield Figure(f"{name}_output_tokens", f"output tokens, {where}", "1/s", samples, notes=(note,))
 
 
-def _words(values: Sequence[float], form: str) -> str:
-    return ", ".join(f"{value:{form}}" for value in values)
-
-
-def _find_binaries() -> None:
-    """Let programs of packages that lie on the module path alone be found, such as nats-server."""
+def _add_binaries_to_path() -> None:
+    """Add the programs of packages that lie on the module path alone, such as nats-server."""
     folders = [str(Path(entry) / "bin") for entry in sys.path if (Path(entry) / "bin").is_dir()]
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])

@@ -1,14 +1,11 @@
-"""What engines are measured on: the model's shape, the number of rounds, the form of a target.
-
-Light, so that the command starts whatever state the engine is in.
-"""
+"""The model's shape, the number of rounds and the form of a target of the engine's sections."""
 
 from dataclasses import replace
 
 import torch
 
-from tandem.bench.kernels.figures import Goal
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.figures import Target
+from tandem.bench.report.setting import Setting
 from tandem.engine.models.architectures import QWEN3
 from tandem.engine.models.config import ModelConfig, RopeConfig
 
@@ -44,17 +41,17 @@ TINY = replace(
 
 
 def shape_for(setting: Setting) -> ModelConfig:
-    """Qwen3-8B's; a tiny one for a dry run."""
+    """Return Qwen3-8B's shape; a tiny one for a dry run."""
     return TINY if setting.is_dry else QWEN3_8B
 
 
-def goal_for(setting: Setting, value: Goal, share: Goal) -> Goal:
-    """`value` on the GPU that the targets are stated for, elsewhere the share of the floor."""
+def target_for(setting: Setting, value: Target, share: Target) -> Target:
+    """Return `value` on the GPU that targets are stated for, elsewhere the share of the floor."""
     if setting.is_dry or "H200" not in torch.cuda.get_device_name(setting.device):
         return share
     return value
 
 
 def num_rounds(setting: Setting) -> int:
-    """Rounds whose median counts: one where a single look was asked for."""
+    """Return the number of rounds whose median counts."""
     return max(1, min(MAX_ROUNDS, setting.rounds))

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from tandem.bench.engine.decode import Point, measure
 from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals_s
 from tandem.bench.engine.setting import num_rounds
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.figures import Figure, in_unit
+from tandem.bench.report.setting import Setting
 
 SLOTS_PER_POOL = 128 * 1024  # so that both pools fit beside one set of weights
 
 
 @dataclass(slots=True)
-class Way:
-    """One setting of both switches, and what was measured under it."""
+class Variant:
+    """One setting of both switches, and its rounds of steps."""
 
     has_graphs: bool
     has_overlap: bool
@@ -32,23 +32,23 @@ class Way:
         return f"graphs {_on(self.has_graphs)}, overlap {_on(self.has_overlap)}"
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Every way in every round, over the same weights; two engines share each runner."""
-    ways = _ways(Workshop(setting), setting)
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure every variant in every round, over the same weights; two engines share a runner."""
+    variants = _variants(Workshop(setting), setting)
     context = setting.size(1024, 32)
     points = [Point(num_seqs, context) for num_seqs in (setting.size(8, 1), setting.size(64, 4))]
     num_steps = setting.size(96, 4)
     for index in range(setting.num_warmups + num_rounds(setting)):
-        for point, way in itertools.product(points, ways):
-            records = measure(way.rig, point, num_steps)
+        for point, variant in itertools.product(points, variants):
+            records = measure(variant.rig, point, num_steps)
             if index >= setting.num_warmups:
-                way.rounds.setdefault(point.name, []).append(records)
-    for point, way in itertools.product(points, ways):
-        yield from _measurements(point, way)
+                variant.rounds.setdefault(point.name, []).append(records)
+    for point, variant in itertools.product(points, variants):
+        yield from _figures(point, variant)
 
 
-def _ways(workshop: Workshop, setting: Setting) -> list[Way]:
-    ways = []
+def _variants(workshop: Workshop, setting: Setting) -> list[Variant]:
+    variants = []
     for has_graphs in (True, False):
         shared = {
             "max_num_seqs": setting.size(64, 4),
@@ -58,26 +58,26 @@ def _ways(workshop: Workshop, setting: Setting) -> list[Way]:
         runner = workshop.runner(workshop.config(**shared))
         for has_overlap in (True, False):
             config = workshop.config(**shared, overlap=has_overlap)
-            ways.append(Way(has_graphs, has_overlap, Rig(config, runner)))
-    return ways
+            variants.append(Variant(has_graphs, has_overlap, Rig(config, runner)))
+    return variants
 
 
-def _measurements(point: Point, way: Way) -> Iterator[Measurement]:
-    rounds = way.rounds[point.name]
-    name, label = f"{way.name}_b{point.num_seqs}", f"B {point.num_seqs}, {way.label}"
+def _figures(point: Point, variant: Variant) -> Iterator[Figure]:
+    rounds = variant.rounds[point.name]
+    name, label = f"{variant.name}_b{point.num_seqs}", f"B {point.num_seqs}, {variant.label}"
     device_ms = statistics.median(1e3 * record.device_s for records in rounds for record in records)
-    yield Measurement(
-        name=f"{name}_step",
-        label=f"from tokens to tokens, {label}",
-        unit="ms",
-        seconds=tuple(statistics.median(intervals_s(records)) for records in rounds),
-        limit=device_ms,
+    yield Figure(
+        f"{name}_step",
+        f"from tokens to tokens, {label}",
+        "ms",
+        in_unit((statistics.median(intervals_s(steps)) for steps in rounds), "ms"),
+        ceiling=device_ms,
     )
-    yield Measurement(
-        name=f"{name}_host",
-        label=f"host's part of it, {label}",
-        unit="us",
-        values=tuple(1e6 * statistics.median(host_s(records)) for records in rounds),
+    yield Figure(
+        f"{name}_host",
+        f"host's part of it, {label}",
+        "us",
+        tuple(1e6 * statistics.median(host_s(records)) for records in rounds),
     )
 
 

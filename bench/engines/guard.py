@@ -1,6 +1,6 @@
-"""Runs a server and ends all that it started when asked to, or when the asker is gone.
+"""Run a server, and end all that it started on request or when the owner is gone.
 
-`python compare_engines_guard.py GRACE_S COMMAND ...` with a pipe as standard input: when the other
+`python guard.py GRACE_S COMMAND ...` with a pipe as standard input: when the other
 end of the pipe closes, which the kernel does for a process that was killed too, the server gets
 SIGTERM, and GRACE_S later SIGKILL goes to every process below this one. A file to run, not to
 import. Orphans of the server become children of this process, so none can slip away.
@@ -33,7 +33,7 @@ def main() -> None:
         start_new_session=True,
     )
     try:
-        if _ends_before_the_asker(server):
+        if _ends_before_its_owner(server):
             sys.exit(server.wait() if server.wait() >= 0 else 128 - server.wait())
         _signal_all(signal.SIGCONT)  # a stopped process takes no other signal but SIGKILL
         server.terminate()
@@ -43,8 +43,8 @@ def main() -> None:
         _kill_all()
 
 
-def _ends_before_the_asker(server: "subprocess.Popen[bytes]") -> bool:
-    """Waits for the server's end (True) or for the end of standard input."""
+def _ends_before_its_owner(server: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the server's end (True) or for the end of standard input."""
     server_fd = os.pidfd_open(server.pid)
     with selectors.DefaultSelector() as events:
         events.register(server_fd, selectors.EVENT_READ)

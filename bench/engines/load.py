@@ -6,21 +6,22 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from tandem.bench.client.openai import PreparedRequest
+from tandem.bench.client.record import RequestRecord
 from tandem.bench.engines.process import EngineProcess
-from tandem.bench.load.client import PreparedRequest
 from tandem.bench.load.load import LoadPlan, LoadRun
-from tandem.bench.load.metrics import RequestRecord, Summary, summarize
+from tandem.bench.load.metrics import Summary, summarize
 from tandem.bench.load.workload import Seeds, SyntheticWorkload, text_of, token_ids
 from tandem.runtime.errors import ConfigError
 
 NUM_TRIES = 8
-WARM_UP_TOKENS = 4  # of an answer before each turn, which finds memory and caches cold
-WORDS = 1 << 20  # what words are drawn from
+WARM_UP_TOKENS = 4  # of an answer before each turn, which has cold memory and caches
+WORDS = 1 << 20  # that prompts are drawn from
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests in a closed loop; lengths are in tokens, and drawn where stddev is above 0."""
+    """Requests in a closed loop; lengths are in tokens, and drawn if stddev is above 0."""
 
     name: str
     concurrency: int
@@ -30,7 +31,7 @@ class Load:
     stddev_share: float = 0.0  # of the lengths
 
     def lengths(self, seed: int) -> list[tuple[int, int]]:
-        """Tokens in and out of each request: the same for every engine of a round."""
+        """Return the tokens in and out of each request: the same for every engine of a round."""
         workload = SyntheticWorkload(
             self.input_tokens,
             self.output_tokens,
@@ -51,14 +52,14 @@ class Prompts:
     """Text of an exact number of tokens, as text and as those tokens."""
 
     def __init__(self, model: Path) -> None:
-        """Reads tokenizer.json of the folder `model`. Raises ConfigError when there is none."""
+        """Read tokenizer.json of the folder `model`. Raises ConfigError when there is none."""
         path = model / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"{model} has no tokenizer.json, so no prompt's length is known")
         self._tokenizer = Tokenizer.from_file(str(path))
 
     def make(self, key: str, num_tokens: int) -> tuple[str, list[int]]:
-        """A prompt that is a function of `key`. ConfigError if no text has just that length."""
+        """Return a prompt, a function of `key`. Raises ConfigError if no text has that length."""
         for index in range(NUM_TRIES):
             words = text_of(token_ids(f"{key}/{index}", num_tokens, WORDS))
             ids = self._encode(words)[:num_tokens]
@@ -80,7 +81,7 @@ class Turn:
     wall_s: float
 
     def line(self) -> str:
-        """What to tell of it at once."""
+        """Return the turn as a line of progress."""
         latencies = self.summary.latencies_ms
         return (
             f"TTFT {latencies['ttft'].p50:.0f} ms, ITL {latencies['tpot'].p50:.1f} ms, "
@@ -91,7 +92,7 @@ class Turn:
 async def take_turn(
     process: EngineProcess, load: Load, prompts: Prompts, content: str, seed: int
 ) -> Turn:
-    """Sends the load to a running engine; `content` keeps its prompts from all others.
+    """Send the load to a running engine; `content` makes its prompts differ from all others.
 
     Raises ServiceError when a request failed or was other work than asked for.
     """
@@ -104,13 +105,13 @@ async def take_turn(
     result = await LoadRun(process.client, iter(requests), plan).run()
     cpu_s = process.cpu_s() - cpu_s
     for record, (num_input, num_output) in zip(result.records, lengths, strict=True):
-        if wrong := what_is_wrong(record, num_input, num_output):
+        if wrong := difference_of(record, num_input, num_output):
             raise process.error(wrong)
     return Turn(summarize(result.records, {}), cpu_s, result.wall_s)
 
 
-def what_is_wrong(record: RequestRecord, num_input: int, num_output: int) -> str:
-    """Empty when the request succeeded and was exactly the work asked for, in tokens."""
+def difference_of(record: RequestRecord, num_input: int, num_output: int) -> str:
+    """Return the difference from the work asked for, in tokens; empty without one."""
     if not record.succeeded:
         return f"failed a request: {record.error}: {record.error_message}"
     if record.num_output_tokens != num_output:
@@ -125,8 +126,8 @@ def what_is_wrong(record: RequestRecord, num_input: int, num_output: int) -> str
     return ""
 
 
-def figures_of(turns: Mapping[str, Turn]) -> dict[str, float]:
-    """Every figure of one round of one engine, from its turns under `alone` and `mixed`."""
+def values_of(turns: Mapping[str, Turn]) -> dict[str, float]:
+    """Return the values of one round of one engine, from its turns under `alone` and `mixed`."""
     alone, mixed = turns["alone"].summary, turns["mixed"].summary
     gaps, mixed_gaps = alone.latencies_ms.get("itl"), mixed.latencies_ms.get("itl")
     return {  # there is no gap where every answer came as a single event

@@ -13,14 +13,14 @@ from tandem.runtime.errors import ConfigError
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
-KV_BYTES = 1 << 30  # of every engine that lets it be said
+KV_BYTES = 1 << 30  # of every engine that has an option for it
 MAX_MODEL_TOKENS = 2048
 PLACEHOLDERS = "{python} {model} {port} {run_dir} {threads} {dtype}"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a set of rounds has in common."""
+    """The dtype and the threads of a set of rounds."""
 
     dtype: Dtype
     threads: int
@@ -35,7 +35,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One server: its command and environment, with `PLACEHOLDERS` in them, and its API's ways."""
+    """A server: its command and environment, with `PLACEHOLDERS` in them, and its API's limits."""
 
     name: str
     command: tuple[str, ...]
@@ -47,11 +47,11 @@ class Engine:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def command_line(self, values: Mapping[str, str]) -> list[str]:
-        """The command for these values. Raises ConfigError for a placeholder that isn't known."""
+        """Return the command for these values. Raises ConfigError for an unknown placeholder."""
         return [self._fill(word, values) for word in self.command]
 
     def environment(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Variables to be set beside this process's own. Raises ConfigError like the command."""
+        """Return variables to add to this process's own. Raises ConfigError like the command."""
         return {name: self._fill(text, values) for name, text in self.env.items()}
 
     def _fill(self, text: str, values: Mapping[str, str]) -> str:
@@ -80,8 +80,8 @@ def _tandem(name: str, topology: str, *flags: str) -> Engine:
     )
 
 
-# It takes text alone, refuses fields that it doesn't know, and is told by a whole generation
-# config that no token ends an answer.
+# It takes text alone and refuses unknown fields; only a whole generation config lets no token
+# end an answer.
 _TRANSFORMERS = Engine(
     "transformers",
     (
@@ -113,7 +113,7 @@ _VLLM = Engine(
 
 
 def _vllm(python: str) -> Engine:
-    """With the OpenMP runtime that its wheel brings and its manual asks to preload."""
+    """Return vLLM with the OpenMP runtime of its wheel preloaded, as its manual asks."""
     runtime = Path(python).parent.parent / "lib" / "libiomp5.so"
     env = dict(_VLLM.env)
     if runtime.exists():
@@ -138,22 +138,19 @@ PRESETS: Mapping[str, Callable[[str], Engine]] = {
 
 
 def make_cases(dtypes: Sequence[str], threads: Sequence[int]) -> list[Case]:
-    """Every dtype with every number of threads. Raises ConfigError for what can't be measured."""
+    """Return every dtype with every number of threads. Raises ConfigError for too many threads."""
     num_cpus = len(os.sched_getaffinity(0))
     if over := [count for count in threads if count > num_cpus]:
         raise ConfigError(
             f"{over[0]} threads on {num_cpus} CPUs measure nothing", param="--threads"
         )
-    for name in dtypes:
-        if name not in DTYPES:
-            raise ConfigError(f"{name!r} is not one of {', '.join(DTYPES)}", param="--dtype")
     return [Case(dtype, count) for dtype in DTYPES if dtype in dtypes for count in threads]
 
 
 def make_engines(
     names: Sequence[str], pythons: Sequence[str], commands: Sequence[str]
 ) -> list[Engine]:
-    """The engines asked for, in that order: presets by name, others by their `commands`.
+    """Return the engines asked for, in that order: presets by name, others by their `commands`.
 
     `pythons` and `commands` are NAME=VALUE: an interpreter, a command line with `PLACEHOLDERS`.
     Raises ConfigError naming the word at fault.
@@ -171,7 +168,7 @@ def make_engines(
             engines.append(PRESETS[name](python))
         else:
             raise ConfigError(
-                f"{name!r} is not one of {', '.join(PRESETS)}, and no --command says how it starts",
+                f"{name!r} is not one of {', '.join(PRESETS)}, and has no --command",
                 param="--engine",
             )
     return engines

@@ -1,4 +1,4 @@
-"""A server under comparison: started, waited for, stopped in its tracks and let go again, ended."""
+"""A server under comparison: started, stopped and continued between turns, ended."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.engines.presets import Case, Engine
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.metrics import RequestRecord
-from tandem.bench.load.openai_wire import BodyBuilder
 from tandem.launch.supervise.child_process import log_tail
 from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
@@ -57,7 +57,7 @@ class EngineProcess:
             )
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Until a request for one token is answered; `ready_s` is the time since the start.
+        """Wait for the answer to a request for one token; `ready_s` is the time since the start.
 
         Raises ServiceError with the end of the log when the server ends, refuses the request or
         takes longer than `timeout_s` seconds.
@@ -81,19 +81,19 @@ class EngineProcess:
         raise self.error(reason)
 
     def error(self, reason: str) -> ServiceError:
-        """An error that names the engine and shows the end of its log."""
+        """Return an error that names the engine and shows the end of its log."""
         tail = log_tail(self.log_path)
         return ServiceError(f"{self.engine.name} {reason}; its log ({self.log_path}) ends:\n{tail}")
 
     async def ask(self, prompt: str, num_tokens: int) -> RequestRecord:
-        """One request whose figures nobody needs."""
+        """Send one request that enters no figure."""
         record = RequestRecord(0, 0.0)
         request = PreparedRequest(self.body.encode(prompt, num_tokens))
         await self.client.send(request, record, time.perf_counter())
         return record
 
     def cpu_s(self) -> float:
-        """CPU seconds, user and system, that its processes have used so far."""
+        """Return the CPU seconds, user and system, of its processes so far."""
         total_s = 0.0
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -101,7 +101,7 @@ class EngineProcess:
         return total_s
 
     def pause(self) -> None:
-        """Stops every process of it: until `resume` it takes no CPU time at all."""
+        """Stop every process of it: until `resume` it takes no CPU time at all."""
         stopped: set[int] = set()
         while new := [p for p in self._processes() if p.pid not in stopped]:
             self._send(signal.SIGSTOP, new)
@@ -112,7 +112,7 @@ class EngineProcess:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let go while the body runs, stopped again after it."""
+        """Let the server run during the body, and stop it again."""
         self.resume()
         try:
             yield
@@ -120,14 +120,14 @@ class EngineProcess:
             self.pause()
 
     async def stop(self) -> None:
-        """Ends it and all that it started; returns when nothing of it is left."""
+        """End it and all that it started; return when nothing of it is left."""
         self.client.close()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         await asyncio.to_thread(self._guard.wait)
 
     def _processes(self) -> list[psutil.Process]:
-        """Every process below the guard, parents first."""
+        """Return every process below the guard, parents first."""
         try:
             return psutil.Process(self._guard.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -141,5 +141,5 @@ class EngineProcess:
 
 
 def _base_environment() -> dict[str, str]:
-    """This process's own, but that bytecode is kept: else every start compiles its modules."""
+    """Return this process's own, with bytecode kept: else every start compiles its modules."""
     return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

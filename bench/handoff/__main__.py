@@ -1,36 +1,34 @@
-"""What a handoff costs on this machine, figure by figure, each against its target.
+"""The cost of a handoff on this machine, figure by figure, each against its target.
 
-python -m tandem.bench.handoff --json handoff.json
+python -m tandem.bench.handoff --output handoff.json
 """
 
+import dataclasses
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
-import typer
-import uvloop
-from rich.console import Console
-from rich.markup import escape
+from typing import Literal
 
 from tandem.bench.handoff.plan import QUICK, Plan
 from tandem.bench.handoff.served_figures import measure_served, served_figures
 from tandem.bench.handoff.wire_figures import block_figures, measure_wire, wire_figures
-from tandem.bench.report.figures import Figure, document, table, utc_now
-from tandem.runtime.errors import TandemError
+from tandem.bench.report.console import say
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
 
+MODULE = "tandem.bench.handoff"
 HOW = {
     "(a)": "from the prompt's last KV (the timeline's `computed`) until all of it is proven at the "
     "decode worker (`verified`), less the bare library's time for the bytes that can't have left "
     "before; the second goes on to `first_step` and takes one later decode step off. `computed` is "
-    "the prefill worker's clock set by the claim's answer, so one message's way counts as handover",
+    "the prefill worker's clock set by the claim's answer, so one message's time counts too",
     "(b)": "two processes, the same prepared descriptors and blocks; a write is over when its "
     "sender knows it has arrived; the bare library polls without a pause or with pauses of 20 us, "
     "whichever is faster",
-    "(c)": "8k tokens in blocks of 16; preparing is all that a write takes the transfer thread "
+    "(c)": "8k tokens in blocks of 16; preparing is the transfer thread's time for a write "
     "less the library's own post",
     "(d)": "two processes whose agents poll as while a handoff is under way; CPU by the processes' "
     "own accounts",
@@ -41,58 +39,41 @@ HOW = {
 }
 
 
-async def measure(plan: Plan, run_dir: Path, sections: Sequence[str], say: Console) -> list[Figure]:
-    """Every figure of the sections asked for; `run_dir` is an existing folder."""
-    figures: list[Figure] = []
-    say.print("two processes: bandwidth, round trips, resting")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure handoffs on this machine: minutes, in which it should do nothing else."""
+
+    rounds: int | None = option(None, "rounds, of which medians are shown", least=1)
+    quick: bool = option(False, "a few samples of everything: no figures")
+    only: tuple[Literal["wire", "blocks", "served"], ...] = option(
+        ("blocks", "served"), "sections beside the wire"
+    )
+    output: Path | None = option(None, "write everything as JSON")
+
+    def plan(self) -> Plan:
+        plan = QUICK if self.quick else Plan()
+        return plan if self.rounds is None else dataclasses.replace(plan, rounds=self.rounds)
+
+
+async def measure(options: Options, run_dir: Path) -> list[Figure]:
+    """Return every figure of the sections asked for."""
+    plan, figures = options.plan(), list[Figure]()
+    say("two processes: bandwidth, round trips, resting")
     wires = await measure_wire(plan)
     figures += wire_figures(plan, wires)
-    if "blocks" in sections:
-        say.print("block pools: descriptors, preparation")
+    if "blocks" in options.only:
+        say("block pools: descriptors, preparation")
         figures += await block_figures(plan)
-    if "served" in sections:
-        say.print("served processes: handover, verification, streaming")
+    if "served" in options.only:
+        say("served processes: handover, verification, streaming")
         figures += served_figures(await measure_served(plan, run_dir), wires)
     return sorted(figures, key=lambda figure: figure.label[:3])
 
 
-def main(
-    rounds: Annotated[int | None, typer.Option(min=1, help="rounds, of which medians are")] = None,
-    quick: Annotated[bool, typer.Option(help="a few samples of everything: no figures")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="sections beside the wire: blocks, served")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="write everything as JSON")] = None,
-) -> None:
-    """Measure handoffs on this machine: minutes, in which it should do nothing else."""
-    plan = QUICK if quick else Plan()
-    if rounds is not None:
-        plan = replace(plan, rounds=rounds)
-    sections = ("blocks", "served") if only is None else only
-    if unknown := set(sections) - {"wire", "blocks", "served"}:
-        raise typer.BadParameter(f"no such section: {', '.join(sorted(unknown))}")
-    say = Console(stderr=True, highlight=False)
-    started_at = utc_now()
-    with tempfile.TemporaryDirectory(prefix="tandem-handoff-") as folder:
-        try:
-            figures = uvloop.run(measure(plan, Path(folder), sections, say))
-        except TandemError as error:
-            say.print(f"[red]error:[/] {escape(error.message)}", soft_wrap=True)
-            raise typer.Exit(1) from error
-    out = Console(highlight=False, markup=False)
-    out.print(table(figures), soft_wrap=True)
-    for part, meaning in HOW.items():
-        out.print(f"{part}: {meaning}", soft_wrap=True)
-    if json is not None:
-        whole = document(
-            command=["python", "-m", "tandem.bench.handoff", *sys.argv[1:]],
-            settings=msgspec.to_builtins(asdict(plan), str_keys=True),
-            started_at=started_at,
-            figures=figures,
-            how=HOW,
-        )
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(Options, MODULE, arguments)
+    return run_program(MODULE, options, HOW, partial(measure, options))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What a long prompt's handoff asks of the block pools and of the descriptors made of them."""
+"""The descriptors of a long prompt's handoff, and the time to prepare its writes."""
 
 import random
 import time
@@ -19,13 +19,13 @@ from tandem.transfer.transport import BlockGrid
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 512  # 8k tokens
 POOL_BLOCKS = 4096
-# Blocks so small that posting a write of them takes as good as no time: what is left is preparing.
+# Blocks so small that a write's post takes hardly any time: preparing is the rest.
 TINY = PoolShape(num_blocks=PROMPT_BLOCKS, num_layers=1, num_kv_heads=1, head_dim=1)
 
 
 @dataclass(slots=True)
 class UsedPool:
-    """A worker's pool, full of what sequences of all lengths held and left in the prefix cache."""
+    """A worker's pool, full of blocks that sequences of all lengths hold or left cached."""
 
     seed: int
     growth: float  # blocks that each sequence gains between two arrivals: decoding does that
@@ -33,7 +33,7 @@ class UsedPool:
     _tables: list[list[int]] = field(default_factory=list)
 
     def prompts(self, num_steps: int) -> Iterator[list[int]]:
-        """The blocks that a long prompt gets, every fourth step, once the pool is full."""
+        """Yield the blocks that a long prompt gets, every fourth step, once the pool is full."""
         draw, hashes = random.Random(self.seed), (n.to_bytes(8, "little") for n in count())
         for step in range(num_steps):
             for table in self._tables:
@@ -64,7 +64,7 @@ class UsedPool:
 
 
 def fresh_descriptors() -> int:
-    """Descriptors of a long prompt between two pools that nobody used yet."""
+    """Return the number of descriptors of a long prompt between two unused pools."""
     pools = [BlockPool(POOL_BLOCKS, BLOCK_TOKENS) for _ in range(2)]
     local, remote = (pool.allocate(PROMPT_BLOCKS) for pool in pools)
     assert local is not None and remote is not None
@@ -72,14 +72,14 @@ def fresh_descriptors() -> int:
 
 
 def used_descriptors(seed: int, num_steps: int) -> list[int]:
-    """Descriptors of each long prompt between a prefill and a decode worker's pools in use."""
+    """Return the number of descriptors of each long prompt between two workers' pools in use."""
     prefill, decode = UsedPool(seed, growth=0.0), UsedPool(seed + 1, growth=0.1)
     both = zip(prefill.prompts(num_steps), decode.prompts(num_steps), strict=True)
     return [len(merge_adjacent(list(zip(*tables, strict=True)))) for tables in both]
 
 
 async def time_bare_posts(wire: Wire, pairs: Pairs, num_samples: int) -> list[float]:
-    """Seconds of the library's own post of writes of the wire's tiny blocks."""
+    """Return the seconds of the library's own post of writes of the wire's tiny blocks."""
     bare = wire.end.bare
     assert bare is not None
     wire.peer.tell(Receive(b"write", num_samples))
@@ -89,9 +89,9 @@ async def time_bare_posts(wire: Wire, pairs: Pairs, num_samples: int) -> list[fl
 
 
 async def time_posts(wire: Wire, pairs: Pairs, num_samples: int) -> list[float]:
-    """Seconds that a write of the wire's tiny blocks keeps the transfer thread until it is posted.
+    """Return the seconds that the post of a write of tiny blocks keeps the transfer thread.
 
-    The library's own post is part of it; the descriptors were prepared when the two met.
+    The library's own post is part of it; the descriptors were prepared before.
     """
     transport = NixlTransport("near.1.1")
     transport.register(_grid(wire))

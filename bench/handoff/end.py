@@ -1,7 +1,6 @@
 """One end of a measured transfer: a KV pool, our agents and the bare library over the same memory.
 
-Both ways prepare the same descriptors and move the same blocks, so that what our agents add is
-what lies between them.
+Both prepare the same descriptors and move the same blocks: the difference is the agents' cost.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _FILL_BYTES = 64 << 20
 
 
 class PoolShape(msgspec.Struct, frozen=True):
-    """A pool to measure on. `allocator` "engine" is what workers use, "torch" its caching one."""
+    """The shape of a pool. Workers use the allocator "engine"; "torch" is its caching one."""
 
     num_blocks: int
     num_layers: int
@@ -53,7 +52,7 @@ class PoolShape(msgspec.Struct, frozen=True):
 
 
 class BareMetadata(msgspec.Struct, frozen=True):
-    """How the bare library of one end reaches that of the other."""
+    """The address of one end's bare library for the other."""
 
     agent: bytes
     base_address: int
@@ -86,7 +85,7 @@ class End:
         self.bare: BareLibrary | None = None
 
     async def start(self, on_notification: Callable[[bytes], None]) -> Self:
-        """`on_notification` gets what comes by our agents."""
+        """Start the agents; `on_notification` gets their messages."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in every worker
         await self.group.start(lambda _rank, data: on_notification(data))
         self.bare = BareLibrary(f"{self.name}.bare", self.kv)
@@ -98,15 +97,17 @@ class End:
         await self.group.close()
 
     def metadata(self) -> tuple[TransferMetadata, BareMetadata]:
-        """What the other end needs; complete after `start`."""
+        """Return the metadata for the other end; complete after `start`."""
         assert self.bare is not None
         return self.group.metadata(), self.bare.metadata()
 
     @contextlib.contextmanager
-    def answering(self, message: bytes, peer: str, heard: Callable[[], bool]) -> Iterator[None]:
+    def answering(
+        self, message: bytes, peer: str, on_message: Callable[[], bool]
+    ) -> Iterator[None]:
         """Send `message` back to `peer` from within the agent's poll loop while the body runs.
 
-        `heard` is called there for each, and says whether it is to be sent back.
+        `on_message` is called there for each; the message is sent back if it returns True.
         """
         (agent,) = self.group._agents
         reactor = agent._reactor
@@ -116,7 +117,7 @@ class End:
         def answer() -> list[bytes]:
             notices = poll()
             for notice in notices:
-                if notice == message and heard():
+                if notice == message and on_message():
                     reactor.notify(peer, message)
             return notices
 
@@ -152,9 +153,9 @@ class BareLibrary:
         self._agent.send_notif(self._peer, b"hello")
 
     def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> float:
-        """Write whole blocks, (local, remote) ids; returns when the library says that it is done.
+        """Write whole blocks, (local, remote) ids, until the library reports their arrival.
 
-        `pause_s` lies between two polls. The result is how long its post took, in seconds.
+        `pause_s` lies between two polls. Return the seconds of the post.
         """
         handle = self._agent.make_prepped_xfer(
             "WRITE",
@@ -194,7 +195,7 @@ class BareLibrary:
             if pause_s:
                 time.sleep(pause_s)
         if count:
-            raise TransferError(f"{count} messages {wanted!r} did not come in {DEADLINE_S:g} s")
+            raise TransferError(f"{count} messages {wanted!r} did not arrive in {DEADLINE_S:g} s")
 
     def close(self) -> None:
         for prepared in (self._local, self._remote):
@@ -233,7 +234,7 @@ def _torch_pool(
 
 
 def _model(shape: PoolShape) -> ModelConfig:
-    """As much of a model as a pool knows."""
+    """Return a model with the fields that a pool needs."""
     return ModelConfig(
         architecture=QWEN3,
         hidden_size=shape.num_kv_heads * shape.head_dim,

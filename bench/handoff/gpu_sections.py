@@ -1,15 +1,17 @@
-"""What `gpu_handoff` measures, each section in a process of its own.
+"""The sections of the handoff on one GPU, each in a process of its own.
 
-Runs on host memory too, where the numbers mean nothing and the course is the same.
+They run on host memory too, where the numbers mean nothing.
 """
 
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
+import msgspec
 import torch
+import uvloop
 
 from tandem.bench.handoff.end import PoolShape
 from tandem.bench.handoff.peer import Rest
@@ -29,7 +31,19 @@ from tandem.bench.handoff.wire import (
     time_writes,
     wire,
 )
-from tandem.bench.report.figures import Figure, flat, medians, percentile, ratio_interval
+from tandem.bench.kernels.cases import between_events
+from tandem.bench.report.figures import (
+    Bound,
+    Figure,
+    at_least,
+    at_most,
+    flat,
+    in_unit,
+    medians,
+    percentile,
+    ratio,
+)
+from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.transfer.reactor import HELLO
@@ -40,51 +54,25 @@ MODEL_SHAPE = PoolShape(
 )
 MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
-PAYLOAD_TARGET_TB_S = 1.5  # of an H200, whose copies read and write at twice that and more
-SLOW_WRITE_S = 0.5  # a way that is this slow is clear after a few writes
+PAYLOAD_TARGET = at_least(1.5)  # TB/s of an H200, whose copies read and write at twice that
+SLOW_WRITE_S = 0.5  # a write that is this slow is measured a few times only
+MAX_ROUNDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where to measure, and how much."""
-
-    shape: PoolShape
-    rounds: int
-    num_writes: int
-    num_pings: int
-    matrix_size: int
-    is_dry: bool  # host memory, or a run that only shows that all of it runs
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.shape.device)
-
-    def limit(self, value: float) -> float | None:
-        """A target, where the number means something."""
-        return None if self.is_dry else value
+def shape_for(setting: Setting, allocator: Literal["engine", "torch"] = "engine") -> PoolShape:
+    """Return the KV of a real model's prompt; a tiny one for a dry run."""
+    shape = TINY_SHAPE if setting.is_dry else MODEL_SHAPE
+    return msgspec.structs.replace(shape, device=str(setting.device), allocator=allocator)
 
 
-def measure_ceilings(setting: Setting) -> list[Figure]:
-    """What the device gives to plain operations of torch, in the same minutes."""
-    device, num_bytes = setting.device, (1 << 20) if setting.is_dry else (4 << 30)
-    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    size = setting.matrix_size
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    words = source.view(torch.float32)
-    copy_s = _device_samples(setting, lambda: target.copy_(source))
-    read_s = _device_samples(setting, lambda: torch.amax(words))
-    matmul_s = _device_samples(setting, lambda: torch.matmul(a, b))
-    return [
-        Figure("copy_tb_s", "copy, payload", "TB/s", (num_bytes / copy_s / 1e12,)),
-        Figure("read_tb_s", "read", "TB/s", (num_bytes / read_s / 1e12,)),
-        Figure("matmul_tflop_s", "bf16 matmul", "TFLOP/s", (2 * size**3 / matmul_s / 1e12,)),
-    ]
+def _num_rounds(setting: Setting) -> int:
+    return min(MAX_ROUNDS, setting.rounds)
 
 
-async def measure_transfers(setting: Setting, allocator: str) -> list[Figure]:
-    """WRITE bandwidth between two processes, by our agents and by the bare library in turns."""
-    whole = setting.shape.num_blocks
+async def _transfers(setting: Setting, pool: str) -> list[Figure]:
+    """Measure writes between pools of an allocator, and round trips."""
+    shape = shape_for(setting, "engine" if pool == "engine" else "torch")
+    whole = shape.num_blocks
     cases: dict[str, Pairs] = {
         "whole": adjacent(whole),
         "runs": in_runs(whole, 16),
@@ -92,81 +80,65 @@ async def measure_transfers(setting: Setting, allocator: str) -> list[Figure]:
         "small": adjacent(whole // 32),
     }
     figures: list[Figure] = []
-    async with wire(setting.shape) as between:
+    async with wire(shape) as between:
         for case, pairs in cases.items():
-            figures += await _bandwidth(between, setting, allocator, case, pairs)
-        if allocator == "engine":
+            figures += await _bandwidth(between, setting, pool, case, pairs)
+        if pool == "engine":
             figures += await _round_trips(between, setting)
-            figures += await _self_test(between)
+            figures += await _link_probe(between)
     return figures
 
 
 async def _bandwidth(
-    between: Wire, setting: Setting, allocator: str, case: str, pairs: Pairs
+    between: Wire, setting: Setting, pool: str, case: str, pairs: Pairs
 ) -> list[Figure]:
     samples: dict[str, list[list[float]]] = {BARE: [], PAUSING: [], AGENTS: [], CHECKED: []}
-    for _ in range(setting.rounds):
+    for _ in range(_num_rounds(setting)):
         for how, rounds in samples.items():
-            first = await time_writes(between, pairs, how, 1)  # faults in, opens the way
-            count = 1 if first[0] > SLOW_WRITE_S else setting.num_writes
+            first = await time_writes(between, pairs, how, 1)  # pages are touched, links opened
+            count = 1 if first[0] > SLOW_WRITE_S else setting.size(10, 2)
             rounds.append(await time_writes(between, pairs, how, count))
     await check_arrival(between, pairs)
-    num_bytes = len(pairs) * setting.shape.block_bytes
-    label = f"{allocator}: {len(pairs)} blocks, {case}, {num_bytes >> 10} KiB"
+    num_bytes = len(pairs) * between.end.kv.block_bytes
+    label = f"{pool}: {len(pairs)} blocks, {case}, {num_bytes >> 10} KiB"
+    is_judged = pool == "engine" and case in ("whole", "runs")
     figures = []
     for how, rounds in samples.items():
-        rates = tuple(num_bytes / each / 1e12 for each in medians(rounds))
-        is_judged = how == AGENTS and case in ("whole", "runs") and allocator == "engine"
-        limit = setting.limit(PAYLOAD_TARGET_TB_S) if is_judged else None
-        name = f"{allocator}_{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
-        figures.append(Figure(name, f"{label}, {how}", "TB/s", rates, limit, "at least"))
-    ours = samples[AGENTS]
-    bare = min(
-        (samples[BARE], samples[PAUSING]), key=lambda rounds: statistics.median(flat(rounds))
-    )
-    ratios = tuple(b / a for a, b in zip(medians(ours), medians(bare), strict=True))
-    figures.append(
-        Figure(
-            f"{allocator}_{case}_ratio",
-            "  agents / bare library",
-            "",
-            ratios,
-            setting.limit(0.95) if allocator == "engine" and case in ("whole", "runs") else None,
-            "at least",
-            ratio_interval(flat(bare), flat(ours)),
-        )
-    )
-    return figures
+        rates = in_unit(medians(rounds), "TB/s", num_bytes)
+        target = PAYLOAD_TARGET if is_judged and how == AGENTS else None
+        name = f"{pool}_{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
+        bound = Bound("copy", 2.0) if case == "whole" else None
+        figures.append(Figure(name, f"{label}, {how}", "TB/s", rates, target, bound=bound))
+    both = (samples[BARE], samples[PAUSING])
+    bare = min(both, key=lambda rounds: statistics.median(flat(rounds)))
+    target = at_least(0.95) if is_judged else None
+    name = f"{pool}_{case}_ratio"
+    return [*figures, ratio(name, "  agents / bare library", bare, samples[AGENTS], target)]
 
 
 async def _round_trips(between: Wire, setting: Setting) -> list[Figure]:
-    trips = {
-        how: [
-            await time_round_trips(between, setting.num_pings, bare=how == BARE)
-            for _ in range(setting.rounds)
+    num_pings, figures = setting.size(500, 20), list[Figure]()
+    for how in (BARE, AGENTS, LOOPS):
+        rounds = [
+            await time_loop_round_trips(between, num_pings)
+            if how == LOOPS
+            else await time_round_trips(between, num_pings, bare=how == BARE)
+            for _ in range(_num_rounds(setting))
         ]
-        for how in (BARE, AGENTS)
-    }
-    trips[LOOPS] = [
-        await time_loop_round_trips(between, setting.num_pings) for _ in range(setting.rounds)
-    ]
-    figures = []
-    for how, rounds in trips.items():
-        name, limit = how.replace(" ", "_"), setting.limit(50.0) if how == LOOPS else None
-        p50 = tuple(1e6 * each for each in medians(rounds))
-        p99 = tuple(1e6 * percentile(each, 0.99) for each in rounds)
+        name, target = how.replace(" ", "_"), at_most(50.0) if how == LOOPS else None
+        p50 = in_unit(medians(rounds), "us")
+        p99 = in_unit((percentile(each, 0.99) for each in rounds), "us")
         figures += [
-            Figure(f"round_trip_{name}_p50_us", f"round trip, {how}, p50", "us", p50, limit),
+            Figure(f"round_trip_{name}_p50_us", f"round trip, {how}, p50", "us", p50, target),
             Figure(f"round_trip_{name}_p99_us", f"round trip, {how}, p99", "us", p99),
         ]
     idle = await between.peer.ask(Rest(0.2 if setting.is_dry else 3.0))
     share = (100 * idle.share,)
-    figures.append(Figure("agent_idle_percent", "agent at rest", "%", share, setting.limit(5.0)))
-    return figures
+    return [*figures, Figure("agent_idle_percent", "agent at rest", "%", share, at_most(5.0))]
 
 
-async def _self_test(between: Wire) -> list[Figure]:
-    """What workers would find out when they meet."""
+async def _link_probe(between: Wire) -> list[Figure]:
+    """Return the rates that workers measure when they connect."""
     group, link = between.end.group, between.link
     await group.prepare(link, (max(1, group.layout.num_layers // 2), group.layout.num_layers))
     await group.measure(link)
@@ -174,71 +146,62 @@ async def _self_test(between: Wire) -> list[Figure]:
     if rates is None:
         return []
     return [
-        Figure("self_test_tb_s", "self-test: wire", "TB/s", (rates.wire_bytes_per_s / 1e12,)),
-        Figure("self_test_overhead_us", "self-test: a write", "us", (rates.overhead_s * 1e6,)),
+        Figure("probe_tb_s", "link probe: wire", "TB/s", (rates.wire_bytes_per_s / 1e12,)),
+        Figure("probe_overhead_us", "link probe: a write", "us", (rates.overhead_s * 1e6,)),
     ]
 
 
-async def measure_checksums(setting: Setting) -> list[Figure]:
-    """The kernel alone, a handoff's verification as the agents ask for it, and its share."""
-    figures: list[Figure] = []
-    async with wire(setting.shape) as between:
-        group, blocks = between.end.group, list(range(setting.shape.num_blocks))
+async def _checksums(setting: Setting) -> list[Figure]:
+    """Measure the kernel alone, a handoff's verification by the agents, and its share."""
+    shape, figures = shape_for(setting), list[Figure]()
+    async with wire(shape) as between:
+        group, blocks = between.end.group, list(range(shape.num_blocks))
         (stream,), layers = group.streams_from(1), range(group.layout.num_layers)
-        num_bytes = len(blocks) * setting.shape.block_bytes
         samples = []
-        for _ in range(setting.rounds * setting.num_writes):
+        for _ in range(_num_rounds(setting) * setting.size(10, 2)):
             started_at = time.perf_counter()
             await group.checksums(stream, layers, blocks)
             samples.append(time.perf_counter() - started_at)
-        asked_s = statistics.median(samples)
-        kernel_s = _kernel_s(setting, between.end.kv.tensor, len(blocks))
-    matmul_s = _device_samples(setting, _matmul(setting))
-    flops = MODEL_FLOPS_PER_TOKEN * len(blocks) * setting.shape.block_size
-    prefill_s = flops / (2 * setting.matrix_size**3 / matmul_s)
-    if kernel_s is not None:
-        figures.append(
-            Figure(
-                "checksum_kernel_tb_s", "checksum kernel", "TB/s", (num_bytes / kernel_s / 1e12,)
-            )
-        )
+        if not setting.is_dry:
+            figures.append(_checksum_kernel(setting, between.end.kv.tensor, shape))
+    size = _matrix_size(setting)
+    matmul_s = _device_s(setting, _matmul(setting))
+    flops = MODEL_FLOPS_PER_TOKEN * shape.num_blocks * shape.block_size
+    prefill_s = flops / (2 * size**3 / matmul_s)
+    asked_s = statistics.median(samples)
+    label = "  of an 8B prefill of these tokens at the matmul rate"
+    share = (100 * asked_s / prefill_s,)
     return [
         *figures,
-        Figure("checksum_ms", f"checksums of {len(blocks)} blocks, asked", "ms", (asked_s * 1e3,)),
-        Figure(
-            "verification_percent",
-            "  of an 8B prefill of these tokens at the matmul ceiling",
-            "%",
-            (100 * asked_s / prefill_s,),
-            setting.limit(1.0),
-        ),
+        Figure("checksum_ms", f"checksums of {len(blocks)} blocks", "ms", (asked_s * 1e3,)),
+        Figure("verification_percent", label, "%", share, at_most(1.0)),
     ]
 
 
-def _kernel_s(setting: Setting, pool: torch.Tensor, num_blocks: int) -> float | None:
-    if setting.device.type != "cuda":
-        return None
+def _checksum_kernel(setting: Setting, pool: torch.Tensor, shape: PoolShape) -> Figure:
     # Imported here: without a GPU there may be no Triton.
     from tandem.kernels.checksum import block_checksums, part_table
 
     words = pool.view(len(pool), -1).view(torch.int32)
-    ids = torch.arange(num_blocks, device=pool.device)
-    table = part_table([(0, words.shape[1])], pool.device)
-    out = torch.empty(num_blocks, dtype=torch.int64, device=pool.device)
-    return _device_samples(setting, lambda: block_checksums(words, ids, table, out))
+    ids = torch.arange(shape.num_blocks, device=pool.device)
+    parts = part_table([(0, words.shape[1])], pool.device)
+    out = torch.empty(shape.num_blocks, dtype=torch.int64, device=pool.device)
+    seconds = _device_s(setting, lambda: block_checksums(words, ids, parts, out))
+    samples = in_unit([seconds], "TB/s", shape.num_blocks * shape.block_bytes)
+    return Figure("checksum_kernel_tb_s", "checksum kernel", "TB/s", samples, bound=Bound("read"))
 
 
-async def measure_streaming(setting: Setting) -> list[Figure]:
-    """What is exposed of the KV of a step whose layers are delivered in groups as they come."""
-    figures: list[Figure] = []
-    counts = [count for count in GROUP_COUNTS if count <= setting.shape.num_layers]
-    async with wire(setting.shape) as between:
+async def _streaming(setting: Setting) -> list[Figure]:
+    """Measure the exposed part of a step's KV whose layers are delivered in groups."""
+    shape, figures = shape_for(setting), list[Figure]()
+    counts = [count for count in GROUP_COUNTS if count <= shape.num_layers]
+    async with wire(shape) as between:
         for count in counts:
-            ends = layer_boundaries(setting.shape.num_layers, count)
+            ends = layer_boundaries(shape.num_layers, count)
             await between.end.group.prepare(between.link, ends)
-        for num_blocks in (setting.shape.num_blocks // 32, setting.shape.num_blocks // 4):
+        for num_blocks in (shape.num_blocks // 32, shape.num_blocks // 4):
             found: dict[int, list[float]] = {count: [] for count in counts}
-            for _ in range(setting.rounds * setting.num_writes):
+            for _ in range(_num_rounds(setting) * setting.size(10, 2)):
                 for count in counts:
                     found[count].append(await _deliver(between, setting, num_blocks, count))
             for count, exposed_s in found.items():
@@ -251,13 +214,14 @@ async def measure_streaming(setting: Setting) -> list[Figure]:
 
 
 async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups: int) -> float:
-    """Seconds from the end of a made-up step until its KV is at the far end."""
+    """Return the seconds from the end of a made-up step until its KV is at the far end."""
     group, pairs = between.end.group, adjacent(num_blocks)
+    num_layers = group.layout.num_layers
     (stream,) = between.link.streams
-    ends = layer_boundaries(setting.shape.num_layers, num_groups)
+    ends = layer_boundaries(num_layers, num_groups)
     compute = _matmul(setting)
     pool = between.end.kv.tensor
-    stream_of_step = _stream(setting.device)
+    stream_of_step = None if setting.is_dry else torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
 
     def layer(index: int) -> "torch.cuda.Event | None":
         with torch.cuda.stream(stream_of_step):
@@ -271,7 +235,7 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
 
     async with between.expecting():
         writes, begin, event = [], 0, None
-        for index in range(setting.shape.num_layers):
+        for index in range(num_layers):
             event = await asyncio.to_thread(layer, index)
             if index + 1 in ends:
                 writing = group.write(
@@ -292,39 +256,40 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
         return time.perf_counter() - computed_at
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _matrix_size(setting: Setting) -> int:
+    return setting.size(4096, 64)
 
 
 def _matmul(setting: Setting) -> Callable[[], object]:
-    size = setting.matrix_size
+    size = _matrix_size(setting)
     a, b = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
     return lambda: torch.matmul(a, b)
 
 
-def _device_samples(setting: Setting, call: Callable[[], object]) -> float:
-    """Median seconds of a call on the device, by events where it has them."""
+def _device_s(setting: Setting, call: Callable[[], object]) -> float:
+    """Return the median seconds of a call on the device, by events where it has them."""
     for _ in range(3):
         call()
-    samples: Sequence[float] = [
-        _event_s(call) if setting.device.type == "cuda" else _wall_s(call)
-        for _ in range(3 if setting.is_dry else 20)
-    ]
-    return statistics.median(samples)
-
-
-def _event_s(call: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    return statistics.median(
+        _wall_s(call) if setting.is_dry else between_events(call)
+        for _ in range(setting.size(20, 3))
+    )
 
 
 def _wall_s(call: Callable[[], object]) -> float:
     started_at = time.perf_counter()
     call()
     return time.perf_counter() - started_at
+
+
+def _section(
+    measure: Callable[..., Coroutine[Any, Any, list[Figure]]], *arguments: str
+) -> Callable[[Setting], list[Figure]]:
+    return lambda setting: uvloop.run(measure(setting, *arguments))
+
+
+engine = _section(_transfers, "engine")
+torch_pool = _section(_transfers, "torch")
+expandable = _section(_transfers, "expandable")
+checksums = _section(_checksums)
+streaming = _section(_streaming)

@@ -24,14 +24,14 @@ ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the 
 
 
 class Meet(msgspec.Struct, tag=True):
-    """Connect to the near end, by both ways."""
+    """Connect to the near end, by our agents and by the bare library."""
 
     agents: TransferMetadata
     bare: BareMetadata
 
 
 class Expect(msgspec.Struct, tag=True):
-    """A handoff more or less under way, as a decode worker tells its agents."""
+    """Count a handoff more or less under way, as a decode worker does."""
 
     change: int
 
@@ -46,19 +46,19 @@ class Receive(msgspec.Struct, tag=True):
 
 
 class Answering(msgspec.Struct, tag=True):
-    """Answer LOOP_PING from now on, or no more."""
+    """Answer LOOP_PING from now on, or stop that."""
 
     is_on: bool
 
 
 class Rest(msgspec.Struct, tag=True):
-    """Do nothing for a while; the answer is the share of a core that it took."""
+    """Do nothing for a while; the answer is the share of a core during it."""
 
     duration_s: float
 
 
 class Checksums(msgspec.Struct, tag=True):
-    """Of whole blocks."""
+    """Compute the checksums of whole blocks."""
 
     blocks: list[int]
 
@@ -74,7 +74,7 @@ class Hello(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """To a command: how long it took here, and what it gave."""
+    """The answer to a command: its time at the far end, and its result."""
 
     took_s: float
     share: float = 0.0
@@ -83,7 +83,7 @@ class Answer(msgspec.Struct):
 
 
 class Peer:
-    """The far end as the near end holds it."""
+    """The near end's handle of the far end."""
 
     def __init__(self, process: ChildProcess) -> None:
         self._process = process
@@ -124,7 +124,7 @@ class Peer:
 async def peer_process(
     shape: PoolShape, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Peer]:
-    """A far end with a pool of this shape while the body runs. It ends when this process does."""
+    """Run a far end with a pool of this shape while the body runs; it ends with this process."""
     shape_json = msgspec.json.encode(shape).decode()
     process = await ChildProcess.start_piped(
         [sys.executable, "-m", "tandem.bench.handoff.peer", shape_json],
@@ -153,8 +153,8 @@ class _FarEnd:
         self._sending: set[asyncio.Task[None]] = set()
         self._answering = contextlib.ExitStack()
 
-    def heard(self, message: bytes) -> None:
-        """Sends a ping back."""
+    def on_message(self, message: bytes) -> None:
+        """Send a ping back."""
         if message == PING:
             task = asyncio.create_task(self._end.group.notify(self._near, PING))
             self._sending.add(task)
@@ -174,10 +174,7 @@ class _FarEnd:
             case Receive():
                 assert self._end.bare is not None
                 self._end.bare.receive(
-                    command.message,
-                    command.count,
-                    answers=command.answers,
-                    pause_s=command.pause_s,
+                    command.message, command.count, answers=command.answers, pause_s=command.pause_s
                 )
             case Answering(is_on=True):
                 self._answering.enter_context(
@@ -195,7 +192,7 @@ class _FarEnd:
 
 
 async def whole_checksums(end: End, blocks: list[int]) -> list[int]:
-    """What whole blocks of an end's pool hold."""
+    """Return the checksums of whole blocks of an end's pool."""
     group = end.group
     (stream,) = group.streams_from(1)
     return await group.checksums(stream, range(group.layout.num_layers), blocks)
@@ -209,25 +206,25 @@ def _cpu_s() -> float:
 async def _serve(shape: PoolShape, out: int) -> None:
     end = End(shape, "far")
     far = _FarEnd(end)
-    await end.start(far.heard)
+    await end.start(far.on_message)
     try:
-        _say(out, Hello(*end.metadata()))
+        _write(out, Hello(*end.metadata()))
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             try:
                 answer = await far.do(msgspec.json.decode(line, type=Command))
             except TransferError as error:
                 answer = Answer(0.0, error=error.message)
-            _say(out, answer)
+            _write(out, answer)
     finally:
         await end.close()
 
 
-def _say(out: int, message: Any) -> None:
+def _write(out: int, message: Any) -> None:
     os.write(out, msgspec.json.encode(message) + b"\n")
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     out = os.dup(1)
     os.dup2(2, 1)  # the library prints to standard output at times
     uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=PoolShape), out))

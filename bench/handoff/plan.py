@@ -1,4 +1,4 @@
-"""How much of everything a run of the handoff's figures measures."""
+"""The amounts that a run of the handoff's figures measures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Plan:
     """Numbers of samples per round; `requests` and `long_requests` go by their prompt's tokens."""
 
     rounds: int = 5
-    num_batches: int = 4  # of writes, in turns between the ways
+    num_batches: int = 4  # of writes, in turns between library and agents
     num_writes: int = 3  # of a batch
     num_pings: int = 400
     num_posts: int = 100
@@ -30,7 +30,7 @@ class Plan:
     shape: PoolShape = WIRE_SHAPE
 
     def cases(self) -> dict[str, tuple[str, Pairs]]:
-        """Key |-> what is written, in words and as pairs of blocks."""
+        """Return key |-> the blocks of a write, in words and as pairs."""
         whole = self.shape.num_blocks
         return {
             "whole": (f"{whole} blocks, adjacent", adjacent(whole)),

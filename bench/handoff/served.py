@@ -1,7 +1,7 @@
-"""Handoffs of served processes: two topologies side by side, one that streams by layers, one not.
+"""Handoffs of served processes: two topologies in turns, one that streams by layers, one not.
 
-Every prompt is prefilled remotely, one request at a time, in turns. What the workers say of their
-own course is what is measured.
+Every prompt is prefilled remotely, one request at a time, in turns. The figures come from the
+workers' own timelines.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.metrics import RequestRecord
-from tandem.bench.load.openai_wire import BodyBuilder
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.load.workload import token_ids
 from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.bench.stack.served_stack import ServedStack, served
@@ -43,13 +43,13 @@ FLAGS = (
     f"--engine.block_size={BLOCK_TOKENS}",
 )
 
-Way = Literal["by layers", "whole"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Streaming = Literal["by layers", "whole"]
+STREAMING: tuple[Streaming, ...] = get_args(Streaming)
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One request: its stages, in ms since its decode worker received it; what its client saw."""
+    """One request: its stages, in ms since its decode worker received it; its client's times."""
 
     num_tokens: int
     stages_ms: Mapping[str, float]
@@ -57,7 +57,7 @@ class Course:
     step_ms: float  # a decode step, by the client's later tokens; 0: not known
 
     def between(self, begin: str, end: str) -> float:
-        """Milliseconds from one stage to another; 0 when the end came first."""
+        """Return the milliseconds from one stage to another; 0 when the end came first."""
         return max(0.0, self.stages_ms[end] - self.stages_ms[begin])
 
     @property
@@ -77,15 +77,15 @@ class Course:
 
 
 def last_chunk_tokens(num_tokens: int) -> int:
-    """Tokens of the last step of a prompt, whose KV can't have left before."""
+    """Return the tokens of a prompt's last step, whose KV can't have left before."""
     return (num_tokens - 1) % CHUNK_TOKENS + 1
 
 
-class Side:
-    """One topology under measurement."""
+class Topology:
+    """A topology under measurement."""
 
-    def __init__(self, way: Way, stack: ServedStack, seed: str) -> None:
-        self.way = way
+    def __init__(self, streaming: Streaming, stack: ServedStack, seed: str) -> None:
+        self.streaming = streaming
         self.stack = stack
         self._seed = seed
         self._num_sent = 0
@@ -93,13 +93,13 @@ class Side:
         self._body: BodyBuilder | None = None
 
     async def ask(self, num_tokens: int) -> Course:
-        """Send a prompt that was never sent before. ServiceError unless it went by a handoff."""
+        """Send a new prompt. Raises ServiceError unless it was handed off."""
         if self._body is None:
             (model, *_) = await self._client.list_models()
             self._body = BodyBuilder(model, "completions", True, ignore_eos=True, temperature=0.0)
         self._num_sent += 1
         prompt = token_ids(
-            f"{self._seed}/{self.way}/{self._num_sent}", num_tokens, SHAPE.vocab_size
+            f"{self._seed}/{self.streaming}/{self._num_sent}", num_tokens, SHAPE.vocab_size
         )
         request = PreparedRequest(self._body.encode(prompt, OUTPUT_TOKENS), OUTPUT_TOKENS)
         record = RequestRecord(self._num_sent, 0.0)
@@ -114,7 +114,7 @@ class Side:
         return Course(num_tokens, record.timeline_ms, record.ttft_s * 1e3, step_s * 1e3)
 
     async def resting_share(self, duration_s: float) -> float:
-        """The share of a core that the decode worker takes in the next `duration_s` seconds."""
+        """Return the decode worker's share of a core in the next `duration_s` seconds."""
         before, started_at = self.stack.cpu_s()["decode"], time.perf_counter()
         await asyncio.sleep(duration_s)
         return (self.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
@@ -124,43 +124,45 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def both_sides(run_dir: Path, ways: Sequence[Way] = WAYS) -> AsyncIterator[dict[Way, Side]]:
-    """Topologies of one prefill and one decode worker that differ in their way of streaming."""
+async def both_topologies(
+    run_dir: Path, streamings: Sequence[Streaming] = STREAMING
+) -> AsyncIterator[dict[Streaming, Topology]]:
+    """Run topologies of one prefill and one decode worker; one streams by layers, one not."""
     model = run_dir / "model"
     write_near_zero_model(model, SHAPE)
     async with contextlib.AsyncExitStack() as stack:
-        sides: dict[Way, Side] = {}
-        for way in ways:
-            folder = run_dir / way.replace(" ", "-")
+        topologies: dict[Streaming, Topology] = {}
+        for streaming in streamings:
+            folder = run_dir / streaming.replace(" ", "-")
             folder.mkdir()
-            flags = [*FLAGS, f"--transfer.stream_layers={str(way == 'by layers').lower()}"]
+            flags = [*FLAGS, f"--transfer.stream_layers={str(streaming == 'by layers').lower()}"]
             running = await stack.enter_async_context(served(model, "disagg-1p1d", flags, folder))
-            sides[way] = Side(way, running, run_dir.name)
-            stack.callback(sides[way].close)
-        yield sides
+            topologies[streaming] = Topology(streaming, running, run_dir.name)
+            stack.callback(topologies[streaming].close)
+        yield topologies
 
 
 async def in_turns(
-    sides: Mapping[Way, Side], num_tokens: int, count: int
-) -> dict[Way, list[Course]]:
-    """`count` requests to each side, alternately."""
-    courses: dict[Way, list[Course]] = {way: [] for way in sides}
+    topologies: Mapping[Streaming, Topology], num_tokens: int, count: int
+) -> dict[Streaming, list[Course]]:
+    """Send `count` requests to each topology, alternately."""
+    courses: dict[Streaming, list[Course]] = {streaming: [] for streaming in topologies}
     for index in range(count):
-        order = list(sides.items())
-        for way, side in order if index % 2 else reversed(order):
-            courses[way].append(await side.ask(num_tokens))
+        order = list(topologies.items())
+        for streaming, topology in order if index % 2 else reversed(order):
+            courses[streaming].append(await topology.ask(num_tokens))
     return courses
 
 
 async def share_while_waiting(
-    side: Side, num_tokens: int, duration_s: float
+    topology: Topology, num_tokens: int, duration_s: float
 ) -> tuple[float, Course]:
-    """The decode worker's share of a core while another computes a long prompt for it.
+    """Return the decode worker's share of a core while a long prompt is computed for it.
 
-    At most over `duration_s` seconds, and less if the prompt is there sooner.
+    It is measured for `duration_s` seconds, or until the prompt is there.
     """
-    asking = asyncio.create_task(side.ask(num_tokens))
-    before, started_at = side.stack.cpu_s()["decode"], time.perf_counter()
+    asking = asyncio.create_task(topology.ask(num_tokens))
+    before, started_at = topology.stack.cpu_s()["decode"], time.perf_counter()
     await asyncio.wait([asking], timeout=duration_s)
-    share = (side.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
+    share = (topology.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
     return share, await asking

@@ -28,13 +28,13 @@ from tandem.transfer.reactor import HELLO
 Pairs = Sequence[tuple[int, int]]
 AGENTS, CHECKED = "agents", "agents with checksums"
 BARE, PAUSING = "bare library", "bare library, pausing"
-PAUSE_S = 20e-6  # where cores are few, a loop without one can be in the way of what it waits for
+PAUSE_S = 20e-6  # where cores are few, a loop without one can delay the process that it waits for
 LOOPS = "poll loops"
 
 
 @dataclass(slots=True)
 class Wire:
-    """The near end, the far one, and what is between them."""
+    """The near end, the far end, and the link between them."""
 
     end: End
     peer: Peer
@@ -43,7 +43,7 @@ class Wire:
 
     @contextlib.asynccontextmanager
     async def expecting(self) -> AsyncIterator[None]:
-        """Both ends' agents poll as they do while a handoff is under way."""
+        """Let both ends' agents poll as they do while a handoff is under way."""
         self.end.group.expect(+1)
         await self.peer.ask(Expect(+1))
         try:
@@ -53,7 +53,7 @@ class Wire:
             self.end.group.expect(-1)
 
     async def write(self, pairs: Pairs, *, checked: bool) -> None:
-        """Whole blocks by our agents."""
+        """Write whole blocks by our agents."""
         layers = range(self.end.group.layout.num_layers)
         (stream,) = self.link.streams
         await self.end.group.write(
@@ -65,17 +65,17 @@ class Wire:
 async def wire(
     shape: PoolShape, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Wire]:
-    """Two ends that have met, the far one in a process of its own, while the body runs."""
+    """Yield two connected ends, the far one in a process of its own."""
     pings: asyncio.Queue[float] = asyncio.Queue()
 
-    def heard(message: bytes) -> None:
+    def on_message(message: bytes) -> None:
         if message == PING:
             pings.put_nowait(time.perf_counter())
 
     async with peer_process(shape, environment) as peer:
         end = End(shape, "near")
         try:
-            await end.start(heard)
+            await end.start(on_message)
             hello = await peer.hello()
             agents, bare = end.metadata()
             await peer.ask(Meet(agents, bare))
@@ -88,19 +88,19 @@ async def wire(
 
 
 def adjacent(num_blocks: int) -> list[tuple[int, int]]:
-    """Blocks that lie side by side at both ends."""
+    """Return blocks that lie side by side at both ends."""
     return [(block, block) for block in range(num_blocks)]
 
 
 def in_runs(num_blocks: int, run_length: int) -> list[tuple[int, int]]:
-    """Blocks in runs that lie in one order at this end and in the opposite one at the other."""
+    """Return blocks in runs that lie in one order here and in the opposite one at the far end."""
     starts = range(num_blocks - run_length, -1, -run_length)
     remote = [block for start in starts for block in range(start, start + run_length)]
     return list(enumerate(remote))
 
 
 async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[float]:
-    """Seconds of each of `count` writes, from asking until it is known to have arrived."""
+    """Return the seconds of each of `count` writes, from its call to its known arrival."""
     if how in (BARE, PAUSING):
         bare, pause_s = wire.end.bare, PAUSE_S if how == PAUSING else 0.0
         assert bare is not None
@@ -118,15 +118,15 @@ async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[fl
 
 
 async def check_arrival(wire: Wire, pairs: Pairs) -> None:
-    """Raises TransferError unless the far end holds what the near end has."""
+    """Raise TransferError unless the far end holds the near end's bytes."""
     sent = await whole_checksums(wire.end, [local for local, _ in pairs])
     answer = await wire.peer.ask(Checksums([remote for _, remote in pairs]))
     if sent != answer.checksums:
-        raise TransferError("what arrived is not what was sent")
+        raise TransferError("the far end holds other bytes than were sent")
 
 
 async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> list[float]:
-    """Seconds from sending a notification until its answer is heard, `count` times."""
+    """Return the seconds from a notification to its answer, `count` times."""
     if bare:
         library = wire.end.bare
         assert library is not None
@@ -150,33 +150,33 @@ async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> lis
 
 
 async def time_loop_round_trips(wire: Wire, count: int) -> list[float]:
-    """Seconds between the poll loops of both agents, without the way to and from asyncio."""
+    """Return the seconds between the poll loops of both agents, without the hop to asyncio."""
     aio, over = asyncio.get_running_loop(), asyncio.Event()
-    heard_at: list[float] = []
+    arrived_at: list[float] = []
 
-    def heard() -> bool:
-        heard_at.append(time.perf_counter())
-        if len(heard_at) == count + 1:
+    def on_ping() -> bool:
+        arrived_at.append(time.perf_counter())
+        if len(arrived_at) == count + 1:
             aio.call_soon_threadsafe(over.set)
-        return len(heard_at) <= count
+        return len(arrived_at) <= count
 
     await wire.peer.ask(Answering(True))
     try:
         async with wire.expecting():
-            with wire.end.answering(LOOP_PING, "far", heard):
+            with wire.end.answering(LOOP_PING, "far", on_ping):
                 await wire.end.group.notify("far", LOOP_PING)
                 async with asyncio.timeout(DEADLINE_S):
                     await over.wait()
     finally:
         await wire.peer.ask(Answering(False))
-    return [after - before for before, after in itertools.pairwise(heard_at)]
+    return [after - before for before, after in itertools.pairwise(arrived_at)]
 
 
 async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
-    """The share of a core that the far end's process takes while nothing moves."""
+    """Return the far end's share of a core while nothing moves."""
     idle = await wire.peer.ask(Rest(duration_s))
     await wire.peer.ask(Expect(+1))
-    await asyncio.sleep(0.1)  # what has just begun is polled for more often
+    await asyncio.sleep(0.1)  # a new handoff is polled for more often
     expecting = await wire.peer.ask(Rest(duration_s))
     await wire.peer.ask(Expect(-1))
     return {"idle": idle.share, "expecting": expecting.share}

@@ -32,7 +32,7 @@ from tandem.bench.handoff.wire import (
     time_writes,
     wire,
 )
-from tandem.bench.report.figures import Figure, flat, medians, percentile, ratio_interval
+from tandem.bench.report.figures import Figure, at_least, at_most, flat, medians, percentile, ratio
 
 Rounds = list[list[float]]  # samples of each round
 MIB = 1 << 20
@@ -40,7 +40,7 @@ MIB = 1 << 20
 
 @dataclass(slots=True)
 class WireResults:
-    """What the rounds over the wire gave, in seconds and shares of a core."""
+    """The samples of the rounds over the wire, in seconds and shares of a core."""
 
     writes: dict[tuple[str, str], Rounds] = field(default_factory=lambda: defaultdict(list))
     trips: dict[str, Rounds] = field(default_factory=lambda: defaultdict(list))
@@ -49,14 +49,14 @@ class WireResults:
     resting: dict[str, float] = field(default_factory=dict)
 
     def bare(self, case: str) -> Rounds:
-        """The writes of the bare library, in the way that was the faster one over all rounds."""
-        ways = [self.writes[case, how] for how in (BARE, PAUSING)]
-        return min(ways, key=lambda rounds: statistics.median(flat(rounds)))
+        """Return the bare library's writes, with the polling that was faster over all rounds."""
+        both = [self.writes[case, how] for how in (BARE, PAUSING)]
+        return min(both, key=lambda rounds: statistics.median(flat(rounds)))
 
     def wire_ms(self, num_bytes: float) -> float:
-        """What so many bytes take the bare library, at least: by the size measured just below.
+        """Return the least time of so many bytes by the bare library, from the size measured below.
 
-        Undisturbed writes count, the fastest tenth.
+        The fastest tenth of the writes counts, for it is undisturbed.
         """
         known = {size: percentile(samples, 0.1) for size, samples in self.small_writes.items()}
         below = max((size for size in known if size <= num_bytes), default=min(known))
@@ -64,7 +64,7 @@ class WireResults:
 
 
 async def measure_wire(plan: Plan) -> WireResults:
-    """Bandwidth, round trips and resting between two processes."""
+    """Measure bandwidth, round trips and resting between two processes."""
     results = WireResults()
     async with wire(plan.shape) as between:
         await time_writes(between, adjacent(plan.shape.num_blocks), AGENTS, 2)  # faults pages in
@@ -98,7 +98,7 @@ async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
 
 
 def wire_figures(plan: Plan, results: WireResults) -> Iterator[Figure]:
-    """(b) and (d)."""
+    """Yield (b) and (d)."""
     for case, (words, pairs) in plan.cases().items():
         num_bytes = len(pairs) * plan.shape.block_bytes
         label = f"{words} ({num_bytes / MIB:.3g} MiB)"
@@ -107,35 +107,26 @@ def wire_figures(plan: Plan, results: WireResults) -> Iterator[Figure]:
         yield Figure(f"bandwidth_{case}_bare", f"(b) bare library, {label}", "GB/s", rates)
         for key, how in (("agents", AGENTS), ("checked", CHECKED)):
             ours = results.writes[case, how]
-            ratios = tuple(
-                theirs / our for our, theirs in zip(medians(ours), medians(bare), strict=True)
-            )
-            yield Figure(
-                f"bandwidth_{case}_{key}",
-                f"(b)   {how}, ratio to it",
-                "",
-                ratios,
-                0.95 if key == "agents" and case != "part" else None,
-                "at least",
-                ratio_interval(flat(bare), flat(ours)),
-            )
-    for how, words, limit in (
-        (LOOPS, "notification there and back between the agents' poll loops", 50.0),
+            target = at_least(0.95) if key == "agents" and case != "part" else None
+            label = f"(b)   {how}, ratio to it"
+            yield ratio(f"bandwidth_{case}_{key}", label, bare, ours, target)
+    for how, words, target in (
+        (LOOPS, "notification there and back between the agents' poll loops", at_most(50.0)),
         (AGENTS, "  between their event loops", None),
         (BARE, "  bare library", None),
     ):
         rounds, name = results.trips[how], how.replace(" ", "_")
         p50 = tuple(each * 1e6 for each in medians(rounds))
         p99 = tuple(percentile(samples, 0.99) * 1e6 for samples in rounds)
-        yield Figure(f"round_trip_{name}_p50_us", f"(d) {words}, p50", "us", p50, limit)
+        yield Figure(f"round_trip_{name}_p50_us", f"(d) {words}, p50", "us", p50, target)
         yield Figure(f"round_trip_{name}_p99_us", f"(d) {words}, p99", "us", p99)
     for state, share in results.resting.items():
         label = f"(d) agent alone, {state}: share of a core"
-        yield Figure(f"agent_{state}_percent", label, "%", (100 * share,), 5.0)
+        yield Figure(f"agent_{state}_percent", label, "%", (100 * share,), at_most(5.0))
 
 
 async def block_figures(plan: Plan) -> list[Figure]:
-    """(c)."""
+    """Return (c)."""
     used = used_descriptors(1, plan.num_churn_steps)
     posts: dict[str, Rounds] = defaultdict(list)
     bare: dict[str, Rounds] = defaultdict(list)
@@ -152,16 +143,22 @@ async def block_figures(plan: Plan) -> list[Figure]:
             f"(c) descriptors {what}, fresh pools",
             "",
             (float(fresh_descriptors()),),
-            128,
+            at_most(128),
         ),
         Figure(
             "descriptors_used",
             f"(c)   pools in use, median of {len(used)}",
             "",
             (float(statistics.median(used)),),
-            128,
+            at_most(128),
         ),
-        Figure("descriptors_used_max", "(c)   pools in use, most", "", (float(max(used)),), 128),
+        Figure(
+            "descriptors_used_max",
+            "(c)   pools in use, most",
+            "",
+            (float(max(used)),),
+            at_most(128),
+        ),
     ]
     for key in layouts:
         preparing = tuple(
@@ -175,7 +172,7 @@ async def block_figures(plan: Plan) -> list[Figure]:
                 f"(c) preparing a write {what}, {key} pools",
                 "us",
                 preparing,
-                100.0,
+                at_most(100.0),
             ),
             Figure(
                 f"posting_{key}_us", "(c)   with the library's post of tiny blocks", "us", posting

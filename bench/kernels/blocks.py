@@ -5,25 +5,25 @@ from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import Case, measure_groups
-from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.cases import Call, Case, measure_groups
 from tandem.bench.kernels.pool import Pool
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.report.figures import Figure, at_least
+from tandem.bench.report.setting import Setting
 from tandem.kernels.checksum import block_checksums, part_table
 from tandem.transfer.checksum import part_checksums
 
 NUM_TOKENS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 8192, 8, 128, 36
 BLOCK_SIZES = (64, 16)
-GOAL = Goal(0.85, 0.92, "share")
+TARGET = at_least(0.85, 0.92, "share")
 NUM_CHECKED_BLOCKS = 4
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     yield from measure_groups([checksum], setting)
 
 
 def checksum(setting: Setting) -> Sequence[Case]:
-    """Reads only: held against the ceiling of reading."""
+    """Return the cases, which only read."""
     pool = make_pool(setting)
     return [_checksum_case(pool, block_size, setting) for block_size in _block_sizes(setting)]
 
@@ -57,7 +57,7 @@ def _checksum_case(pool: Pool, block_size: int, setting: Setting) -> Case:
         num_sets=1,
         check=check,
         error_bound=0.0,
-        goal=GOAL,
+        target=TARGET,
     )
 
 
@@ -66,7 +66,7 @@ def _block_sizes(setting: Setting) -> tuple[int, ...]:
 
 
 def make_pool(setting: Setting) -> Pool:
-    """Three times the prompt, so that its blocks lie apart."""
+    """Return a pool three times as large as the prompt, so that its blocks lie apart."""
     kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
     positions = 3 * setting.size(NUM_TOKENS, 128)
     return Pool(positions, setting.size(NUM_LAYERS, 2), kv_heads, head_dim, setting)

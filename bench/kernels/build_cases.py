@@ -37,7 +37,7 @@ class BuildCase:
 
 
 def build_cases(arch: int) -> Iterator[BuildCase]:
-    """What serving launches on `arch`, family after family; call each inside `compiling(arch)`."""
+    """Yield the launches of serving on `arch`; call each inside `compiling(arch)`."""
     yield from _prefill_cases(arch)
     yield from _decode_cases(arch)
     yield from _layer_cases()

@@ -1,10 +1,9 @@
-"""Builds every kernel that serving can pick, for chips that are not here, and judges the builds.
+"""Builds of every kernel that serving can pick, for chips that are not here, judged by rules.
 
-`python -m tandem.bench.kernels.builds` prints a table and exits with 1 if a rule is broken;
-`--write` puts the table into docs/kernels.md.
+`python -m tandem.bench.kernels.builds` prints tables and exits with 1 if a rule is broken;
+`--output docs/kernels.md` puts them into that page.
 """
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -13,13 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from tandem.bench.kernels.build_cases import BuildCase, build_cases
 from tandem.bench.kernels.compile import (
@@ -28,9 +27,10 @@ from tandem.bench.kernels.compile import (
     CompiledKernel,
     compiling,
 )
-from tandem.bench.report.console import output_console
+from tandem.bench.report.options import option, parse
 from tandem.kernels.tuned import config_fields, shape_key
 
+MODULE = "tandem.bench.kernels.builds"
 ARCHITECTURES = (80, 90, 100)
 NUM_PROCESSES = 2  # each holds a core
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
@@ -45,7 +45,7 @@ WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layer
 
 
 class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What one build of one kernel is; registers and spills are per thread."""
+    """One build of one kernel; registers and spills are per thread."""
 
     family: str
     shape: str
@@ -69,7 +69,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
         return self.blocks_per_sm * self.num_warps / MAX_WARPS_PER_SM
 
     def broken_rules(self) -> list[str]:
-        """What is wrong with this build, in words."""
+        """Return the rules that this build breaks, in words."""
         limit = MAX_SHARED_BYTES[self.arch]
         widest = max(self.load_bytes, default=0)
         narrowest = min(self.load_bytes, default=VECTOR_BYTES)
@@ -92,7 +92,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBuild:
-    """The facts of `built`, which a launch of `case` compiled."""
+    """Return the facts of `built`, which a launch of `case` compiled."""
     target = re.search(r"\.target (\w+)", built.ptx)
     assert target is not None
     code = built.sass() if "wgmma.mma_async" in built.ptx else ""
@@ -116,7 +116,7 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
 
 
 def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
-    """What `case` launches on `arch`. Not for a process that interprets kernels."""
+    """Yield the builds that `case` launches on `arch`; not where kernels are interpreted."""
     configs: list[str] = []
     family = importlib.import_module(f"tandem.kernels.{case.family}")
     with compiling(arch) as compiled, _recording_configs(family, configs):
@@ -132,13 +132,13 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
 def build_all(
     architectures: Sequence[int] = ARCHITECTURES, env: Mapping[str, str] | None = None
 ) -> list[KernelBuild]:
-    """Every build for these chips, by processes of their own, whose environment is `env`."""
+    """Return every build for these chips, by processes with the environment `env`."""
     env = {**(os.environ if env is None else env)}
     env.pop("TRITON_INTERPRET", None)
 
     def run(share: int) -> list[list[KernelBuild]]:
-        command = [sys.executable, "-m", "tandem.bench.kernels.builds", "--share", str(share)]
-        command += [f"--arch={arch}" for arch in architectures]
+        command = [sys.executable, "-m", MODULE, "--share", str(share)]
+        command += ["--arch", *map(str, architectures)]
         done = subprocess.run(command, env=env, capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode()[-4000:])
@@ -156,7 +156,7 @@ def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBu
 
 
 def render(builds: Iterable[KernelBuild]) -> str:
-    """The builds as tables in Markdown, one per architecture."""
+    """Return the builds as tables in Markdown, one per architecture."""
     by_arch: dict[int, list[KernelBuild]] = {}
     for built in builds:
         by_arch.setdefault(built.arch, []).append(built)
@@ -164,19 +164,17 @@ def render(builds: Iterable[KernelBuild]) -> str:
     for arch, found in by_arch.items():
         lines += [f"### sm_{arch}", "", f"| {' | '.join(COLUMNS)} |"]
         lines += ["|---|---|---|" + "---:|" * 5 + "---|"]
-        lines += [f"| {' | '.join(row).replace(NEW_LINE, '<br>')} |" for row in _rows(found)]
+        lines += [f"| {' | '.join(row)} |" for row in _rows(found)]
         lines += [""]
     return "\n".join(lines)
 
 
-def document(builds: Iterable[KernelBuild]) -> str:
-    """docs/kernels.md with the tables of `builds`."""
-    page = DOCUMENT.read_text(encoding="utf-8")
+def with_tables(page: str, builds: Iterable[KernelBuild]) -> str:
+    """Return the page with the tables of `builds` between its marks."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{render(builds)}\n{END}{rest.split(END)[1]}"
 
 
-NEW_LINE = "\n"
 COLUMNS = (
     "kernel",
     "shapes",
@@ -191,7 +189,7 @@ COLUMNS = (
 
 
 def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
-    """One per line of a table: shapes whose builds are alike in all that it tells share one."""
+    """Yield the rows of a table; shapes whose builds look alike share one."""
     shapes: dict[tuple[str, ...], list[str]] = {}
     for built in builds:
         names = {"wgmma": built.num_wgmmas > 0, "TMA": built.has_tma}
@@ -210,11 +208,11 @@ def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
         )
         shapes.setdefault(alike, []).append(built.shape)
     for (kernel, *rest), found in shapes.items():
-        yield kernel, NEW_LINE.join(found), *rest
+        yield kernel, "<br>".join(found), *rest
 
 
 def _load_widths(ptx: str) -> Iterator[int]:
-    """Bytes per thread of each instruction that reads global memory, bulk copies left out."""
+    """Yield the bytes per thread of each read of global memory, bulk copies left out."""
     for count, bits in re.findall(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b", ptx):
         yield int(count or 1) * int(bits) // 8
     for width in re.findall(
@@ -225,7 +223,7 @@ def _load_widths(ptx: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _recording_configs(family: ModuleType, configs: list[str]) -> Iterator[None]:
-    """What `family` takes from the table of configurations, as text."""
+    """Add to `configs` the configurations that `family` takes from the table, as text."""
     choose = family.tuned_config
 
     def record(default: Any, kernel: str, **shape: int) -> Any:
@@ -240,28 +238,29 @@ def _recording_configs(family: ModuleType, configs: list[str]) -> Iterator[None]
         family.tuned_config = choose  # type: ignore[attr-defined]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tandem.bench.kernels.builds")
-    parser.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--arch", type=int, action="append", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Build every kernel for three chips and judge the builds; needs no GPU."""
+
+    output: Path | None = option(None, f"page whose tables are replaced, as {DOCUMENT.name}")
+    share: int | None = option(None, "print this share of the builds as JSON", is_hidden=True)
+    arch: tuple[int, ...] = option(ARCHITECTURES, "chips of the share", is_hidden=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 1 when a build breaks a rule."""
+    options = parse(Options, MODULE, arguments)
     if options.share is not None:
         sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
         return 0
     builds = build_all()
-    console = output_console()
-    for arch in ARCHITECTURES:
-        table = Table(*COLUMNS, title=f"sm_{arch}", show_lines=True)
-        for row in _rows(built for built in builds if built.arch == arch):
-            table.add_row(*row)
-        console.print(table)
+    print(render(builds))
     broken = [(built, rule) for built in builds for rule in built.broken_rules()]
     for built, rule in broken:
-        text = f"sm_{built.arch} {built.kernel} {built.shape}: {rule}"
-        console.print(text, style="red", soft_wrap=True)
-    if options.write:
-        DOCUMENT.write_text(document(builds), encoding="utf-8")
+        print(f"sm_{built.arch} {built.kernel} {built.shape}: {rule}")
+    if options.output is not None:
+        page = options.output.read_text(encoding="utf-8")
+        options.output.write_text(with_tables(page, builds), encoding="utf-8")
     return int(bool(broken))
 
 

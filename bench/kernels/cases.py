@@ -1,46 +1,43 @@
 """Cases to measure: each checked before and after, timed in turns, its compiled kernels read."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
-from triton.runtime.jit import JITFunction
 
-from tandem.bench.kernels.compile import REGISTERS_PER_SM, RESERVED_SHARED_BYTES
-from tandem.bench.kernels.figures import Build, Goal, Measurement, Rate, Unit
-from tandem.bench.kernels.timing import Call, Sample, Setting, make_sample, synchronize
+from tandem.bench.kernels.compile import Launch, recording_launches
+from tandem.bench.report.figures import Bound, Figure, Rate, Target, in_unit
+from tandem.bench.report.sections import reason_of
+from tandem.bench.report.setting import Setting, synchronize
+
+Call = Callable[[], object]
+Sample = Callable[[], float]  # seconds of one call, measured anew
+Check = Callable[[Call], float]
 
 # Of the norm. Outputs are rounded once or twice, and so are the weights of an attention: some
 # units of the type. A tile or a row that is missing is far above all of these.
 ERROR_BOUNDS = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 1e-2}
-_INSTRUCTIONS = {
-    "wgmma": "wgmma.mma_async",
-    "mma": "mma.sync",
-    "tma": "cp.async.bulk.tensor",
-    "cp.async": "cp.async.cg.shared",
-    "16-byte loads": "ld.global.v4",
-}
-
-
-Check = Callable[[Call], float]
+MAX_CALLS_IN_SAMPLE = 256
+HEAD_START_CYCLES = 20_000_000  # some 10 ms in which the host queues the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to measure: the same work on `num_sets` sets of inputs.
+    """A call to measure: the same work on `num_sets` sets of inputs.
 
     `launch(index, config)` runs it on one set in one configuration of its kernel. `check(run)`
-    poisons the outputs of the first set, calls run() to launch on it, and gives the relative error.
+    poisons the outputs of the first set, calls run() to launch on it, and returns the relative
+    error. `work` is in operations for TFLOP/s, else in bytes.
     """
 
     name: str
     label: str
-    unit: Unit
+    unit: Literal["TFLOP/s", "TB/s", "us"]
     work: float
     rate: Rate
     launch: Callable[[int, Any], object]
@@ -48,64 +45,71 @@ class Case:
     check: Check
     error_bound: float
     config: Any = None  # the kernel's own choice
-    goal: Goal | None = None
-    note: str = ""
-    is_ours: bool = True  # what isn't may be unavailable here, which is no failure
+    target: Target | None = None
+    notes: tuple[str, ...] = ()
+    is_ours: bool = True  # a library's call may be unavailable, which is no failure
 
     def calls(self) -> list[Call]:
         return [partial(self.launch, index, self.config) for index in range(self.num_sets)]
+
+    def figure(self) -> Figure:
+        """Return the figure without samples."""
+        bound = Bound(self.rate, self.work if self.unit == "us" else 1.0)
+        return Figure(
+            self.name, self.label, self.unit, target=self.target, bound=bound, notes=self.notes
+        )
 
 
 Group = Callable[[Setting], Sequence[Case]]
 
 
-def measure_groups(groups: Sequence[Group], setting: Setting) -> Iterator[Measurement]:
-    """One group after another; one that can't be set up costs no other.
+def measure_groups(groups: Sequence[Group], setting: Setting) -> Iterator[Figure]:
+    """Measure one group after another; one that can't be set up costs no other.
 
-    Each case comes twice, at first without seconds: whatever becomes of the process, it is known.
+    Each case comes twice, at first without samples: it is known whatever ends the process.
     """
     for group in groups:
         try:
             cases = group(setting)
         except Exception as error:  # whatever a kernel's file may raise
             label = group.__name__.strip("_").replace("_", " ")
-            yield Measurement(name=label, label=label, unit="us", work=0.0, failure=_reason(error))
+            yield Figure(label, label, "us", failure=reason_of(error))
             continue
-        yield from map(_measurement, cases)
+        yield from (case.figure() for case in cases)
         yield from measure(cases, setting)
         del cases
         if not setting.is_dry:
             torch.cuda.empty_cache()
 
 
-def measure(
-    cases: Sequence[Case], setting: Setting, *, may_spill: bool = True
-) -> Iterator[Measurement]:
-    """All of `cases`, in turns within each round; what is wrong or fails gets no figure."""
-    timed: list[tuple[Case, Sample, Measurement]] = []
+def measure(cases: Sequence[Case], setting: Setting, *, may_spill: bool = True) -> Iterator[Figure]:
+    """Measure the cases in turns within each round; a wrong one gets no figure."""
+    timed: list[tuple[Case, Sample, Figure]] = []
     for case in cases:
-        found = _checked(case, _measurement(case), setting)
-        if not may_spill and any(build.spilled_words for build in found.builds):
-            found = msgspec.structs.replace(found, failure="spills registers")
-        if setting.rounds and not found.failure and not found.unavailable:
+        figure, launches = _checked(case, case.figure(), setting)
+        if not may_spill and any(launch.spilled_words for launch in launches):
+            figure = msgspec.structs.replace(figure, failure="spills registers")
+        if setting.rounds and not figure.failure and figure.relative_error is not None:
             try:
-                sample, timed_by = make_sample(case.calls(), setting)
+                sample, note = make_sample(case.calls(), setting)
             except Exception as error:
-                found = msgspec.structs.replace(found, failure=_reason(error))
+                figure = msgspec.structs.replace(figure, failure=reason_of(error))
             else:
-                timed.append((case, sample, msgspec.structs.replace(found, timed_by=timed_by)))
+                notes = (*case.notes, *filter(None, [note]))
+                timed.append((case, sample, msgspec.structs.replace(figure, notes=notes)))
                 continue
-        yield found
+        yield figure
     # The first rounds warm the clocks up and count for nothing.
     num_rounds = setting.num_warmups + setting.rounds
     rounds = [[sample() for _, sample, _ in timed] for _ in range(num_rounds)]
-    for index, (case, _, found) in enumerate(timed):
-        seconds = tuple(samples[index] for samples in rounds[setting.num_warmups :])
-        yield _checked(case, msgspec.structs.replace(found, seconds=seconds), setting)
+    for index, (case, _, figure) in enumerate(timed):
+        seconds = [samples[index] for samples in rounds[setting.num_warmups :]]
+        samples = in_unit(seconds, case.unit, case.work)
+        yield _checked(case, msgspec.structs.replace(figure, samples=samples), setting)[0]
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Of the norm; infinite where the result isn't finite."""
+    """Return the error of the norm; infinite where the result isn't finite."""
     if not bool(result.isfinite().all()):
         return math.inf
     wide = reference.double()
@@ -113,87 +117,88 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def mismatch(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """The share of values that differ at all."""
+    """Return the share of values that differ at all."""
     return float((result != reference).sum()) / max(1, result.numel())
 
 
-@contextlib.contextmanager
-def recording_builds(builds: list[Build]) -> Iterator[None]:
-    """What the launches inside were compiled to; nothing under the interpreter."""
-    run = JITFunction.run
+def make_sample(calls: Sequence[Call], setting: Setting) -> tuple[Sample, str]:
+    """Return a function that times `calls` in turns, and a note where no CUDA graph does it.
 
-    def recorded(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        built = run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        with contextlib.suppress(AttributeError):  # what another Triton may call otherwise
-            builds.append(_read(built, grid, kwargs))
-        return built
-
-    JITFunction.run = recorded
+    The calls have run once already.
+    """
+    if setting.is_dry:
+        return _wall_clock(calls), ""
+    once_s = _events(calls)()  # launches included: an upper limit
+    passes = math.ceil(setting.sample_s / (once_s * len(calls)))
+    many = list(calls) * max(1, min(passes, MAX_CALLS_IN_SAMPLE // len(calls)))
     try:
-        yield
-    finally:
-        JITFunction.run = run
+        return _graph(many), ""
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return _events(many), f"timed by events around {len(many)} calls, not by a CUDA graph"
 
 
-def _measurement(case: Case) -> Measurement:
-    return Measurement(
-        name=case.name,
-        label=case.label,
-        unit=case.unit,
-        work=case.work,
-        rate=case.rate,
-        goal=case.goal,
-        error_bound=case.error_bound,
-        note=case.note,
-    )
+def _checked(case: Case, figure: Figure, setting: Setting) -> tuple[Figure, list[Launch]]:
+    """Return `figure` with the larger of the errors so far; without samples if that is too large.
 
-
-def _checked(case: Case, found: Measurement, setting: Setting) -> Measurement:
-    """`found` with the larger of the errors so far; without figures if that is too large."""
-    builds: list[Build] = []
+    The launches of the check are read, and noted.
+    """
+    launches: list[Launch] = []
     try:
-        with recording_builds(builds):
-            error = max(case.check(case.calls()[0]), found.relative_error or 0.0)
+        with recording_launches(launches):
+            error = max(case.check(case.calls()[0]), figure.relative_error or 0.0)
         synchronize(setting)
     except Exception as raised:
-        if not case.is_ours:
-            return msgspec.structs.replace(found, seconds=(), unavailable=_reason(raised))
-        return msgspec.structs.replace(found, seconds=(), failure=_reason(raised))
-    found = msgspec.structs.replace(
-        found, relative_error=error if math.isfinite(error) else None, builds=tuple(builds)
-    )
+        if case.is_ours:
+            return msgspec.structs.replace(figure, samples=(), failure=reason_of(raised)), []
+        notes = (*case.notes, f"unavailable: {reason_of(raised)}")
+        return msgspec.structs.replace(figure, samples=(), notes=notes), []
+    notes = (*figure.notes, *(launch.text() for launch in launches if figure.samples))
+    known = error if math.isfinite(error) else None
+    figure = msgspec.structs.replace(figure, relative_error=known, notes=notes)
     if error <= case.error_bound:
-        return found
+        return figure, launches
     failure = f"wrong: relative error {error:.3g}, bound {case.error_bound:.3g}"
-    return msgspec.structs.replace(found, seconds=(), failure=failure)
+    return msgspec.structs.replace(figure, samples=(), failure=failure), launches
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:600]
+def _graph(calls: Sequence[Call]) -> Sample:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return lambda: between_events(graph.replay) / len(calls)
 
 
-def _read(built: Any, grid: Any, arguments: Mapping[str, Any]) -> Build:
-    chip = torch.cuda.get_device_properties(torch.cuda.current_device())
-    meta = built.metadata
-    # Registers go to warps in units of 256: CUDA's occupancy calculator.
-    registers = -(-built.n_regs * 32 // 256) * 256 * meta.num_warps
-    blocks_per_sm = min(
-        REGISTERS_PER_SM // registers,
-        chip.shared_memory_per_multiprocessor // (meta.shared + RESERVED_SHARED_BYTES),
-        chip.max_threads_per_multi_processor // (32 * meta.num_warps),
-    )
-    return Build(
-        kernel=meta.name,
-        grid=tuple(grid) if isinstance(grid, tuple | list) else (),
-        registers=built.n_regs,
-        spilled_words=built.n_spills,
-        shared_bytes=meta.shared,
-        num_warps=meta.num_warps,
-        num_stages=meta.num_stages,
-        blocks_per_sm=blocks_per_sm,
-        # By the kernels' convention their options are in capitals.
-        constants={name: str(value) for name, value in arguments.items() if name.isupper()},
-        instructions=tuple(
-            name for name, text in _INSTRUCTIONS.items() if text in built.asm["ptx"]
-        ),
-    )
+def _events(calls: Sequence[Call]) -> Sample:
+    def all_calls() -> None:
+        for call in calls:
+            call()
+
+    def sample() -> float:
+        torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        return between_events(all_calls) / len(calls)
+
+    return sample
+
+
+def between_events(run: Call) -> float:
+    """Return the seconds that the device takes for a call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _wall_clock(calls: Sequence[Call]) -> Sample:
+    def sample() -> float:
+        started_at = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - started_at) / len(calls)
+
+    return sample

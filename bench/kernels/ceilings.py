@@ -1,4 +1,4 @@
-"""What the chip gives to the plainest programs: the ceilings of the other figures."""
+"""The rates of the plainest programs on the chip: the ceilings of the other figures."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,21 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.bench.kernels.cases import Case, measure_groups, mismatch, relative_error
-from tandem.bench.kernels.figures import Measurement
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.kernels.cases import Call, Case, measure_groups, mismatch, relative_error
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting
 
 MATRIX_SIZE, NUM_MATRICES = 8192, 3
 BUFFER_BYTES = 4 << 30
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Names begin with the rate they are a ceiling of; the best of each counts."""
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure each rate by several figures, named after it; the best of each counts."""
     yield from measure_groups([matmul, copy_and_read], setting)
 
 
 def matmul(setting: Setting) -> Sequence[Case]:
-    """A square matrix product of the library's."""
+    """Return a square matrix product of the library's."""
     size = setting.size(MATRIX_SIZE, 64)
     a, b, out = (setting.randn(NUM_MATRICES, size, size) for _ in range(3))
     rows = torch.randint(size, (64,), device=setting.device)
@@ -46,7 +46,7 @@ def matmul(setting: Setting) -> Sequence[Case]:
 
 
 def copy_and_read(setting: Setting) -> Sequence[Case]:
-    """torch's copy, counted read and written, and reductions that only read."""
+    """Return torch's copy, counted read and written, and reductions that only read."""
     num_bytes = setting.size(BUFFER_BYTES, 1 << 13)
     source = torch.randn(num_bytes // 4, device=setting.device)
     target = torch.empty_like(source)

@@ -1,11 +1,12 @@
-"""What the compiler makes of a kernel for a chip that is not here: registers, spills, memory."""
+"""The compiler's output: registers, spills and memory of kernels, for this chip or another."""
 
 import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ SHARED_BYTES_PER_SM = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 REGISTERS_PER_SM = 65536
 MAX_WARPS_PER_SM = 64
 RESERVED_SHARED_BYTES = 1024  # per block, by the driver
+_INSTRUCTIONS = {
+    "wgmma": "wgmma.mma_async",
+    "mma": "mma.sync",
+    "tma": "cp.async.bulk.tensor",
+    "cp.async": "cp.async.cg.shared",
+    "16-byte loads": "ld.global.v4",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +46,45 @@ class CompiledKernel:
     @property
     def blocks_per_sm(self) -> int:
         """Blocks that fit one multiprocessor by registers, shared memory and warps."""
-        # Registers go to warps in units of 256: CUDA's occupancy calculator.
-        by_registers = REGISTERS_PER_SM // (-(-self.registers * 32 // 256) * 256 * self.num_warps)
+        by_registers = REGISTERS_PER_SM // _block_registers(self.registers, self.num_warps)
         shared = self.shared_bytes + RESERVED_SHARED_BYTES
         by_shared = SHARED_BYTES_PER_SM[self.arch] // shared
         return min(by_registers, by_shared, MAX_WARPS_PER_SM // self.num_warps, 32)
 
     def sass(self) -> str:
-        """The machine code, as text."""
+        """Return the machine code, as text."""
         return _cuobjdump("--dump-sass", self.cubin)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A compiled kernel of a call on this chip, and the programs that it was launched with."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    registers: int  # per thread
+    spilled_words: int  # per thread
+    shared_bytes: int
+    num_warps: int
+    num_stages: int
+    blocks_per_sm: int
+    instructions: tuple[str, ...]
+    constants: Mapping[str, str]  # tile sizes and other options
+
+    def text(self) -> str:
+        """Return the launch as a line for people."""
+        grid = "x".join(map(str, self.grid))
+        constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
+        return (
+            f"{self.kernel}: {grid} programs, {self.num_warps} warps x {self.num_stages} stages, "
+            f"{self.registers} registers, {self.spilled_words} spilled, "
+            f"{self.shared_bytes / 1024:.0f} KiB shared, {self.blocks_per_sm} per SM; "
+            f"{', '.join(self.instructions)}; {constants}"
+        )
+
+
 class _Chip:
-    """A driver of a GPU that is not there: Triton asks it only what to compile for."""
+    """A driver of a GPU that is not there; Triton needs from it the chip to compile for."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
@@ -68,30 +102,57 @@ class _Chip:
 
 @contextlib.contextmanager
 def compiling(arch: int) -> Iterator[list[CompiledKernel]]:
-    """Launches inside compile for `arch` (80, 90, 100) and run nothing; they gather in the list.
+    """Compile the launches of the body for `arch` (80, 90, 100) and run nothing; yield their list.
 
     Launch with tensors of torch's meta device: shapes, strides and dtypes, no memory. Not for a
     process that interprets kernels.
     """
     compiled: list[CompiledKernel] = []
-    run = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        build = run(self, *args, grid=grid, warmup=True, **kwargs)
+    def compile_only(run: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        build = run(*args, grid=grid, warmup=True, **kwargs)
         compiled.append(_read(build, arch))
         return build
 
     driver.set_active(_Chip(arch))
-    JITFunction.run = compile_only
     try:
-        yield compiled
+        with _running_kernels_by(compile_only):
+            yield compiled
     finally:
-        JITFunction.run = run
         driver._active = None
 
 
+@contextlib.contextmanager
+def recording_launches(launches: list[Launch]) -> Iterator[None]:
+    """Add the launches of the body to `launches`; none under the interpreter."""
+
+    def recorded(run: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        build = run(*args, grid=grid, warmup=warmup, **kwargs)
+        with contextlib.suppress(AttributeError):  # names of another Triton
+            launches.append(_read_launch(build, grid, kwargs))
+        return build
+
+    with _running_kernels_by(recorded):
+        yield
+
+
+@contextlib.contextmanager
+def _running_kernels_by(replacement: Any) -> Iterator[None]:
+    """Call `replacement(run, *args, ...)` in place of Triton's `run` of a kernel."""
+    run = JITFunction.run
+
+    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(partial(run, self), *args, **kwargs)
+
+    JITFunction.run = replaced
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+
+
 def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor with everything but memory."""
+    """Return a tensor without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -110,6 +171,36 @@ def _read(build: Any, arch: int) -> CompiledKernel:
         ptx=build.asm["ptx"],
         cubin=build.asm["cubin"],
     )
+
+
+def _read_launch(build: Any, grid: Any, arguments: Mapping[str, Any]) -> Launch:
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    meta = build.metadata
+    blocks_per_sm = min(
+        REGISTERS_PER_SM // _block_registers(build.n_regs, meta.num_warps),
+        gpu.shared_memory_per_multiprocessor // (meta.shared + RESERVED_SHARED_BYTES),
+        gpu.max_threads_per_multi_processor // (32 * meta.num_warps),
+    )
+    return Launch(
+        kernel=meta.name,
+        grid=tuple(grid) if isinstance(grid, tuple | list) else (),
+        registers=build.n_regs,
+        spilled_words=build.n_spills,
+        shared_bytes=meta.shared,
+        num_warps=meta.num_warps,
+        num_stages=meta.num_stages,
+        blocks_per_sm=blocks_per_sm,
+        instructions=tuple(
+            name for name, text in _INSTRUCTIONS.items() if text in build.asm["ptx"]
+        ),
+        # By the kernels' convention their options are in capitals.
+        constants={name: str(value) for name, value in arguments.items() if name.isupper()},
+    )
+
+
+def _block_registers(registers: int, num_warps: int) -> int:
+    # Registers go to warps in units of 256: CUDA's occupancy calculator.
+    return -(-registers * 32 // 256) * 256 * num_warps
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, measure_groups, relative_error
-from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.cases import ERROR_BOUNDS, Call, Case, measure_groups, relative_error
 from tandem.bench.kernels.pool import Pool, attend, context_of
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.report.figures import Figure, Target, at_least, at_most
+from tandem.bench.report.setting import Setting
 from tandem.kernels.attention.decode import paged_decode_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -26,10 +26,10 @@ class Shape:
     context_lens: tuple[int, ...]
     block_size: int = 64
     table_tokens: int = 0  # for which the block table has room, as a CUDA graph's has
-    goal: Goal | None = None
+    target: Target | None = None
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
     positions = setting.size(POOL_POSITIONS, TINY_POSITIONS)
     pool = Pool(positions, setting.size(POOL_LAYERS, 2), kv_heads, head_dim, setting)
@@ -45,19 +45,23 @@ def run(setting: Setting) -> Iterator[Measurement]:
 
 
 def shapes(setting: Setting) -> list[Shape]:
-    """The batches with targets at block size 64, then other block sizes and extras."""
+    """Return the batches with targets at block size 64, then other block sizes and extras."""
     # In microseconds on an H200: 85 % and 92 % of its bandwidth.
-    goal_4k, goal_8k, goal_32k = Goal(294.0, 271.0), Goal(587.0, 543.0), Goal(2350.0, 2171.0)
+    target_4k, target_8k, target_32k = (
+        at_most(294.0, 271.0),
+        at_most(587.0, 543.0),
+        at_most(2350.0, 2171.0),
+    )
     ragged = log_uniform(64, 16, 32768)
     full = [
-        Shape("B64 4k", (4096,) * 64, goal=goal_4k),
-        Shape("B128 4k", (4096,) * 128, goal=goal_8k),
-        Shape("B64 8k", (8192,) * 64, goal=goal_8k),
-        Shape("B64 32k", (32768,) * 64, goal=goal_32k),
-        Shape("B64 ragged 16 to 32k", ragged, goal=Goal(0.80, 0.88, "share")),
-        Shape("B64 4k", (4096,) * 64, 16, goal=goal_4k),
-        Shape("B64 4k", (4096,) * 64, 128, goal=goal_4k),
-        Shape("B64 ragged 16 to 32k", ragged, 16, goal=Goal(0.80, 0.88, "share")),
+        Shape("B64 4k", (4096,) * 64, target=target_4k),
+        Shape("B128 4k", (4096,) * 128, target=target_8k),
+        Shape("B64 8k", (8192,) * 64, target=target_8k),
+        Shape("B64 32k", (32768,) * 64, target=target_32k),
+        Shape("B64 ragged 16 to 32k", ragged, target=at_least(0.80, 0.88, "share")),
+        Shape("B64 4k", (4096,) * 64, 16, target=target_4k),
+        Shape("B64 4k", (4096,) * 64, 128, target=target_4k),
+        Shape("B64 ragged 16 to 32k", ragged, 16, target=at_least(0.80, 0.88, "share")),
         Shape("B64 4k, tables for 128k", (4096,) * 64, table_tokens=131072),
         Shape("B1 1k", (1024,)),
         Shape("B1 32k", (32768,)),
@@ -65,13 +69,13 @@ def shapes(setting: Setting) -> list[Shape]:
     if not setting.is_dry:
         return full
     return [
-        Shape("B2 40", (40, 40), goal=goal_4k),
-        Shape("B3 ragged 1 to 70", (1, 33, 70), 16, goal=Goal(0.80, 0.88, "share")),
+        Shape("B2 40", (40, 40), target=target_4k),
+        Shape("B3 ragged 1 to 70", (1, 33, 70), 16, target=at_least(0.80, 0.88, "share")),
     ]
 
 
 def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
-    """Lengths whose logarithms are spread evenly, always the same; both ends are among them."""
+    """Return fixed lengths, both ends among them, whose logarithms are spread evenly."""
     draw = torch.rand(count, generator=torch.Generator().manual_seed(4)).tolist()
     span = math.log(longest / shortest)
     lens = [round(shortest * math.exp(span * each)) for each in draw]
@@ -80,7 +84,7 @@ def log_uniform(count: int, shortest: int, longest: int) -> tuple[int, ...]:
 
 
 def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
-    """Bytes: every key and value of the contexts once, the queries and the output."""
+    """Return a case; its bytes are the contexts' keys and values, the queries and the output."""
     heads, device = setting.size(HEADS, 4), setting.device
     context_bytes = sum(shape.context_lens) * pool.token_bytes
     num_sets = setting.num_sets(context_bytes)
@@ -122,8 +126,7 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        goal=shape.goal,
-        note=f"context_lens {shape.context_lens}" if "ragged" in shape.label else "",
+        target=shape.target,
     )
 
 
@@ -138,7 +141,7 @@ def _name(shape: Shape) -> str:
 
 
 def _seqs_to_check(context_lens: Sequence[int]) -> set[int]:
-    """The shortest, the longest, the first and the last, and two between."""
+    """Return the shortest, the longest, the first and the last, and two between."""
     order = sorted(range(len(context_lens)), key=context_lens.__getitem__)
     count = len(order)
     return {0, count - 1, order[0], order[-1], order[count // 2], order[count // 3]}

@@ -1,27 +1,34 @@
-"""What surrounds attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
+"""The kernels around attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, Check, measure_groups, relative_error
-from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.cases import (
+    ERROR_BOUNDS,
+    Call,
+    Case,
+    Check,
+    measure_groups,
+    relative_error,
+)
 from tandem.bench.kernels.pool import Pool
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.report.figures import Figure, Target, at_least
+from tandem.bench.report.setting import Setting
 from tandem.kernels.layers import activation, embedding, kv_store, norm
-from tandem.kernels.reference import activation as activation_twin
-from tandem.kernels.reference import embedding as embedding_twin
-from tandem.kernels.reference import kv_store as kv_store_twin
-from tandem.kernels.reference import norm as norm_twin
+from tandem.kernels.reference import activation as activation_reference
+from tandem.kernels.reference import embedding as embedding_reference
+from tandem.kernels.reference import kv_store as kv_store_reference
+from tandem.kernels.reference import norm as norm_reference
 
 NUM_TOKENS, HIDDEN, INTERMEDIATE, VOCABULARY = 8192, 4096, 12288, 151936
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 32, 8, 128, 40960
 BLOCK_SIZE, EPS = 64, 1e-6
-GOAL = Goal(0.85, 0.92, "share")
+TARGET = at_least(0.85, 0.92, "share")
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     groups = [store_qkv, store_qkv_without_norm, add_rms_norm, rms_norm, silu_mul, embed]
     yield from measure_groups(groups, setting)
 
@@ -38,27 +45,17 @@ def add_rms_norm(
         norm.add_rms_norm(x[index], residual[index], weight, EPS, out[index], config=config)
 
     def check(run: Call) -> float:
-        # The norm is of the sum as it was rounded: the twin rounds it too.
+        # The norm is of the sum as it was rounded: the reference rounds it too.
         added, expected = residual[0].clone(), torch.empty_like(out[0])
-        norm_twin.add_rms_norm(x[0], added, weight, EPS, expected)
+        norm_reference.add_rms_norm(x[0], added, weight, EPS, expected)
         out[0].fill_(float("nan"))
         run()
         errors = relative_error(residual[0], added), relative_error(out[0], expected)
         residual[0].normal_()  # which would grow from call to call
         return max(errors)
 
-    return [
-        _case(
-            setting,
-            "add_rms_norm",
-            f"RMSNorm + residual, {num_tokens} tokens",
-            4 * x[0].nbytes + weight.nbytes,
-            launch,
-            num_sets,
-            check,
-            GOAL,
-        )
-    ]
+    label, num_bytes = f"RMSNorm + residual, {num_tokens} tokens", 4 * x[0].nbytes + weight.nbytes
+    return [_case(setting, "add_rms_norm", label, num_bytes, launch, num_sets, check, TARGET)]
 
 
 def rms_norm(
@@ -74,17 +71,11 @@ def rms_norm(
 
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
-        norm_twin.rms_norm(x[0].float(), weight.float(), EPS, expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        norm_reference.rms_norm(x[0].float(), weight.float(), EPS, expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = 2 * x[0].nbytes + weight.nbytes
-    return [
-        _case(
-            setting, "rms_norm", f"RMSNorm, {num_tokens} tokens", num_bytes, launch, num_sets, check
-        )
-    ]
+    label, num_bytes = f"RMSNorm, {num_tokens} tokens", 2 * x[0].nbytes + weight.nbytes
+    return [_case(setting, "rms_norm", label, num_bytes, launch, num_sets, check)]
 
 
 def silu_mul(
@@ -100,28 +91,15 @@ def silu_mul(
 
     def check(run: Call) -> float:
         expected = torch.empty(out[0].shape, dtype=torch.float32, device=setting.device)
-        activation_twin.silu_mul(gate_up[0].float(), expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        activation_reference.silu_mul(gate_up[0].float(), expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = gate_up[0].nbytes + out[0].nbytes
-    return [
-        _case(
-            setting,
-            "silu_mul",
-            f"SiLU·mul, {num_tokens} tokens",
-            num_bytes,
-            launch,
-            num_sets,
-            check,
-            GOAL,
-        )
-    ]
+    label, num_bytes = f"SiLU·mul, {num_tokens} tokens", gate_up[0].nbytes + out[0].nbytes
+    return [_case(setting, "silu_mul", label, num_bytes, launch, num_sets, check, TARGET)]
 
 
 def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) -> Sequence[Case]:
-    """Distinct rows of the table, so that each is read from memory."""
+    """Embed distinct rows of the table, so that each is read from memory."""
     num_tokens, hidden = _tokens(setting, num_tokens), setting.size(hidden, 32)
     num_sets = setting.num_sets(4 * num_tokens * hidden)
     table = setting.randn(setting.size(VOCABULARY, 64), hidden)
@@ -133,17 +111,11 @@ def embed(setting: Setting, num_tokens: int = NUM_TOKENS, hidden: int = HIDDEN) 
 
     def check(run: Call) -> float:
         expected = torch.empty_like(out[0])
-        embedding_twin.embed(ids[0], table, expected)
-        out[0].fill_(float("nan"))
-        run()
-        return relative_error(out[0], expected)
+        embedding_reference.embed(ids[0], table, expected)
+        return _error_of(run, out[0], expected)
 
-    num_bytes = 2 * out[0].nbytes + ids[0].nbytes
-    return [
-        _case(
-            setting, "embed", f"embedding, {num_tokens} tokens", num_bytes, launch, num_sets, check
-        )
-    ]
+    label, num_bytes = f"embedding, {num_tokens} tokens", 2 * out[0].nbytes + ids[0].nbytes
+    return [_case(setting, "embed", label, num_bytes, launch, num_sets, check)]
 
 
 def store_qkv(
@@ -161,7 +133,7 @@ def store_qkv_without_norm(setting: Setting) -> Sequence[Case]:
 def _store_case(
     setting: Setting, name: str, label: str, num_tokens: int, head_dim: int, *, with_norm: bool
 ) -> Case:
-    """One prompt's projections into blocks in random order."""
+    """Return a case of one prompt's projections into blocks in random order."""
     num_tokens, head_dim = _tokens(setting, num_tokens), setting.size(head_dim, 16)
     heads, kv_heads = setting.size(HEADS, 4), setting.size(KV_HEADS, 2)
     num_sets = setting.num_sets(4 * num_tokens * (heads + 2 * kv_heads) * head_dim)
@@ -191,7 +163,7 @@ def _store_case(
     def check(run: Call) -> float:
         cache = pool.layer(0, BLOCK_SIZE)
         expected_q, expected_cache = q_out[0].float(), cache.float()
-        kv_store_twin.store_qkv(
+        kv_store_reference.store_qkv(
             qkv[0].float(),
             None if qk_norm is None else qk_norm.float(),
             rope_table.float(),
@@ -211,7 +183,7 @@ def _store_case(
     num_bytes = qkv[0].nbytes + q_out[0].nbytes + num_tokens * pool.token_bytes
     label = f"{label}, {num_tokens} tokens"
     num_bytes += num_tokens * (rope_table[0].nbytes + 16)  # and a position and a slot, int64
-    return _case(setting, name, label, num_bytes, launch, num_sets, check, GOAL)
+    return _case(setting, name, label, num_bytes, launch, num_sets, check, TARGET)
 
 
 def _case(
@@ -222,7 +194,7 @@ def _case(
     launch: Callable[[int, Any], None],
     num_sets: int,
     check: Check,
-    goal: Goal | None = None,
+    target: Target | None = None,
 ) -> Case:
     return Case(
         name=name,
@@ -234,8 +206,14 @@ def _case(
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        goal=goal,
+        target=target,
     )
+
+
+def _error_of(run: Call, out: torch.Tensor, expected: torch.Tensor) -> float:
+    out.fill_(float("nan"))
+    run()
+    return relative_error(out, expected)
 
 
 def _tokens(setting: Setting, num_tokens: int) -> int:
@@ -243,7 +221,7 @@ def _tokens(setting: Setting, num_tokens: int) -> int:
 
 
 def _rope_table(setting: Setting, head_dim: int) -> torch.Tensor:
-    """[max_len, 2, head_dim] of rotations by random angles, laid out as the engine's."""
+    """Return rotations [max_len, 2, head_dim] by random angles, laid out as the engine's."""
     angles = torch.rand(setting.size(MAX_LEN, 64), head_dim // 2, device=setting.device) * 6.0
     cos, sin = angles.cos(), angles.sin()
     rows = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)

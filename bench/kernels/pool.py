@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.setting import Setting
 
 CHUNK_VALUES = 1 << 28
 
@@ -31,19 +31,19 @@ class Pool:
         return 2 * self._record[2] * self.head_dim * self._values.element_size()
 
     def blocks(self, block_size: int) -> torch.Tensor:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]"""
+        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]"""
         return self._values.view(
             self.num_positions // block_size, *self._record, block_size, self.head_dim
         )
 
     def layer(self, index: int, block_size: int) -> torch.Tensor:
-        """[num_blocks, 2, num_kv_heads, block_size, head_dim] of layer `index`, counted round."""
+        """Return [num_blocks, 2, num_kv_heads, block_size, head_dim] of a layer, modulo all."""
         return self.blocks(block_size)[:, index % self.num_layers]
 
     def tables(
         self, lens: Sequence[int], block_size: int, *, shuffled: bool, seed: int = 0
     ) -> torch.Tensor:
-        """Block tables [num_seqs, max_blocks] of sequences that share no block."""
+        """Return block tables [num_seqs, max_blocks] of sequences that share no block."""
         counts = [-(-length // block_size) for length in lens]
         num_blocks = self.num_positions // block_size
         draw = torch.Generator().manual_seed(seed)
@@ -56,7 +56,7 @@ class Pool:
 def context_of(
     kv_cache: torch.Tensor, table: torch.Tensor, context_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [context_len, num_kv_heads, head_dim] of one sequence."""
+    """Return keys and values [context_len, num_kv_heads, head_dim] of one sequence."""
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
     blocks = kv_cache[table[: -(-context_len // block_size)]]
     flat = blocks.permute(1, 0, 3, 2, 4).reshape(2, -1, num_kv_heads, head_dim)[:, :context_len]
@@ -70,7 +70,7 @@ def attend(
     values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Causal attention of some rows of one sequence, in float64."""
+    """Return the causal attention of some rows of one sequence, in float64."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
     grouped = q.double().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)

@@ -8,16 +8,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, measure_groups, relative_error
-from tandem.bench.kernels.figures import Goal, Measurement
+from tandem.bench.kernels.cases import ERROR_BOUNDS, Call, Case, measure_groups, relative_error
 from tandem.bench.kernels.pool import Pool, attend, context_of
-from tandem.bench.kernels.timing import Call, Setting
+from tandem.bench.report.figures import Figure, Target, at_least
+from tandem.bench.report.setting import Setting
 from tandem.kernels.attention.prefill import prefill_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LENGTHS = {"8k": 8192, "16k": 16384, "32k": 32768}
 BLOCK_SIZES = (16, 64, 128)
-DENSE_GOAL, PAGED_GOAL = Goal(600.0, 660.0), Goal(560.0, 620.0)  # TFLOP/s
+DENSE_TARGET, PAGED_TARGET = at_least(600.0, 660.0), at_least(560.0, 620.0)  # TFLOP/s
 NUM_LAYERS = 4
 NUM_CHECKED_ROWS = 48
 BACKENDS = {
@@ -29,8 +29,8 @@ BACKENDS = {
 Attention = Callable[..., None]
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
-    """Whole prompts of each length, then chunks over an earlier context and a ragged batch."""
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure whole prompts of each length, then chunks over a context and a ragged batch."""
 
     def length_group(name: str, length: int) -> Callable[[Setting], Sequence[Case]]:
         def prefill(setting: Setting) -> Sequence[Case]:
@@ -44,10 +44,41 @@ def run(setting: Setting) -> Iterator[Measurement]:
     yield from measure_groups([*groups, prefill_of_chunks], setting)
 
 
+def run_hopper(setting: Setting) -> Iterator[Figure]:
+    """Measure the kernel on trial, which may hang; nothing but on the chip that it is for."""
+    if setting.is_dry or torch.cuda.get_device_capability(setting.device) != (9, 0):
+        return
+    # Imported here: elsewhere the compiler may lack its features.
+    from tandem.kernels.attention.prefill_hopper import prefill_attention_hopper
+
+    def group(kind: str, target: Target) -> Callable[[Setting], Sequence[Case]]:
+        def cases(setting: Setting) -> Sequence[Case]:
+            return [
+                prefill_case(
+                    f"prefill_hopper_{kind}_{name}_block{block_size}",
+                    f"prefill {kind} {name}, block {block_size} (warp-specialized)",
+                    [(length, length)],
+                    block_size,
+                    setting,
+                    shuffled=kind == "paged",
+                    target=target,
+                    attention=prefill_attention_hopper,
+                )
+                for name, length in LENGTHS.items()
+                for block_size in (64, 128)
+            ]
+
+        cases.__name__ = f"prefill_{kind}_warp_specialized"
+        return cases
+
+    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET)]
+    yield from measure_groups(groups, setting)
+
+
 def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
     length = setting.size(length, 40)
     for block_size in BLOCK_SIZES[: setting.size(len(BLOCK_SIZES), 2)]:
-        for kind, goal in (("dense", DENSE_GOAL), ("paged", PAGED_GOAL)):
+        for kind, target in (("dense", DENSE_TARGET), ("paged", PAGED_TARGET)):
             yield prefill_case(
                 f"prefill_{kind}_{name}_block{block_size}",
                 f"prefill {kind} {name}, block {block_size}",
@@ -55,12 +86,12 @@ def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
                 block_size,
                 setting,
                 shuffled=kind == "paged",
-                goal=goal,
+                target=target,
             )
 
 
 def prefill_of_chunks(setting: Setting) -> Sequence[Case]:
-    """What chunked prefill and prefix hits ask for, and several prompts together."""
+    """Return the batches of chunked prefill and prefix hits, and several prompts together."""
     long = setting.size(32768, 48)
     ragged = [setting.size(length, 8 + index) for index, length in enumerate(RAGGED)]
     shapes = {
@@ -76,7 +107,7 @@ def prefill_of_chunks(setting: Setting) -> Sequence[Case]:
             64,
             setting,
             shuffled=True,
-            goal=PAGED_GOAL if index < 2 else None,
+            target=PAGED_TARGET if index < 2 else None,
         )
         for index, (shape, queries) in enumerate(shapes.items())
     ]
@@ -93,11 +124,11 @@ def prefill_case(
     setting: Setting,
     *,
     shuffled: bool,
-    goal: Goal | None = None,
+    target: Target | None = None,
     head_dim: int = HEAD_DIM,
     attention: Attention = prefill_attention,
 ) -> Case:
-    """Causal attention of a batch, FLOPs counted for the positions that each query sees."""
+    """Return causal attention of a batch; FLOPs count the positions that each query sees."""
     heads, kv_heads, head_dim = (
         setting.size(full, tiny) for full, tiny in ((HEADS, 4), (KV_HEADS, 2), (head_dim, 16))
     )
@@ -139,7 +170,7 @@ def prefill_case(
         num_sets=setting.size(pool.num_layers, 1),
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        goal=goal,
+        target=target,
     )
 
 
@@ -209,7 +240,7 @@ def _sdpa_case(
         num_sets=len(q),
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        note="grouped heads" if is_grouped else "KV heads expanded",
+        notes=() if is_grouped else ("KV heads expanded",),
         is_ours=False,
     )
 
@@ -225,7 +256,7 @@ def _takes_groups(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torc
 
 
 def _rows_to_check(num_rows: int, block_size: int) -> torch.Tensor:
-    """The ends, the edges of a block and of a tile, and some between."""
+    """Return the ends, the edges of a block and of a tile, and some between."""
     edges = {0, 1, block_size - 1, block_size, 127, 128, num_rows - 2, num_rows - 1}
     between = torch.randint(num_rows, (NUM_CHECKED_ROWS,)).tolist()
     return torch.tensor(sorted(row for row in edges | set(between) if 0 <= row < num_rows))

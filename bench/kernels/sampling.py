@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import Case, measure_groups, mismatch
-from tandem.bench.kernels.figures import Goal, Measurement
-from tandem.bench.kernels.timing import Call, Setting
-from tandem.kernels.reference import sampling as sampling_twin
+from tandem.bench.kernels.cases import Call, Case, measure_groups, mismatch
+from tandem.bench.report.figures import Figure, Target, at_least
+from tandem.bench.report.setting import Setting
+from tandem.kernels.reference import sampling as sampling_reference
 from tandem.kernels.sampling.launch import sample
 from tandem.kernels.sampling.rows import SampledRows, SamplingRows, new_sampled_rows
 
 NUM_ROWS, VOCAB_SIZE = 128, 151936
 LOGIT_SPREAD = 2.5  # standard deviation: a nucleus of some thousands of tokens
-GOAL = Goal(3.0, 2.0)  # passes over the logits
-# The kernel's sums and the twin's are rounded differently: a draw at the very edge of two tokens
+TARGET = at_least(1 / 3, 1 / 2, "share")  # of reading the logits once at the read ceiling
+# The kernel and the reference round their sums differently: a draw at the very edge of two tokens
 # may fall to either.
 ERROR_BOUND = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How every row of a batch is sampled."""
+class Variant:
+    """The sampling parameters of every row of a batch."""
 
     name: str
     label: str
@@ -32,54 +32,54 @@ class Way:
     top_p: float = 1.0
     min_p: float = 0.0
     num_top_logprobs: int = 0
-    goal: Goal | None = None
+    target: Target | None = None
 
 
-WAYS = (
-    Way("top_k_top_p", "top-k 50 + top-p 0.9", top_k=50, top_p=0.9, goal=GOAL),
-    Way("greedy", "greedy", temperature=0.0),
-    Way("temperature", "temperature only"),
-    Way("top_p", "top-p 0.9 only", top_p=0.9),
-    Way("min_p", "min-p 0.05", min_p=0.05),
-    Way("logprobs", "top-k 50 + top-p 0.9, 5 logprobs", 0.8, 50, 0.9, 0.0, 5),
+VARIANTS = (
+    Variant("top_k_top_p", "top-k 50 + top-p 0.9", top_k=50, top_p=0.9, target=TARGET),
+    Variant("greedy", "greedy", temperature=0.0),
+    Variant("temperature", "temperature only"),
+    Variant("top_p", "top-p 0.9 only", top_p=0.9),
+    Variant("min_p", "min-p 0.05", min_p=0.05),
+    Variant("logprobs", "top-k 50 + top-p 0.9, 5 logprobs", 0.8, 50, 0.9, 0.0, 5),
 )
 
 
-def run(setting: Setting) -> Iterator[Measurement]:
+def run(setting: Setting) -> Iterator[Figure]:
     groups = [sampling] if setting.is_dry else [sampling, sampling_of_float32]
     yield from measure_groups(groups, setting)
 
 
 def sampling(setting: Setting) -> Sequence[Case]:
-    """Of logits as a model gives them."""
+    """Return all variants over logits in the dtype of a model."""
     logits = _logits(setting, setting.dtype)
-    return [sampling_case(way, logits, setting) for way in WAYS]
+    return [sampling_case(variant, logits, setting) for variant in VARIANTS]
 
 
 def sampling_of_float32(setting: Setting) -> Sequence[Case]:
-    return [sampling_case(WAYS[0], _logits(setting, torch.float32), setting)]
+    return [sampling_case(VARIANTS[0], _logits(setting, torch.float32), setting)]
 
 
 def top_k_top_p_case(setting: Setting, vocab_size: int) -> Case:
-    """The case with a target, over another vocabulary."""
-    return sampling_case(WAYS[0], _logits(setting, setting.dtype, vocab_size), setting)
+    """Return the case with a target, over another vocabulary."""
+    return sampling_case(VARIANTS[0], _logits(setting, setting.dtype, vocab_size), setting)
 
 
-def sampling_case(way: Way, logits: torch.Tensor, setting: Setting) -> Case:
-    """`logits` [num_sets, num_rows, vocab_size]; a pass is one reading of a set at the ceiling."""
+def sampling_case(variant: Variant, logits: torch.Tensor, setting: Setting) -> Case:
+    """Return the case of a variant over `logits` [num_sets, num_rows, vocab_size]."""
     num_sets, num_rows, _ = logits.shape
-    rows = _rows(way, num_rows, setting) if way.temperature > 0 else None
-    out = _room(way, num_rows, setting)
+    rows = _rows(variant, num_rows, setting) if variant.temperature > 0 else None
+    out = _room(variant, num_rows, setting)
     logprob_rows = None
-    if way.num_top_logprobs:
+    if variant.num_top_logprobs:
         logprob_rows = torch.arange(num_rows, dtype=torch.int32, device=setting.device)
 
     def launch(index: int, config: Any) -> None:
         sample(logits[index], rows, out, logprob_rows=logprob_rows, config=config)
 
     def check(run: Call) -> float:
-        expected = _room(way, num_rows, setting)
-        sampling_twin.sample(logits[0].clone(), rows, expected, logprob_rows=logprob_rows)
+        expected = _room(variant, num_rows, setting)
+        sampling_reference.sample(logits[0].clone(), rows, expected, logprob_rows=logprob_rows)
         out.token_ids.fill_(-2)
         out.logprobs.fill_(float("nan"))
         run()
@@ -89,16 +89,16 @@ def sampling_case(way: Way, logits: torch.Tensor, setting: Setting) -> Case:
 
     kind = str(logits.dtype).removeprefix("torch.")
     return Case(
-        name=f"sampling_{way.name}_{kind}",
-        label=f"sampling B{num_rows}, {way.label}, {kind}",
-        unit="passes",
+        name=f"sampling_{variant.name}_{kind}",
+        label=f"sampling B{num_rows}, {variant.label}, {kind}",
+        unit="us",
         work=float(logits[0].nbytes),
         rate="read",
         launch=launch,
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUND,
-        goal=way.goal,
+        target=variant.target,
     )
 
 
@@ -109,18 +109,18 @@ def _logits(setting: Setting, dtype: torch.dtype, vocab_size: int = VOCAB_SIZE) 
     return torch.randn(shape, dtype=dtype, device=setting.device).mul_(LOGIT_SPREAD)
 
 
-def _rows(way: Way, num_rows: int, setting: Setting) -> SamplingRows:
+def _rows(variant: Variant, num_rows: int, setting: Setting) -> SamplingRows:
     device = setting.device
     return SamplingRows(
-        temperatures=torch.full((num_rows,), way.temperature, device=device),
-        top_ks=torch.full((num_rows,), way.top_k, device=device),
-        top_ps=torch.full((num_rows,), way.top_p, device=device),
-        min_ps=torch.full((num_rows,), way.min_p, device=device),
+        temperatures=torch.full((num_rows,), variant.temperature, device=device),
+        top_ks=torch.full((num_rows,), variant.top_k, device=device),
+        top_ps=torch.full((num_rows,), variant.top_p, device=device),
+        min_ps=torch.full((num_rows,), variant.min_p, device=device),
         seeds=torch.arange(num_rows, device=device),
         positions=torch.arange(num_rows, device=device) + 100,
     )
 
 
-def _room(way: Way, num_rows: int, setting: Setting) -> SampledRows:
-    num_logprob_rows = num_rows if way.num_top_logprobs else 0
-    return new_sampled_rows(num_rows, num_logprob_rows, way.num_top_logprobs, setting.device)
+def _room(variant: Variant, num_rows: int, setting: Setting) -> SampledRows:
+    num_logprob_rows = num_rows if variant.num_top_logprobs else 0
+    return new_sampled_rows(num_rows, num_logprob_rows, variant.num_top_logprobs, setting.device)

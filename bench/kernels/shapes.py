@@ -13,7 +13,7 @@ from tandem.bench.kernels import prefill as kernel_prefill
 from tandem.bench.kernels import sampling as kernel_sampling
 from tandem.bench.kernels.cases import Case
 from tandem.bench.kernels.pool import Pool
-from tandem.bench.kernels.timing import Setting
+from tandem.bench.report.setting import Setting
 from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
@@ -101,7 +101,7 @@ def _only(cases: Cases, *arguments: Any) -> Case:
 
 
 def _prefill_hopper(setting: Setting) -> Iterator[Tunable]:
-    """Nothing but on the chip that it is written for."""
+    """Yield nothing but on the chip that the kernel is for."""
     if setting.is_dry or architecture() != 90:
         return
     # Imported here: where it isn't for this chip or this compiler, the others are tuned.
@@ -109,17 +109,17 @@ def _prefill_hopper(setting: Setting) -> Iterator[Tunable]:
 
     attention = prefill_attention_hopper.prefill_attention_hopper
     for head_dim, block_size in HOPPER_SHAPES:
-        label = f"prefill 16k (warp-specialised), head_dim {head_dim}, block {block_size}"
+        label = f"prefill 16k (warp-specialized), head_dim {head_dim}, block {block_size}"
         make = partial(_prefill_case, setting, label, head_dim, block_size, attention)
         yield Tunable(prefill_attention_hopper, label, make)
 
 
 def _warp_specialization(setting: Setting) -> Iterator[Tunable]:
-    """Whether prefill attention is the kernel for this chip: tuned by now, and on its own."""
+    """Choose between prefill attention, tuned by now, and the kernel for this chip."""
     if setting.is_dry or architecture() != 90:
         return
     for head_dim, block_size in HOPPER_SHAPES:
-        label = f"prefill 16k, warp-specialised or not, head_dim {head_dim}, block {block_size}"
+        label = f"prefill 16k, warp-specialized or not, head_dim {head_dim}, block {block_size}"
         make = partial(_prefill_case, setting, label, head_dim, block_size)
         yield Tunable(prefill_attention, label, make, _with_and_without_warp_specialization)
 

@@ -1,21 +1,17 @@
-"""Chooses the configuration of each kernel for the chip at hand, and writes it into the table.
+"""The choice of each kernel's configuration on the chip at hand; nothing of it runs while serving.
 
 python -m tandem.bench.kernels.tune [--family F ...] [--seconds S] [--output tuned.json]
-
-For whoever builds the project: nothing of this runs while serving.
 """
 
-import argparse
 import contextlib
 import inspect
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -25,12 +21,16 @@ import msgspec
 import torch
 
 from tandem.bench.kernels.cases import Case, measure
-from tandem.bench.kernels.process import run_bounded
 from tandem.bench.kernels.shapes import FAMILIES, GROUP_SIZE, Tunable
-from tandem.bench.kernels.timing import Setting, setting_for
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.process import run_bounded
+from tandem.bench.report.setting import Setting, setting_for
 from tandem.kernels.tuned import TABLE, architecture, config_fields, shape_key
+from tandem.runtime.errors import ConfigError
 
-LEAST_GAIN = 0.01  # less than this is noise, and what stands in the table stays
+MODULE = "tandem.bench.kernels.tune"
+LEAST_GAIN = 0.01  # less than this is noise, and the table's line stays
 NUM_COMPILERS = 8
 COMPILE_SHARE = 0.4  # of the time, at most
 TINY_CANDIDATES = 2  # of each kernel in a dry run
@@ -39,7 +39,7 @@ Table = dict[str, dict[str, dict[str, dict[str, Any]]]]
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What was found for one kernel at one shape; times are medians of one call."""
+    """The configuration chosen for one kernel at one shape; times are medians of one call."""
 
     arch: int
     kernel: str
@@ -47,21 +47,21 @@ class Choice(msgspec.Struct, frozen=True):
     label: str
     old: dict[str, Any]
     new: dict[str, Any]
-    old_s: float | None  # None: what stood there is wrong, spills or fails
+    old_s: float | None  # None: the old one is wrong, spills or fails
     new_s: float
     num_measured: int
     rejected: dict[str, str]  # configuration |-> why
 
 
 def tune_family(family: str, setting: Setting) -> Iterator[Choice]:
-    """The best configuration for every shape of a family."""
+    """Yield the best configuration for every shape of a family."""
     for tunable in _tunables(family, setting):
         case = tunable.make()
         kernel, shape, current = looked_up(tunable.module, case)
         configs = {shape_of(one): one for one in configurations(tunable, shape, current, setting)}
         cases = [replace(case, name=name, config=config) for name, config in configs.items()]
         found = list(measure(cases, setting, may_spill=False))
-        times = {each.name: statistics.median(each.seconds) for each in found if each.seconds}
+        times = {each.name: _seconds(case, each) for each in found if each.samples}
         if not times:
             raise RuntimeError(f"{tunable.label}: nothing works: {found[0].failure}")
         old_s, best = times.get(shape_of(current)), min(times, key=times.__getitem__)
@@ -84,8 +84,15 @@ def tune_family(family: str, setting: Setting) -> Iterator[Choice]:
             torch.cuda.empty_cache()
 
 
+def _seconds(case: Case, figure: Figure) -> float:
+    """Return the seconds of one call."""
+    value = figure.value
+    assert value is not None
+    return value * 1e-6 if case.unit == "us" else case.work / (value * 1e12)
+
+
 def compile_family(family: str, setting: Setting, part: int, num_parts: int) -> None:
-    """Runs every `num_parts`th configuration once, so that the compiler's cache has it."""
+    """Run every `num_parts`th configuration once, so that the compiler's cache has it."""
     for tunable in _tunables(family, setting):
         case = tunable.make()
         _, shape, current = looked_up(tunable.module, case)
@@ -95,12 +102,12 @@ def compile_family(family: str, setting: Setting, part: int, num_parts: int) -> 
 
 
 def _tunables(family: str, setting: Setting) -> Iterator[Tunable]:
-    """All shapes of a family; in a dry run one."""
+    """Yield all shapes of a family; in a dry run one."""
     yield from islice(FAMILIES[family](setting), 1 if setting.is_dry else None)
 
 
 def looked_up(module: ModuleType, case: Case) -> tuple[str, dict[str, Any], Any]:
-    """The kernel's name in the table, the shape it asks for, and what it gets at present."""
+    """Return the kernel's name in the table, its shape, and its configuration at present."""
     asked: list[tuple[str, dict[str, Any], Any]] = []
     look_up = module.tuned_config
 
@@ -120,7 +127,7 @@ def looked_up(module: ModuleType, case: Case) -> tuple[str, dict[str, Any], Any]
 def configurations(
     tunable: Tunable, shape: dict[str, Any], current: Any, setting: Setting
 ) -> Iterator[Any]:
-    """The current one, and the family's candidates for the shape."""
+    """Yield the current one, and the family's candidates for the shape."""
     yield current
     if tunable.variants is not None:
         yield from tunable.variants(current)
@@ -132,25 +139,25 @@ def configurations(
 
 
 def shape_of(config: Any) -> str:
-    """A configuration as a short text."""
+    """Return a configuration as a short text."""
     return shape_key(**config_fields(config))
 
 
 def merged(table: Table, choices: Sequence[Choice]) -> Table:
-    """The table with the choices in their lines, and all else as it was."""
+    """Return the table with the choices in their lines, and all else as it was."""
     lines = {
         arch: {kernel: dict(rows) for kernel, rows in of.items()} for arch, of in table.items()
     }
     for choice in choices:
         rows = lines.setdefault(f"sm_{choice.arch}", {}).setdefault(choice.kernel, {})
-        # What stayed must not undo what another family of the same kernel has changed.
+        # A kept line must not undo a change by another family of the same kernel.
         if choice.new != choice.old or choice.shape not in rows:
             rows[choice.shape] = choice.new
     return lines
 
 
 def table_text(table: Table) -> str:
-    """The table as JSON, a line for each shape."""
+    """Return the table as JSON, a line for each shape."""
     archs = []
     for arch, kernels in table.items():
         families = []
@@ -165,21 +172,39 @@ def _braces(items: Sequence[str], indent: str) -> str:
     return "{\n" + ",\n".join(items) + f"\n{indent}}}" if items else "{}"
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Choose the configurations of kernels on the chip at hand, and write them into the table."""
+
+    device: str = option("cuda:0", "cpu: a dry run that writes nothing")
+    family: tuple[str, ...] = option((), f"of {', '.join(FAMILIES)} (default: all)")
+    seconds: float = option(540.0, "for all of them together")
+    output: Path = option(TABLE, "table to write")
+    compile: str = option("", "compile a part of the candidates", is_hidden=True)
+    child: bool = option(False, "tune one family in this process", is_hidden=True)
+
+    def __post_init__(self) -> None:
+        for name in self.family:
+            if name not in FAMILIES:
+                raise ConfigError(f"{name!r} is not one of {', '.join(FAMILIES)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints old and new for each shape and writes the table; 1 when a family gave nothing."""
-    options = _parser().parse_args(arguments)
+    """Print old and new for each shape and write the table; 1 when a family failed."""
+    options = parse(Options, MODULE, arguments)
+    families = options.family or tuple(FAMILIES)
     setting = setting_for(options.device)
     if options.compile:
         part, num_parts = map(int, options.compile.split("/"))
-        compile_family(options.family[0], setting, part, num_parts)
+        compile_family(families[0], setting, part, num_parts)
         return 0
     if options.child:
-        return _main_of_family(options.family[0], setting)
+        return _main_of_family(families[0], setting)
     deadline = time.perf_counter() + options.seconds
     choices: list[Choice] = []
     has_failed = False
-    for index, family in enumerate(options.family):
-        families_left = len(options.family) - index
+    for index, family in enumerate(families):
+        families_left = len(families) - index
         seconds = (deadline - time.perf_counter()) / families_left
         found, failure = _tune_in_own_process(family, options.device, seconds, setting)
         choices += found
@@ -198,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tune_in_own_process(
     family: str, device: str, seconds: float, setting: Setting
 ) -> tuple[list[Choice], str]:
-    command = [sys.executable, "-m", "tandem.bench.kernels.tune", "--device", device]
+    command = [sys.executable, "-m", MODULE, "--device", device]
     command += ["--family", family]
     environment = {"TRITON_INTERPRET": "1" if setting.is_dry else "0"}
     ends_at = time.perf_counter() + seconds
@@ -239,18 +264,6 @@ def _line(choice: Choice) -> str:
     what = " ".join(changed) or "stays"
     counts = f"{choice.num_measured} measured, {len(choice.rejected)} rejected"
     return f"{choice.label}: {old} -> {choice.new_s * 1e6:.1f} us, {what} ({counts})"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tandem.bench.kernels.tune")
-    names = list(FAMILIES)
-    parser.add_argument("--device", default="cuda:0", help="cpu: a dry run that writes nothing")
-    parser.add_argument("--family", nargs="+", choices=names, default=names, help="default: all")
-    parser.add_argument("--seconds", type=float, default=540.0, help="for all of them together")
-    parser.add_argument("--output", type=Path, default=TABLE, help="default: the package's table")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    return parser
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ LiveValue = Any  # a plain JSON value
 
 
 def parse_settings(text: str) -> dict[str, LiveValue]:
-    """`disagg.policy=threshold,disagg.max_local_prefill_length=64` as checked values by key.
+    """Return `disagg.policy=threshold,disagg.max_local_prefill_length=64` as values by key.
 
     Raises ConfigError for a key that is not live, or a value that would be refused.
     """
@@ -50,7 +50,7 @@ def parse_settings(text: str) -> dict[str, LiveValue]:
 
 
 def cluster_config(etcd_endpoints: str | None, namespace: str | None) -> RuntimeConfig:
-    """The cluster to change: as named, else by the environment, else the one that runs here."""
+    """Return the cluster to change: the named one, else the environment's, else this machine's."""
     named = {"runtime.etcd_endpoints": etcd_endpoints, "runtime.namespace": namespace}
     settings = [Setting(key, value, "command line") for key, value in named.items() if value]
     effective: EffectiveConfig = load_config(environment=os.environ).with_settings(settings)
@@ -125,7 +125,7 @@ class LiveConfig:
             raise DeadlineError(f"after {APPLY_TIMEOUT_S:g} s {lagging}") from exc
 
     async def _lagging(self, settings: Mapping[str, LiveValue]) -> str:
-        """What a worker does not report yet; empty when all report everything."""
+        """Return the first value that a worker does not report yet; empty without one."""
         for instance in await self._workers():
             details = (await self._status(instance)).details
             for key, value in settings.items():

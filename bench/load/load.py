@@ -2,15 +2,18 @@
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Literal
 
-from tandem.bench.load.arrivals import Arrival, arrival_offsets_s
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.record import RequestRecord
 from tandem.runtime.errors import ConfigError
+
+Arrival = Literal["poisson", "constant"]
 
 SPIN_S = 1.5e-3  # event loop timers tick in milliseconds; the rest of a wait is spent yielding
 MAX_WARM_CONNECTIONS = 256
@@ -18,11 +21,11 @@ MAX_WARM_CONNECTIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How requests follow one another.
+    """The order in which requests follow one another.
 
     Closed loop: `concurrency`. Open loop: `request_rate` per second, or neither when every
     request brings its own offset (a trace). The run ends when its requests, `num_requests` or
-    `duration_s` are used up, whichever is first; what is in flight then is waited for.
+    `duration_s` are used up, whichever is first; requests in flight then are waited for.
     """
 
     concurrency: int | None = None
@@ -46,7 +49,7 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadResult:
-    """What a run leaves behind. `client_cpu_s` is this process's CPU time during the run."""
+    """The records of a run. `client_cpu_s` is this process's CPU time during the run."""
 
     records: list[RequestRecord] = field(default_factory=list)
     wall_s: float = 0.0
@@ -85,11 +88,11 @@ class LoadRun:
         return len(self.records) - self.num_finished
 
     def stop(self) -> None:
-        """Ends the run now; what is in flight becomes unfinished."""
+        """End the run now; requests in flight become unfinished."""
         self._stopping.set()
 
     async def run(self) -> LoadResult:
-        """Sends everything. Raises ExchangeError when the server takes no connection at all."""
+        """Send everything. Raises ExchangeError when the server takes no connection at all."""
         plan = self._plan
         await self._client.pool.warm(min(plan.concurrency or 1, MAX_WARM_CONNECTIONS))
         self._origin_s = perf_counter()
@@ -179,3 +182,17 @@ class LoadRun:
     async def _wait_until(self, offset_s: float) -> None:
         while (left_s := offset_s - self.elapsed_s) > 0:
             await asyncio.sleep(max(left_s - SPIN_S, 0))
+
+
+def arrival_offsets_s(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
+    """Yield the seconds after the start at which requests are due, at `rate` per second.
+
+    The first is due at once. Poisson draws exponential gaps from `seed` alone.
+    """
+    if not rate > 0:
+        raise ValueError(f"request rate must be above 0 per second, not {rate:g}")
+    draws = random.Random(f"arrivals/{seed}")
+    offset_s = 0.0
+    while True:
+        yield offset_s
+        offset_s += draws.expovariate(rate) if arrival == "poisson" else 1 / rate

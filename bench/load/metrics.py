@@ -1,14 +1,13 @@
-"""What a load run measured, as pure arithmetic on request records. No clock, no I/O.
+"""The figures of a load run, from its records. Pure; latencies are in milliseconds."""
 
-All times of a record are seconds since the run began. Latencies are reported in milliseconds.
-"""
-
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.report.figures import percentile
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.timeline import course, intervals_ms
 
@@ -16,14 +15,14 @@ SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 
 DEFINITIONS: Mapping[str, str] = {
     "scheduled": "when the request was due: its arrival time (open loop, trace) or the moment "
-    "its slot was free (closed loop). All latencies start here unless they say 'from sent'.",
+    "its slot was free (closed loop). All latencies but those 'from sent' start here.",
     "sent": "when the request's bytes were handed to the socket, after any wait for "
     "--max-in-flight or for a connection.",
     "output event": "one streamed chunk that carries output; a chunk can hold several tokens.",
     "ttft": "time to first token: scheduled to first output event.",
     "ttst": "time to second token: scheduled to second output event, or to the first when that "
     "held the whole answer of two or more tokens.",
-    "itl": "inter-token latency: every raw gap between neighbouring output events of a request, "
+    "itl": "inter-token latency: every raw gap between neighboring output events of a request, "
     "pooled over all requests; not divided when a chunk holds several tokens (see tokens per "
     "output event), zero for events that one read of the socket brought.",
     "tpot": "time per output token, one value per request: (e2el - ttft) / (output tokens - 1). "
@@ -34,69 +33,13 @@ DEFINITIONS: Mapping[str, str] = {
     "token throughput": "tokens of successful requests as `usage` counts them / duration; input "
     "tokens include those served from the prefix cache.",
     "goodput": "successful requests that meet every --goodput limit / duration.",
-    "breakdown": "parts of ttft and ttst by the decode worker's own clock, for servers that tell "
+    "breakdown": "parts of ttft and ttst by the decode worker's own clock, for servers that send "
     "the timeline of a request. Outside the decode worker: ttft less the worker's time from "
     "receiving a request to sending its first token. Exposed transfer: end of computing to the "
     "last block of KV landed; verification: from there until all blocks are proven; first step: "
     "from there to the second token. Medians of parts need not add up to the median of the whole.",
     "percentiles": "linear interpolation between the two nearest ranks.",
 }
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request as the client saw it; `error` empty means that it succeeded."""
-
-    index: int
-    scheduled_s: float
-    sent_s: float = 0.0
-    end_s: float = 0.0
-    output_times_s: list[float] = field(default_factory=list)  # of output events
-    num_input_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_asked_tokens: int | None = None  # fixed output length, when one was asked for
-    has_usage: bool = False
-    status: int = 0
-    prefill_place: str = ""  # local | remote, from the x-tandem-prefill header
-    finish_reason: str = ""
-    timeline_ms: dict[str, float] = field(default_factory=dict)  # of its decode worker, if told
-    error: str = ""  # kind
-    error_message: str = ""
-    unfinished: bool = False  # cut off by an interrupted run
-
-    @property
-    def succeeded(self) -> bool:
-        return not self.error and not self.unfinished
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.output_times_s[0] - self.scheduled_s if self.output_times_s else None
-
-    @property
-    def ttft_from_sent_s(self) -> float | None:
-        return self.output_times_s[0] - self.sent_s if self.output_times_s else None
-
-    @property
-    def ttst_s(self) -> float | None:
-        times = self.output_times_s
-        if not times or self.num_output_tokens < 2:
-            return None
-        return (times[1] if len(times) > 1 else times[0]) - self.scheduled_s
-
-    @property
-    def e2el_s(self) -> float:
-        return self.end_s - self.scheduled_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        if not self.output_times_s or self.num_output_tokens < 2:
-            return None
-        return (self.end_s - self.output_times_s[0]) / (self.num_output_tokens - 1)
-
-    def gaps_s(self) -> list[float]:
-        """The raw gaps between neighbouring output events."""
-        return [later - earlier for earlier, later in itertools.pairwise(self.output_times_s)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +57,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything a run's table and JSON show; latencies in ms."""
+    """The figures of a run; latencies in ms."""
 
     num_requests: int
     num_succeeded: int
@@ -138,34 +81,24 @@ class Summary:
     breakdown_ms: dict[str, dict[str, Distribution]]  # local, remote |-> part of the time
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of ascending values, linearly interpolated. Raises ValueError on none."""
-    if not ordered:
-        raise ValueError("percentile of no values")
-    rank = (len(ordered) - 1) * percent / 100
-    below = math.floor(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
-
-
 def distribution(values: Iterable[float | None]) -> Distribution | None:
-    """The distribution of the values that exist; None when there are none."""
+    """Return the distribution of the values that exist; None when there are none."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
     return Distribution(
         num_samples=len(ordered),
         mean=math.fsum(ordered) / len(ordered),
-        p50=percentile(ordered, 50),
-        p90=percentile(ordered, 90),
-        p95=percentile(ordered, 95),
-        p99=percentile(ordered, 99),
+        p50=percentile(ordered, 0.5),
+        p90=percentile(ordered, 0.9),
+        p95=percentile(ordered, 0.95),
+        p99=percentile(ordered, 0.99),
         max=ordered[-1],
     )
 
 
 def parse_slos(words: Iterable[str]) -> dict[str, float]:
-    """`ttft:200 tpot:50` as limits in ms. Raises ConfigError naming the word at fault."""
+    """Return `ttft:200 tpot:50` as limits in ms. Raises ConfigError naming the word at fault."""
     slos: dict[str, float] = {}
     for word in (part for text in words for part in text.replace(",", " ").split()):
         name, colon, limit = word.partition(":")
@@ -183,59 +116,81 @@ def parse_slos(words: Iterable[str]) -> dict[str, float]:
 
 
 def meets(record: RequestRecord, slos: Mapping[str, float]) -> bool:
-    """Whether a successful record is within every limit (ms); a metric it lacks is met."""
-    return all(
-        value is None or value * 1e3 <= slos[name]
-        for name, value in (
-            ("ttft", record.ttft_s),
-            ("ttst", record.ttst_s),
-            ("tpot", record.tpot_s),
-            ("e2el", record.e2el_s),
-        )
-        if name in slos
-    )
+    """Return whether a successful record is within every limit (ms); one that it lacks is met."""
+    values = ((getattr(record, f"{name}_s"), limit) for name, limit in slos.items())
+    return all(value is None or value * 1e3 <= limit for value, limit in values)
+
+
+Reducer = Callable[["_Run"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The records of a run by their outcome; `slos` are limits in ms."""
+
+    records: Sequence[RequestRecord]
+    finished: Sequence[RequestRecord]
+    good: Sequence[RequestRecord]
+    slos: Mapping[str, float]
+    duration_s: float
+
+    def total(self, name: str) -> int:
+        """Return the sum of a count over the successful requests."""
+        return sum(getattr(record, name) for record in self.good)
+
+    def rate(self, count: int) -> float:
+        return count / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
+    def num_within(self) -> int:
+        return sum(meets(record, self.slos) for record in self.good)
+
+    @property
+    def num_events(self) -> int:
+        return sum(len(record.output_times_s) for record in self.good)
+
+
+REDUCERS: Mapping[str, Reducer] = {
+    "num_requests": lambda run: len(run.records),
+    "num_succeeded": lambda run: len(run.good),
+    "num_unfinished": lambda run: len(run.records) - len(run.finished),
+    "errors": lambda run: dict(Counter(r.error for r in run.finished if r.error).most_common()),
+    "duration_s": lambda run: run.duration_s,
+    "num_input_tokens": lambda run: run.total("num_input_tokens"),
+    "num_output_tokens": lambda run: run.total("num_output_tokens"),
+    "num_cached_tokens": lambda run: run.total("num_cached_tokens"),
+    "request_throughput": lambda run: run.rate(len(run.good)),
+    "input_token_throughput": lambda run: run.rate(run.total("num_input_tokens")),
+    "output_token_throughput": lambda run: run.rate(run.total("num_output_tokens")),
+    "goodput": lambda run: run.rate(run.num_within) if run.slos else None,
+    "goodput_share": lambda run: run.num_within / max(len(run.finished), 1) if run.slos else None,
+    "tokens_per_output_event": lambda run: (
+        run.total("num_output_tokens") / run.num_events if run.num_events else None
+    ),
+    "num_short_answers": lambda run: sum(
+        r.num_asked_tokens is not None and r.num_output_tokens < r.num_asked_tokens
+        for r in run.good
+    ),
+    "num_without_usage": lambda run: sum(not record.has_usage for record in run.good),
+    "prefill_places": lambda run: dict(
+        Counter(r.prefill_place for r in run.good if r.prefill_place)
+    ),
+    "num_fallbacks": lambda run: sum(course(r.timeline_ms) == "fallback" for r in run.good),
+    "latencies_ms": lambda run: _latencies_ms(run.good),
+    "breakdown_ms": lambda run: breakdown_ms(run.good),
+}
 
 
 def summarize(records: Sequence[RequestRecord], slos: Mapping[str, float]) -> Summary:
-    """The run's figures from its records; failed and unfinished requests enter no latency."""
-    good = [record for record in records if record.succeeded]
+    """Return a run's figures; failed and unfinished requests enter no latency."""
     finished = [record for record in records if not record.unfinished]
-    duration_s = _duration_s(finished)
-    num_input, num_output = (
-        sum(record.num_input_tokens for record in good),
-        sum(record.num_output_tokens for record in good),
-    )
-    num_within = sum(meets(record, slos) for record in good) if slos else None
-    num_events = sum(len(record.output_times_s) for record in good)
-    return Summary(
-        num_requests=len(records),
-        num_succeeded=len(good),
-        num_unfinished=len(records) - len(finished),
-        errors=dict(Counter(r.error for r in finished if r.error).most_common()),
-        duration_s=duration_s,
-        num_input_tokens=num_input,
-        num_output_tokens=num_output,
-        num_cached_tokens=sum(record.num_cached_tokens for record in good),
-        request_throughput=_rate(len(good), duration_s),
-        input_token_throughput=_rate(num_input, duration_s),
-        output_token_throughput=_rate(num_output, duration_s),
-        goodput=None if num_within is None else _rate(num_within, duration_s),
-        goodput_share=None if num_within is None else num_within / max(len(finished), 1),
-        tokens_per_output_event=num_output / num_events if num_events else None,
-        num_short_answers=sum(
-            r.num_asked_tokens is not None and r.num_output_tokens < r.num_asked_tokens
-            for r in good
-        ),
-        num_without_usage=sum(not record.has_usage for record in good),
-        prefill_places=dict(Counter(r.prefill_place for r in good if r.prefill_place)),
-        num_fallbacks=sum(course(record.timeline_ms) == "fallback" for record in good),
-        latencies_ms=_latencies_ms(good),
-        breakdown_ms=breakdown_ms(good),
-    )
+    good = [record for record in records if record.succeeded]
+    run = _Run(records, finished, good, slos, _duration_s(finished))
+    return Summary(**{name: reduce(run) for name, reduce in REDUCERS.items()})
 
 
 def breakdown_ms(good: Iterable[RequestRecord]) -> dict[str, dict[str, Distribution]]:
-    """Course |-> part |-> its distribution over the successful records that have a timeline."""
+    """Return course |-> part |-> its distribution, of the successful records with a timeline."""
     parts: dict[str, dict[str, list[float]]] = {}
     for record in good:
         stages = record.timeline_ms
@@ -286,7 +241,3 @@ def _duration_s(finished: Sequence[RequestRecord]) -> float:
     if not finished:
         return 0.0
     return max(r.end_s for r in finished) - min(r.scheduled_s for r in finished)
-
-
-def _rate(count: int, duration_s: float) -> float:
-    return count / duration_s if duration_s > 0 else 0.0

@@ -1,15 +1,14 @@
-"""What a bench run is asked to do: the command line's options as one checked value."""
+"""The options of `tandem bench` as one checked value, and the load that they describe."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from tandem.bench.load.arrivals import Arrival
-from tandem.bench.load.load import LoadPlan
-from tandem.bench.load.openai_wire import BodyBuilder, Endpoint
+from tandem.bench.client.wire import BodyBuilder, Endpoint
+from tandem.bench.load.load import Arrival, LoadPlan
 from tandem.bench.load.trace import TraceWorkload, read_trace
 from tandem.bench.load.workload import (
     FileWorkload,
@@ -18,74 +17,108 @@ from tandem.bench.load.workload import (
     Workload,
     read_prompt_file,
 )
+from tandem.bench.report.options import option
 from tandem.runtime.errors import ConfigError
 
 DEFAULT_NUM_REQUESTS = 100
 
 
+USUAL_URL = "http://127.0.0.1:8000"
+
+
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Every option of `tandem bench`, under the names of its flags."""
+    """Measure an OpenAI-compatible server under load.
 
-    url: str
-    model: str | None
-    endpoint: Endpoint
-    stream: bool
-    temperature: float
-    ignore_eos: bool
-    extra_body: str
-    prefill: str | None
-    api_key_env: str | None
-    timeout: float
-    concurrency: int | None
-    request_rate: float | None
-    arrival: Arrival
-    num_requests: int | None
-    duration: float | None
-    max_in_flight: int | None
-    warmup: int
-    input_tokens: int
-    output_tokens: int | None
-    input_stddev: float
-    output_stddev: float
-    prefix_tokens: int
-    vocab_size: int
-    input_format: InputFormat | None
-    prompts: Path | None
-    cache_salt: bool
-    trace: Path | None
-    time_scale: float
-    trace_block_tokens: int
-    max_input_tokens: int | None
-    max_output_tokens: int | None
-    limit: int | None
-    goodput: list[str]
-    seed: int | None
-    compare: tuple[str, str] | None
-    compare_url: str | None
-    rounds: int
-    namespace: str | None
-    etcd_endpoints: str | None
-    output: Path | None
-    records: bool
-    plot: Path | None
+    Closed loop with --concurrency, open loop with --request-rate or a --trace. Latencies count
+    from the scheduled send time. Every figure's definition is part of the output.
+    """
+
+    url: str = option(
+        "",
+        f"base URL of the server (default: of tandem serve here, or {USUAL_URL})",
+        group="server",
+    )
+    model: str | None = option(None, "model name; default: the server's first")
+    endpoint: Endpoint = option("completions", "API to drive")
+    stream: bool = option(True, "stream; without it there is no TTFT or ITL")
+    temperature: float = option(0.0, "sampling temperature; 0 is greedy")
+    ignore_eos: bool = option(True, "ask for exactly the output length, past any end token")
+    extra_body: str = option("", "JSON object merged into every request")
+    prefill: Literal["local", "remote"] | None = option(None, "where to prefill, over the policy")
+    api_key_env: str | None = option(
+        None, "name of the environment variable that holds the API key"
+    )
+    timeout: float = option(600.0, "seconds a request may take")
+    concurrency: int | None = option(
+        None, "closed loop: requests in flight at all times (default: 1)", group="load"
+    )
+    request_rate: float | None = option(
+        None, "open loop: arrivals per second, whatever the server does"
+    )
+    arrival: Arrival = option("poisson", "how open-loop arrivals are spaced")
+    num_requests: int | None = option(None, "requests to send (default: 100, or until --duration)")
+    duration: float | None = option(None, "seconds in which requests are sent")
+    max_in_flight: int | None = option(
+        None, "open loop: most requests in flight; the wait is measured"
+    )
+    warmup: int = option(2, "requests sent first that enter no figure", least=0)
+    input_tokens: int = option(512, "synthetic prompt length", group="input")
+    output_tokens: int | None = option(
+        None, "output length (default: 64; of a prompt file: its own)"
+    )
+    input_stddev: float = option(0.0, "spread of the prompt length")
+    output_stddev: float = option(0.0, "spread of the output length")
+    prefix_tokens: int = option(0, "first tokens that all prompts share")
+    vocab_size: int = option(256, "synthetic token ids are below this")
+    input_format: InputFormat | None = option(
+        None, "token ids (exact lengths), or text of one word per token"
+    )
+    prompts: Path | None = option(
+        None, "prompt file: lines of text, or JSON with prompt or messages"
+    )
+    cache_salt: bool = option(
+        True, "prompt file: a cache_salt per run, so that no run finds another's"
+    )
+    trace: Path | None = option(None, "Mooncake-format trace to replay")
+    time_scale: float = option(1.0, "trace: replay so many times faster")
+    trace_block_tokens: int = option(
+        512, "trace: tokens per hash id; below 512 all prompts shrink in proportion"
+    )
+    max_input_tokens: int | None = option(None, "trace: cut longer prompts to their first tokens")
+    max_output_tokens: int | None = option(None, "trace: cut longer answers")
+    limit: int | None = option(None, "trace: only its first requests")
+    seed: int | None = option(None, "seed of lengths, arrivals and prompts (default: a fresh one)")
+    compare: tuple[str, str] | None = option(
+        None,
+        "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load",
+        group="comparison",
+    )
+    compare_url: str | None = option(None, "base URL of a second server, compared with --url")
+    rounds: int = option(3, "interleaved rounds; medians are shown", least=1)
+    namespace: str | None = option(None, "the cluster's namespace")
+    etcd_endpoints: str | None = option(
+        None, "the cluster's etcd (default: of the one that tandem serve runs here)"
+    )
+    goodput: tuple[str, ...] = option(
+        (), "limits in ms for goodput: ttft:200 tpot:50 (also ttst, e2el)", group="result"
+    )
+    output: Path | None = option(None, "write everything as JSON")
+    records: bool = option(False, "put every request into the JSON")
+    plot: Path | None = option(None, "write a PNG: TTFT, ITL, throughput")
 
     def __post_init__(self) -> None:
         if self.prompts is not None and self.trace is not None:
             raise ConfigError("choose a prompt file or a trace, not both", param="--trace")
         if self.endpoint == "chat" and self.input_format == "tokens":
             raise ConfigError("chat takes text, not token ids: --input-format text")
-        if self.prefill not in (None, "local", "remote"):
-            raise ConfigError(f"--prefill is local or remote, not {self.prefill!r}")
-        if self.rounds < 1:
-            raise ConfigError("--rounds must be at least 1")
 
     @property
     def is_comparison(self) -> bool:
         return self.compare is not None or self.compare_url is not None
 
     def workload(self) -> Workload:
-        """The prompts to send. Raises ConfigError for a bad file or length."""
+        """Return the prompts to send. Raises ConfigError for a bad file or length."""
         form: InputFormat = self.input_format or ("text" if self.endpoint == "chat" else "tokens")
         if self.prompts is not None:
             entries = read_prompt_file(self.prompts)
@@ -112,7 +145,7 @@ class BenchOptions:
         )
 
     def plan(self) -> LoadPlan:
-        """How requests follow one another; one at a time when nothing else is asked for."""
+        """Return the order of requests: one at a time by default."""
         is_open = self.request_rate is not None or (
             self.trace is not None and self.concurrency is None
         )
@@ -129,7 +162,7 @@ class BenchOptions:
         )
 
     def body(self, model: str) -> BodyBuilder:
-        """How prompts become request bodies. Raises ConfigError for a bad --extra-body."""
+        """Return the builder of request bodies. Raises ConfigError for a bad --extra-body."""
         try:
             extra = msgspec.json.decode(self.extra_body or "{}", type=dict[str, Any])
         except msgspec.DecodeError as exc:
@@ -146,7 +179,7 @@ class BenchOptions:
         )
 
     def headers(self) -> dict[str, str]:
-        """Request headers; the key itself never appears on a command line or in a result."""
+        """Return request headers; the key itself never appears on a command line or in a result."""
         headers = {"x-tandem-timeline": "true"}  # other servers pass over it
         if self.prefill is not None:
             headers["x-tandem-prefill"] = self.prefill
@@ -156,10 +189,3 @@ class BenchOptions:
                 raise ConfigError(f"--api-key-env: ${self.api_key_env} is not set")
             headers["Authorization"] = f"Bearer {key}"
         return headers
-
-    def to_json(self) -> dict[str, Any]:
-        """The options as plain values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-        }

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.client.record import RequestRecord
 
 NUM_BINS = 60
 
@@ -12,7 +12,7 @@ NUM_BINS = 60
 def tokens_over_time(
     records: Sequence[RequestRecord], num_bins: int = NUM_BINS
 ) -> tuple[list[float], list[float]]:
-    """Bin starts (s) and output tokens per second in each bin.
+    """Return bin starts (s) and output tokens per second in each bin.
 
     A request's tokens are spread evenly over its output events; without events (not streamed) they
     count at its end.
@@ -33,7 +33,7 @@ def tokens_over_time(
 
 
 def write_plot(path: Path, runs: Mapping[str, Sequence[Sequence[RequestRecord]]]) -> None:
-    """Draw the successful records of every label's runs, a colour per label. Raises OSError."""
+    """Draw the successful records of every label's runs, a color per label. Raises OSError."""
     # matplotlib takes a second to import and few runs plot
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

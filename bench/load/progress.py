@@ -30,7 +30,7 @@ async def shown(run: LoadRun, plan: LoadPlan, label: str, total: int | None) -> 
 
 
 def share_done(run: LoadRun, plan: LoadPlan, total: int | None) -> float | None:
-    """How much of a run is over, 0 to 1; None when nobody can know."""
+    """Return the share of a run that is over, 0 to 1; None if it is unknown."""
     shares = []
     if total:
         shares.append(run.num_finished / total)

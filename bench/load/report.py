@@ -1,27 +1,44 @@
-"""A run's figures as a table for people and as JSON for programs."""
+"""The figures of one run of `tandem bench`, as tables for people and as JSON for programs."""
 
-import os
-import platform
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem.bench.load.breakdown import breakdown_tables, short
+from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.load import LoadResult
-from tandem.bench.load.metrics import DEFINITIONS, RequestRecord, Summary
-from tandem.bench.load.session import Measurement
+from tandem.bench.load.metrics import DEFINITIONS, Distribution, Summary
+from tandem.bench.load.session import Run
 
-SCHEMA_VERSION = 1
-BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client may be what is measured
+Breakdown = Mapping[str, Mapping[str, Distribution]]  # course |-> part |-> ms
+
+TITLES: Mapping[str, str] = {"remote": "prefilled remotely", "local": "prefilled locally"}
+PARTS: Mapping[str, Mapping[str, str]] = {
+    "remote": {
+        "ttft": "time to first token",
+        "outside": "  outside the decode worker",
+        "placement": "  placed, and put on the queue",
+        "queue": "  waited for a prefill worker",
+        "prefix_pull": "  prefix pulled",
+        "compute": "  computed",
+        "answer": "  first token brought back",
+        "ttst": "time to second token: as above until computed, then",
+        "exposed_transfer": "  exposed transfer",
+        "verification": "  verification",
+        "first_step": "  first step",
+    },
+    "local": {
+        "ttft": "time to first token",
+        "outside": "  outside the decode worker",
+        "prefill": "  waited and computed",
+        "ttst": "time to second token: as above, then",
+        "second_token": "  first step",
+    },
+}
+BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client may be the bottleneck
 
 ROWS: Mapping[str, str] = {
     "ttft": "time to first token",
@@ -37,11 +54,9 @@ ROWS: Mapping[str, str] = {
 }
 
 
-def print_summary(
-    console: Console, title: str, measurement: Measurement, slos: Mapping[str, float]
-) -> None:
-    """The table of percentiles, what was counted, and everything that went wrong."""
-    summary, result = measurement.summary, measurement.result
+def print_summary(console: Console, title: str, run: Run, slos: Mapping[str, float]) -> None:
+    """Print the table of percentiles, the counts and the errors."""
+    summary, result = run.summary, run.result
     table = Table("ms", *("mean", "p50", "p90", "p95", "p99", "max"), title=title)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -59,14 +74,14 @@ def print_summary(
 
 
 def print_definitions(console: Console) -> None:
-    """What every figure means."""
+    """Print the definition of every figure."""
     console.print(Text("Definitions", style="bold"), soft_wrap=True)
     for name, meaning in DEFINITIONS.items():
         console.print(Text.assemble((f"  {name}: ", "bold dim"), (meaning, "dim")), soft_wrap=True)
 
 
 def warnings(summary: Summary, result: LoadResult) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Return the doubts that a reader must know of."""
     found: list[str] = []
     if result.interrupted:
         found.append(
@@ -94,42 +109,9 @@ def warnings(summary: Summary, result: LoadResult) -> list[str]:
     return found
 
 
-def write_document(
-    output: Path | None,
-    module: str,
-    settings: Mapping[str, Any],
-    started_at: datetime,
-    results: Mapping[str, Any],
-) -> None:
-    """The document of `python -m module`, as JSON; nothing where there is no `output`."""
-    if output is not None:
-        command = ["python", "-m", module]
-        whole = document(command=command, settings=settings, started_at=started_at, results=results)
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
-
-
-def document(
-    *,
-    command: Sequence[str],
-    settings: Mapping[str, Any],
-    started_at: datetime,
-    results: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The JSON document around a run's results."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "started_at": started_at.isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": dict(settings),
-        "environment": environment(),
-        "definitions": dict(DEFINITIONS),
-        **results,
-    }
-
-
-def result_json(measurement: Measurement, *, with_records: bool) -> dict[str, Any]:
-    """One run for the JSON document; latencies in ms, times of records in seconds."""
-    summary, result = measurement.summary, measurement.result
+def result_json(run: Run, *, with_records: bool) -> dict[str, Any]:
+    """Return one run for the JSON document; latencies in ms, times of records in seconds."""
+    summary, result = run.summary, run.result
     body: dict[str, Any] = {
         "summary": msgspec.to_builtins(summary),
         "warnings": warnings(summary, result),
@@ -140,28 +122,6 @@ def result_json(measurement: Measurement, *, with_records: bool) -> dict[str, An
     if with_records:
         body["requests"] = [msgspec.to_builtins(record) for record in result.records]
     return body
-
-
-def environment() -> dict[str, Any]:
-    """The machine and the software a run was made on."""
-    try:
-        tandem_version = version("tandem-serve")
-    except PackageNotFoundError:
-        tandem_version = "unknown"
-    return {
-        "tandem": tandem_version,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "num_cpus": os.cpu_count(),
-        "num_usable_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_average": os.getloadavg(),
-    }
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> list[str]:
@@ -197,10 +157,35 @@ def _example(kind: str, records: Sequence[RequestRecord]) -> str:
     return f", the first: {first.error_message}" if first.error_message else ""
 
 
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            names = (line.partition(":")[2] for line in info if line.startswith("model name"))
-            return next(names, platform.processor()).strip()
-    except OSError:
-        return platform.processor()
+def breakdown_tables(sides: Mapping[str, Breakdown]) -> list[Table]:
+    """Return a table for each course that any side has, with the sides beside each other."""
+    return [
+        _part_table(course, {name: side.get(course, {}) for name, side in sides.items()})
+        for course in PARTS
+        if any(course in side for side in sides.values())
+    ]
+
+
+def _part_table(course: str, sides: Mapping[str, Mapping[str, Distribution]]) -> Table:
+    num_requests = ", ".join(
+        f"{name} {max(spread.num_samples for spread in side.values()) if side else 0}".strip()
+        for name, side in sides.items()
+    )
+    marks = [f"{name} {mark}".strip() for name in sides for mark in ("p50", "p99")]
+    table = Table("ms", *marks, title=f"{TITLES[course]} ({num_requests} requests)")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part, label in PARTS[course].items():
+        spreads = [side.get(part) for side in sides.values()]
+        if any(spreads):
+            table.add_row(label, *(cell for spread in spreads for cell in _cells(spread)))
+    return table
+
+
+def _cells(spread: Distribution | None) -> tuple[str, str]:
+    return ("-", "-") if spread is None else (short(spread.p50), short(spread.p99))
+
+
+def short(value: float) -> str:
+    """Return a figure in four digits or so."""
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 1000 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""One measured run from options to figures: the server, the seeds, the warm-up, the interrupt."""
+"""One measured run from options to figures: server, seeds, warm-up and interrupt."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.load import progress
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
 from tandem.bench.load.load import LoadPlan, LoadResult, LoadRun
 from tandem.bench.load.metrics import Summary, parse_slos, summarize
-from tandem.bench.load.openai_wire import BodyBuilder
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.trace import TraceWorkload
 from tandem.bench.load.workload import Seeds, Workload
@@ -21,7 +21,7 @@ MAX_WARMUP_CONCURRENCY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Run:
     """One run and its figures."""
 
     result: LoadResult
@@ -46,7 +46,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def stops(self, run: LoadRun) -> Iterator[None]:
-        """While the body runs, the interrupt stops `run`."""
+        """Let the interrupt stop `run` while the body runs."""
         self._run = run
         if self.is_set:
             run.stop()
@@ -78,7 +78,7 @@ class Session:
 
     @property
     def total(self) -> int | None:
-        """How many requests a run sends, where that is known."""
+        """The number of requests of a run, where that is known."""
         num_entries = (
             len(self.workload.entries) if isinstance(self.workload, TraceWorkload) else None
         )
@@ -91,7 +91,7 @@ class Session:
         )
 
     async def body(self, client: OpenAIClient) -> BodyBuilder:
-        """Bodies for the model asked for, or the server's first. Raises ServiceError."""
+        """Return bodies for the model asked for, or the server's first. Raises ServiceError."""
         model = self.options.model
         if model is None:
             models = await client.list_models()
@@ -101,7 +101,7 @@ class Session:
         return self.options.body(model)
 
     async def warm_up(self, client: OpenAIClient, body: BodyBuilder, *, label: str = "") -> None:
-        """Requests of the same shape that enter no figure; their prompts are not used again."""
+        """Send requests of the same shape that enter no figure, with prompts of their own."""
         if self.options.warmup:
             requests = self._requests(Seeds(self.seed, f"{self.seed}/warm-up/{label}"), body)
             plan = LoadPlan(
@@ -114,14 +114,14 @@ class Session:
 
     async def measure(
         self, client: OpenAIClient, body: BodyBuilder, *, label: str, round_index: int = 0
-    ) -> Measurement:
-        """One run. Runs of one round share lengths and arrivals; no two labels share a prompt."""
+    ) -> Run:
+        """Measure one run; those of a round share lengths and arrivals, no two labels a prompt."""
         seeds = Seeds(self.seed + round_index, f"{self.seed}/{round_index}/{label}")
         run = LoadRun(client, self._requests(seeds, body), self.plan, seeds.shape)
         with self.interrupt.stops(run):
             async with progress.shown(run, self.plan, label, self.total):
                 result = await run.run()
-        return Measurement(result, summarize(result.records, self.slos))
+        return Run(result, summarize(result.records, self.slos))
 
     def _requests(self, seeds: Seeds, body: BodyBuilder) -> Iterator[PreparedRequest]:
         for spec in self.workload.prompts(seeds):

@@ -1,4 +1,4 @@
-"""The same load under two settings, interleaved, and what the second costs against the first."""
+"""The same load under two settings, interleaved, and the ratios of their figures."""
 
 import contextlib
 import statistics
@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem.bench.load.breakdown import breakdown_tables
-from tandem.bench.load.client import OpenAIClient
+from tandem.bench.client.openai import OpenAIClient
+from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.load.metrics import Distribution, Summary, breakdown_ms
-from tandem.bench.load.openai_wire import BodyBuilder
-from tandem.bench.load.report import result_json, warnings
-from tandem.bench.load.session import Measurement, Session
+from tandem.bench.load.report import breakdown_tables, result_json, warnings
+from tandem.bench.load.session import Run, Session
 
 if TYPE_CHECKING:  # it imports every room's config, which only live settings need
     from tandem.bench.load.live_config import LiveConfig
@@ -57,7 +56,7 @@ class Row:
 
 
 def metrics_of(summary: Summary) -> dict[str, float]:
-    """The figures of one run that are compared: latencies in ms, throughputs per second."""
+    """Return the figures of one run that are compared: latencies in ms, throughputs per second."""
     found = {
         f"{name} {mark}": getattr(summary.latencies_ms[name], mark)
         for name in LATENCIES
@@ -72,7 +71,7 @@ def metrics_of(summary: Summary) -> dict[str, float]:
 
 
 def compare_rounds(a: Sequence[Summary], b: Sequence[Summary]) -> list[Row]:
-    """A row for every metric that all rounds of both sides have."""
+    """Return a row for every metric that all rounds of both sides have."""
     sides = [[metrics_of(summary) for summary in side] for side in (a, b)]
     if not sides[0] or not sides[1]:
         return []
@@ -87,10 +86,10 @@ def compare_rounds(a: Sequence[Summary], b: Sequence[Summary]) -> list[Row]:
 
 async def run_comparison(
     session: Session, console: Console
-) -> tuple[dict[str, Any], dict[str, list[Measurement]]]:
-    """Run A B A B ..., show the ratios, put the settings back. Returns JSON and runs by label."""
+) -> tuple[dict[str, Any], dict[str, list[Run]]]:
+    """Run A B A B ..., print the ratios, put the settings back; return JSON and runs by label."""
     legs = _legs(session)
-    rounds: dict[str, list[Measurement]] = {leg.name: [] for leg in legs}
+    rounds: dict[str, list[Run]] = {leg.name: [] for leg in legs}
     async with contextlib.AsyncExitStack() as stack:
         live = await stack.enter_async_context(_live_config(session, legs))
         targets = {leg.name: await _target(session, leg, stack) for leg in legs}
@@ -124,7 +123,7 @@ async def _run_leg(
     live: "LiveConfig | None",
     target: tuple[OpenAIClient, BodyBuilder],
     round_index: int,
-    rounds: dict[str, list[Measurement]],
+    rounds: dict[str, list[Run]],
 ) -> None:
     if live is not None:
         await live.apply(leg.settings)
@@ -139,8 +138,8 @@ async def _run_leg(
         rounds[leg.name].append(measurement)
 
 
-def _breakdown(runs: Sequence[Measurement]) -> dict[str, dict[str, Distribution]]:
-    """Of all rounds of one side together."""
+def _breakdown(runs: Sequence[Run]) -> dict[str, dict[str, Distribution]]:
+    """Return the breakdown of all rounds of one side together."""
     records = [record for run in runs for record in run.result.records]
     return breakdown_ms(record for record in records if record.succeeded)
 
@@ -206,7 +205,7 @@ def _print_rows(console: Console, legs: Sequence[Leg], rows: Sequence[Row]) -> N
 
 
 def _print_counts(
-    console: Console, legs: Sequence[Leg], rounds: Mapping[str, Sequence[Measurement]]
+    console: Console, legs: Sequence[Leg], rounds: Mapping[str, Sequence[Run]]
 ) -> None:
     for leg in legs:
         for index, run in enumerate(rounds[leg.name]):

@@ -11,7 +11,7 @@ import msgspec
 from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, text_of, token_ids
 from tandem.runtime.errors import ConfigError
 
-TRACE_BLOCK_TOKENS = 512  # what one hash id of a Mooncake trace stands for
+TRACE_BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace
 
 
 class TraceEntry(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class TraceEntry(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path, limit: int | None = None) -> tuple[TraceEntry, ...]:
-    """The first `limit` entries, in order of time. Raises ConfigError naming the file and line."""
+    """Return the first `limit` entries, in order of time. Raises ConfigError with the line."""
     decoder = msgspec.json.Decoder(TraceEntry)
     entries: list[TraceEntry] = []
     try:
@@ -98,7 +98,7 @@ class TraceWorkload:
             )
 
     def input_tokens(self, entry: TraceEntry) -> int:
-        """The prompt length that is sent for an entry."""
+        """Return the prompt length that is sent for an entry."""
         scaled = max(1, round(entry.input_length * self.block_tokens / TRACE_BLOCK_TOKENS))
         return min(scaled, self.max_input_tokens or scaled)
 

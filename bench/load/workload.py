@@ -1,4 +1,4 @@
-"""What is asked: synthetic lengths and prompt files as streams of prompts. Pure but for reading.
+"""Prompts of synthetic lengths and from prompt files. Pure but for reading.
 
 A workload's *shape* (lengths, order) follows `Seeds.shape`; the *content* of its prompts follows
 `Seeds.content`, so that two runs can carry the same load without sharing a prefix cache.
@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tandem.bench.load.openai_wire import Prompt
+from tandem.bench.client.wire import Prompt
 from tandem.runtime.errors import ConfigError
 
 InputFormat = Literal["tokens", "text"]
@@ -23,7 +23,7 @@ InputFormat = Literal["tokens", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """What a run's randomness hangs on: lengths and arrivals on `shape`, prompts on `content`."""
+    """The seeds of a run: lengths and arrivals depend on `shape`, prompts on `content`."""
 
     shape: int
     content: str
@@ -48,14 +48,14 @@ class Workload(Protocol):
 
 
 def token_ids(key: str, num_tokens: int, vocab_size: int) -> list[int]:
-    """`num_tokens` ids below `vocab_size`, a function of `key` alone (SHAKE-128 as the source)."""
+    """Return `num_tokens` ids below `vocab_size`, a function of `key` alone (SHAKE-128)."""
     words = array("I")
     words.frombytes(hashlib.shake_128(key.encode()).digest(num_tokens * words.itemsize))
     return [word % vocab_size for word in words]
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """A pronounceable word per id, for servers or endpoints that take no token ids."""
+    """Return a pronounceable word per id, for servers or endpoints that take no token ids."""
     return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in ids)
 
 
@@ -131,7 +131,7 @@ class FileWorkload:
 
 
 def read_prompt_file(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Entries of a prompt file: JSON objects per line, or plain text lines.
+    """Return the entries of a prompt file: JSON objects per line, or plain text lines.
 
     An object has `prompt` (text or token ids) or `messages`, and may have `output_tokens`.
     Raises ConfigError naming the file and line.

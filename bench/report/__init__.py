@@ -1,1 +1,1 @@
-"""Figures, targets and tables that all benchmarks share."""
+"""Figures, targets, tables and documents: what every benchmark shares."""

@@ -1,66 +1,151 @@
-"""Figures against their targets: a plain table, and JSON that says where they come from.
+"""A measured number, held against its target and against the best that it could be. Pure."""
 
-Needs the standard library and torch alone: a GPU machine has little else.
-"""
-
-import os
-import platform
 import random
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
+import msgspec
 
-SCHEMA_VERSION = 1
-_LIBRARIES = ("tandem-serve", "torch", "triton", "nixl-cu13", "nixl-cu12", "cupy-cuda13x", "numpy")
+Rate = Literal["matmul", "copy", "read"]  # operations or bytes per second of a device
+Verdict = Literal["", "open", "failed", "missed", "within noise", "met", "stretch"]
+
+_SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0, "GB/s": 1e-9, "TB/s": 1e-12, "TFLOP/s": 1e-12}
 _NUM_RESAMPLES = 400
+_HEADINGS = ("figure", "value", "unit", "ceiling", "share", "target", "verdict", "error", "rounds")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured number. `rounds` has one value per round, and `value` is their median."""
+class Target(msgspec.Struct, frozen=True):
+    """The most or the least that a value, or its share of the ceiling, should be."""
+
+    kind: Literal["at most", "at least"]
+    limit: float
+    stretch: float | None = None  # a second limit, beyond the first
+    of: Literal["value", "share"] = "value"
+
+    def is_met_by(self, value: float, limit: float | None = None) -> bool:
+        """Return whether `value` keeps the limit: the target's own, or the one given."""
+        limit = self.limit if limit is None else limit
+        return value <= limit if self.kind == "at most" else value >= limit
+
+    def text(self) -> str:
+        """Return the target as a cell of a table."""
+        sign = "<=" if self.kind == "at most" else ">="
+        scale, unit = (1, "") if self.of == "value" else (100, "%")
+        limits = [self.limit] if self.stretch is None else [self.limit, self.stretch]
+        return f"{sign} " + ", ".join(f"{limit * scale:.4g}{unit}" for limit in limits)
+
+
+def at_most(
+    limit: float, stretch: float | None = None, of: Literal["value", "share"] = "value"
+) -> Target:
+    return Target("at most", limit, stretch, of)
+
+
+def at_least(
+    limit: float, stretch: float | None = None, of: Literal["value", "share"] = "value"
+) -> Target:
+    return Target("at least", limit, stretch, of)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """The device's rate that bounds a figure.
+
+    `work` is in operations or bytes: of one call for a figure in units of time, of one unit of
+    what the figure counts otherwise.
+    """
+
+    rate: Rate
+    work: float = 1.0
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A measured number, one sample per round; its value is their median."""
 
     name: str
     label: str
     unit: str
-    rounds: tuple[float, ...]
-    limit: float | None = None
-    kind: Literal["at most", "at least"] = "at most"
-    interval: tuple[float, float] | None = None  # where the value lies with 90 % certainty
-    note: str = ""
-    value: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "value", statistics.median(self.rounds))
+    samples: tuple[float, ...] = ()
+    target: Target | None = None
+    ceiling: float | None = None  # the most a rate can be, the least a time can be
+    bound: Bound | None = None  # gives the ceiling once the device's rates are known
+    interval: tuple[float, float] | None = None  # holds the value with 90 % certainty
+    relative_error: float | None = None  # of the timed call's result
+    notes: tuple[str, ...] = ()
+    failure: str = ""  # the reason why there are no samples
 
     @property
-    def verdict(self) -> str:
-        """Against the limit: yes, no, or that the noise is too large to tell."""
-        if self.limit is None:
+    def value(self) -> float | None:
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the ceiling that is reached."""
+        if not self.value or not self.ceiling:
+            return None
+        is_rate = self.unit.endswith("/s")
+        return self.value / self.ceiling if is_rate else self.ceiling / self.value
+
+    @property
+    def verdict(self) -> Verdict:
+        """The judgement by the target; "open" where there is nothing to judge."""
+        if self.failure:
+            return "failed"
+        target = self.target
+        if target is None:
             return ""
-        sign = 1 if self.kind == "at most" else -1
-        if sign * (self.limit - self.value) >= 0:
-            return "yes"
-        if self.interval is not None and any(
-            sign * (self.limit - end) >= 0 for end in self.interval
-        ):
-            return "within noise"
-        return "no"
+        reached = self.share if target.of == "share" else self.value
+        if reached is None:
+            return "open"
+        if target.stretch is not None and target.is_met_by(reached, target.stretch):
+            return "stretch"
+        if target.is_met_by(reached):
+            return "met"
+        return "within noise" if any(map(target.is_met_by, self.interval or ())) else "missed"
+
+    def with_ceiling(self, rates: Mapping[Rate, float]) -> "Figure":
+        """Return the figure with the ceiling that its bound gives at these rates per second."""
+        if self.bound is None or self.bound.rate not in rates:
+            return self
+        rate, scale = rates[self.bound.rate], _SCALES[self.unit]
+        per_work = rate / self.bound.work if self.unit.endswith("/s") else self.bound.work / rate
+        return msgspec.structs.replace(self, ceiling=per_work * scale)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        derived = {"value": self.value, "share": self.share, "verdict": self.verdict}
+        return {**msgspec.to_builtins(self), **derived}
 
 
-def percentile(samples: Sequence[float], share: float) -> float:
-    """By linear interpolation between the two nearest ranks."""
+def measured(figures: Iterable[Figure], rounds: Sequence[Mapping[str, float]]) -> list[Figure]:
+    """Return the figures with a sample from each round; rounds hold values by figures' names."""
+    return [
+        msgspec.structs.replace(figure, samples=tuple(each[figure.name] for each in rounds))
+        for figure in figures
+    ]
+
+
+def in_unit(seconds: Iterable[float], unit: str, work: float = 0.0) -> tuple[float, ...]:
+    """Return the seconds of calls in a unit of time, or as a rate of `work` per call."""
+    scale = _SCALES[unit]
+    if unit.endswith("/s"):
+        return tuple(work / one * scale for one in seconds)
+    return tuple(one * scale for one in seconds)
+
+
+def per_second(figure: Figure) -> float:
+    """Return the value of a measured rate in operations or bytes per second."""
+    assert figure.value is not None
+    return figure.value / _SCALES[figure.unit]
+
+
+def percentile(samples: Iterable[float], share: float) -> float:
+    """Return the percentile by linear interpolation between the two nearest ranks.
+
+    Raises ValueError when there are no samples.
+    """
     ordered = sorted(samples)
+    if not ordered:
+        raise ValueError("percentile of no values")
     position = share * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
@@ -68,117 +153,69 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def medians(rounds: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """The median of each round."""
+    """Return the median of each round."""
     return tuple(statistics.median(samples) for samples in rounds)
 
 
 def flat(rounds: Iterable[Sequence[float]]) -> list[float]:
-    """The samples of all rounds."""
+    """Return the samples of all rounds."""
     return [sample for samples in rounds for sample in samples]
 
 
+def ratio(
+    name: str,
+    label: str,
+    above: Sequence[Sequence[float]],
+    below: Sequence[Sequence[float]],
+    target: Target | None = None,
+) -> Figure:
+    """Return the ratio of two sides' medians within each round, with its interval."""
+    pairs = zip(medians(above), medians(below), strict=True)
+    samples = tuple(a / b for a, b in pairs)
+    interval = ratio_interval(flat(above), flat(below))
+    return Figure(name, label, "x", samples, target, interval=interval)
+
+
 def ratio_interval(samples: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Where the ratio of two medians lies with 90 % certainty, by resampling both."""
+    """Return the interval of the ratio of two medians, at 90 % certainty, by resampling both."""
     draw = random.Random(0)
-    ratios = sorted(
+    ratios = [
         statistics.median(draw.choices(samples, k=len(samples)))
         / max(statistics.median(draw.choices(others, k=len(others))), 1e-9)
         for _ in range(_NUM_RESAMPLES)
-    )
+    ]
     return percentile(ratios, 0.05), percentile(ratios, 0.95)
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """The figures as text, a line for each."""
-    rows = [("figure", "median", "unit", "target", "ok", "rounds")]
-    for figure in figures:
-        sign = "<=" if figure.kind == "at most" else ">="
-        target = "" if figure.limit is None else f"{sign} {figure.limit:g}"
-        rounds = " ".join(f"{value:.4g}" for value in figure.rounds)
-        rows.append(
-            (figure.label, f"{figure.value:.4g}", figure.unit, target, figure.verdict, rounds)
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
+    """Return the figures as text, a line for each; columns without content are left out."""
+    rows = [_HEADINGS, *map(_cells, figures)]
+    used = [at for at in range(len(_HEADINGS)) if any(row[at] for row in rows[1:])]
+    return aligned([[row[at] for at in used] for row in rows])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    ]
-    return "\n".join(lines)
+    )
 
 
-def document(
-    *,
-    command: Sequence[str],
-    settings: Mapping[str, Any],
-    started_at: datetime,
-    figures: Sequence[Figure],
-    how: Mapping[str, str],
-    commit: str = "",
-) -> dict[str, Any]:
-    """The figures with the command, the commit and the machine that gave them."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "started_at": started_at.isoformat(timespec="seconds"),
-        "ended_at": utc_now().isoformat(timespec="seconds"),
-        "command": list(command),
-        "commit": commit or this_commit(),
-        "settings": dict(settings),
-        "machine": machine(),
-        "how": dict(how),
-        "figures": {figure.name: figure.to_json() for figure in figures},
-    }
+def _cells(figure: Figure) -> tuple[str, ...]:
+    return (
+        figure.label,
+        _number(figure.value),
+        figure.unit,
+        _number(figure.ceiling),
+        "" if figure.share is None else f"{figure.share:.1%}",
+        "" if figure.target is None else figure.target.text(),
+        figure.verdict,
+        "" if figure.relative_error is None else f"{figure.relative_error:.1e}",
+        " ".join(map(_number, figure.samples)) if len(figure.samples) > 1 else "",
+    )
 
 
-def this_commit() -> str:
-    """The commit of the code that runs, "+" when it was changed since; "unknown" without git."""
-
-    def git(*arguments: str) -> str:
-        folder = Path(__file__).parent
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "num_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "gpu": gpu,
-        "libraries": {name: found for name in _LIBRARIES if (found := _version(name))},
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(("UCX_", "NIXL_", "PYTORCH_", "OMP_NUM"))
-        },
-    }
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

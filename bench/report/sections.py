@@ -1,74 +1,165 @@
-"""Benchmarks in sections: each in a process of its own with a time limit, figures as JSON lines.
+"""Programs in sections: each in a process of its own with a time limit, figures as JSON lines.
 
-What a section found before it failed, hung or was killed is kept, and the others go on.
+The figures of a section that failed, hung or was killed are kept, and the others go on.
 """
 
-import importlib
+import dataclasses
 import os
-import statistics
+import pkgutil
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import torch
 
-from tandem.bench.kernels.figures import Figure, Measurement, Rate, failures, table
-from tandem.bench.kernels.process import UnderLoad, run_bounded, watching_gpu
-from tandem.bench.kernels.timing import Setting
-from tandem.bench.report.figures import machine, this_commit, utc_now
+from tandem.bench.report.console import print_figures, say
+from tandem.bench.report.document import document, utc_now, write_document
+from tandem.bench.report.figures import Figure, Rate, per_second
+from tandem.bench.report.options import option
+from tandem.bench.report.process import UnderLoad, gpu_state, run_bounded, watching_gpu
+from tandem.bench.report.setting import chip, gpu_id, gpu_name, is_cpu, setting_for
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+MAX_REASON = 600  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the run that has its own process, so that its failure is its own.
+    """A part of a run in a process of its own.
 
-    `module` has run(setting: Setting) -> Iterator[Measurement].
+    `entry` is "module:function"; the function takes a Setting and yields figures.
     """
 
     name: str
-    module: str
+    entry: str
     timeout_s: float
-    is_optional: bool = False  # of what is on trial: what fails in it fails no run
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_optional: bool = False  # of a kernel on trial: its failures fail no run
+
+
+@dataclass(frozen=True, slots=True)
+class SectionProgram:
+    """The sections of `python -m module`, their definitions and the time for all of them."""
+
+    module: str
+    results: str  # name of the file in bench/results/GPU
+    sections: Sequence[Section]
+    how: Mapping[str, str]
+    budget_s: float
+    once_rounds: int = 0  # with --once; 0: results are checked and nothing is timed
+    derive: Callable[[Sequence[Figure]], Iterable[Figure]] = lambda _: ()  # from the others
+
+
+@dataclass(frozen=True, slots=True)
+class SectionOptions:
+    """Measure one GPU in sections; each has a process and a time limit of its own."""
+
+    device: str = option("cuda:0", "cpu: a dry run, tiny and meaningless")
+    output: Path | None = option(None, "JSON document; default: in bench/results/GPU")
+    commit: str = option("", "commit of the code, where there is no git")
+    only: tuple[str, ...] = option((), "names of the sections to run")
+    once: bool = option(False, "a quick look, or single launches for a profiler")
+    section: str = option("", "a section to run in this process, as JSON lines")
 
 
 @dataclass(slots=True)
 class Findings:
-    """What the sections gave, in their order."""
+    """The figures of the sections, in their order."""
 
-    measurements: list[Measurement]
-    failures: dict[str, str]
-    seconds: dict[str, float]
-    under_load: dict[str, UnderLoad]
+    figures: list[Figure] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    under_load: dict[str, UnderLoad] = field(default_factory=dict)
     has_failed: bool = False
 
 
-def measure_sections(
-    program: str,
-    sections: Sequence[Section],
-    device: str,
-    deadline: float,
-    arguments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Findings:
-    """Each section in a process of its own, until `deadline` of time.perf_counter().
+def run_sections(
+    program: SectionProgram, options: SectionOptions, environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a program's sections, print and write their figures; return 1 when one failed.
 
-    `program` is the module whose `--section NAME` measures one section in its process;
-    `arguments` and `environment` are added to those of every section.
+    `environment` is added to that of every section.
     """
-    findings = Findings([], {}, {}, {})
-    for section in sections:
+    known = [section.name for section in program.sections]
+    for name in (*options.only, *filter(None, [options.section])):
+        if name not in known:
+            say(f"error: {name!r} is not one of the sections {', '.join(known)}")
+            return 2
+    if options.section:
+        return _measure_here(program, options)
+    started_at, before = utc_now(), gpu_state(gpu_id(options.device))
+    findings = _measure_sections(program, options, environment or {})
+    figures = judged(findings.figures, is_dry=is_cpu(options.device))
+    figures += judged(program.derive(figures), is_dry=is_cpu(options.device))
+    print_figures(figures, program.how)
+    _print_run(options, findings)
+    output = options.output or results_path(gpu_name(options.device), program.results)
+    whole = document(
+        command=["python", "-m", program.module, *sys.argv[1:]],
+        settings=dataclasses.asdict(options),
+        started_at=started_at,
+        how=program.how,
+        figures=figures,
+        commit=options.commit,
+        is_dry=is_cpu(options.device),
+        chip=chip(options.device),
+        gpu_before=before,
+        gpu_after=gpu_state(gpu_id(options.device)),
+        gpu_under_load=findings.under_load,
+        section_seconds=findings.seconds,
+        ceilings_per_s=best_rates(findings.figures),
+        failures=findings.failures | {each.name: each.failure for each in figures if each.failure},
+    )
+    write_document(output, whole)
+    print(output)
+    return int(findings.has_failed)
+
+
+def judged(figures: Iterable[Figure], *, is_dry: bool) -> list[Figure]:
+    """Return the figures with the ceilings of their run; those of a dry run have no targets."""
+    found = list(figures)
+    rates = best_rates(found)
+    found = [figure.with_ceiling(rates) for figure in found]
+    return [msgspec.structs.replace(each, target=None) for each in found] if is_dry else found
+
+
+def best_rates(figures: Iterable[Figure]) -> dict[Rate, float]:
+    """Return the device's rates per second: the best of the figures that are named after each."""
+    rates: dict[Rate, float] = {}
+    for figure in figures:
+        bound = figure.bound
+        if bound is not None and figure.samples and figure.name.startswith(f"{bound.rate}_"):
+            rates[bound.rate] = max(per_second(figure), rates.get(bound.rate, 0.0))
+    return rates
+
+
+def results_path(gpu: str | None, file_name: str) -> Path:
+    """Return `bench/results/GPU/file_name`: the GPU in lower case and dashes, "cpu" for None."""
+    folder = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).strip("-")
+    return RESULTS / folder / file_name
+
+
+def reason_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_REASON]
+
+
+def _measure_sections(
+    program: SectionProgram, options: SectionOptions, environment: Mapping[str, str]
+) -> Findings:
+    findings, deadline = Findings(), time.perf_counter() + program.budget_s
+    for section in program.sections:
+        if options.only and section.name not in options.only:
+            continue
         started_at = time.perf_counter()
         load: list[UnderLoad] = []
-        with watching_gpu(gpu_id(device), load):
+        with watching_gpu(gpu_id(options.device), load):
             found, failure = in_own_process(
-                program, section, device, deadline - started_at, arguments, environment
+                program.module, section, options, deadline - started_at, environment
             )
-        findings.measurements += found
+        findings.figures += found
         findings.seconds[section.name] = time.perf_counter() - started_at
         if load:
             findings.under_load[section.name] = load[0]
@@ -81,139 +172,55 @@ def measure_sections(
 
 
 def in_own_process(
-    program: str,
+    module: str,
     section: Section,
-    device: str,
+    options: SectionOptions,
     seconds_left: float,
-    arguments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> tuple[list[Measurement], str]:
-    """What the section found before its end, and why it ended if that was early."""
+    environment: Mapping[str, str],
+) -> tuple[list[Figure], str]:
+    """Return a section's figures up to its end, and the reason of an end before its time."""
     timeout_s = min(section.timeout_s, seconds_left)
     if timeout_s <= 0:
         return [], "no time was left"
-    command = [sys.executable, "-m", program, "--device", device, "--section", section.name]
-    command += arguments
-    # Read when triton is imported.
-    interprets = {"TRITON_INTERPRET": "1" if is_cpu(device) else "0"}
-    ended = run_bounded(command, timeout_s, {**interprets, **(environment or {})})
-    # The last line is whole only where the process ended by itself.
+    command = [sys.executable, "-m", module, "--device", options.device, "--section", section.name]
+    command += ["--once"] if options.once else []
+    # Triton reads it when it is imported.
+    interprets = {"TRITON_INTERPRET": "1" if is_cpu(options.device) else "0"}
+    ended = run_bounded(command, timeout_s, {**interprets, **environment, **section.environment})
+    # The last line is whole only if the process ended by itself.
     lines = [line for line in ended.output.splitlines(keepends=True) if line.endswith(b"\n")]
-    measurements = (msgspec.json.decode(line, type=Measurement) for line in lines)
+    figures = (msgspec.json.decode(line, type=Figure) for line in lines)
     # A case is announced before it is measured.
-    found = list({each.name: each for each in measurements}.values())
+    found = list({figure.name: figure for figure in figures}.values())
     if ended.code is None:
         return found, f"took more than {timeout_s:.0f} s"
     if ended.code:
-        return found, f"exit {ended.code}: {ended.errors.strip()[-600:]}"
+        return found, f"exit {ended.code}: {ended.errors.strip()[-MAX_REASON:]}"
     return found, ""
 
 
-def main_of_section(sections: Sequence[Section], name: str, setting: Setting) -> int:
-    """Measures one section in this process, a line of JSON for each measurement."""
+def _measure_here(program: SectionProgram, options: SectionOptions) -> int:
+    """Measure one section in this process, a line of JSON for each figure."""
+    setting = setting_for(options.device)
+    if options.once:
+        setting = setting.once(program.once_rounds)
+    (section,) = (each for each in program.sections if each.name == options.section)
     out = os.dup(1)
     os.dup2(2, 1)  # a library that prints must not print among the figures
-    (section,) = (each for each in sections if each.name == name)
     with os.fdopen(out, "wb") as stream:
-        for measurement in importlib.import_module(section.module).run(setting):
-            stream.write(msgspec.json.encode(measurement) + b"\n")
+        for figure in pkgutil.resolve_name(section.entry)(setting):
+            stream.write(msgspec.json.encode(figure) + b"\n")
             stream.flush()
     return 0
 
 
-def best_rates(measurements: Sequence[Measurement]) -> dict[Rate, float]:
-    """The ceilings: the best that was measured of each rate by the section for that."""
-    rates: dict[Rate, float] = {}
-    for each in measurements:
-        if each.rate and each.seconds and each.name.startswith(f"{each.rate}_"):
-            rate = each.work / statistics.median(each.seconds)
-            rates[each.rate] = max(rate, rates.get(each.rate, 0.0))
-    return rates
-
-
-def print_figures(figures: Sequence[Figure], findings: Findings) -> None:
-    """The table, and what the GPU did meanwhile."""
-    print(table(figures))
-    if any(figure.status == "dry" for figure in figures):
+def _print_run(options: SectionOptions, findings: Findings) -> None:
+    if is_cpu(options.device):
         print("a dry run: all sizes are tiny and no figure means anything")
     for name, load in findings.under_load.items():
         print(
             f"under load, {name}: SM {load.sm_mhz:.0f} MHz (least {load.min_sm_mhz:.0f}), "
             f"{load.power_w:.0f} W (most {load.max_power_w:.0f}), {load.max_temperature_c:.0f} C"
         )
-
-
-def print_failures(figures: Sequence[Figure], findings: Findings) -> None:
-    for name, failure in all_failures(figures, findings).items():
+    for name, failure in findings.failures.items():
         print(f"{name} gave no figure: {failure}")
-
-
-def all_failures(figures: Sequence[Figure], findings: Findings) -> dict[str, str]:
-    """Of sections and of figures, by their names."""
-    return {**findings.failures, **failures(figures)}
-
-
-def document(
-    *,
-    command: Sequence[str],
-    commit: str,
-    device: str,
-    started_at: datetime,
-    how: Mapping[str, str],
-    findings: Findings,
-    figures: Sequence[Figure],
-) -> dict[str, Any]:
-    """A run as JSON: the figures, their ceilings, and the command, commit and machine."""
-    return {
-        "started_at": started_at.isoformat(timespec="seconds"),
-        "ended_at": utc_now().isoformat(timespec="seconds"),
-        "command": list(command),
-        "commit": commit or this_commit(),
-        "is_dry": is_cpu(device),
-        "machine": machine(),
-        "chip": chip(device),
-        "gpu_under_load": findings.under_load,
-        "how": dict(how),
-        "section_seconds": findings.seconds,
-        "ceilings_per_s": best_rates(findings.measurements),
-        "figures": {figure.name: figure for figure in figures},
-        "failures": all_failures(figures, findings),
-    }
-
-
-def write_document(whole: Mapping[str, Any], path: Path) -> None:
-    """As JSON, in a folder that is made at need."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-
-
-def is_cpu(device: str) -> bool:
-    return torch.device(device).type == "cpu"
-
-
-def gpu_name(device: str) -> str | None:
-    return None if is_cpu(device) else torch.cuda.get_device_name(torch.device(device))
-
-
-def gpu_id(device: str) -> str:
-    """What nvidia-smi calls it; "none" for a CPU."""
-    if is_cpu(device):
-        return "none"
-    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
-
-
-def chip(device: str) -> dict[str, Any]:
-    """The GPU's own numbers; empty for a CPU."""
-    if is_cpu(device):
-        return {}
-    properties = torch.cuda.get_device_properties(torch.device(device))
-    return {
-        "capability": f"{properties.major}.{properties.minor}",
-        "num_multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
-        "memory_bytes": properties.total_memory,
-    }
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,76 +1,58 @@
-"""The stack's own figures, with a model that costs next to nothing: what Tandem adds.
+"""The cost of the stack itself, around a model that costs next to nothing.
 
 python -m tandem.bench.stack --output stack.json
 """
 
-import statistics
-import tempfile
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-import msgspec
-import typer
-import uvloop
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.load import LoadPlan, LoadRun
-from tandem.bench.load.metrics import Summary, summarize
-from tandem.bench.load.openai_wire import BodyBuilder
-from tandem.bench.load.report import utc_now, write_document
-from tandem.bench.load.workload import Seeds, SyntheticWorkload
-from tandem.bench.report.console import output_console
+from tandem.bench.client.openai import OpenAIClient
+from tandem.bench.load.closed_loop import ClosedLoop
+from tandem.bench.load.metrics import Summary
+from tandem.bench.load.workload import SyntheticWorkload
+from tandem.bench.report.figures import Figure, at_least, at_most, measured
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import in_rounds, run_program
 from tandem.bench.stack.near_zero import SHAPE, write_near_zero_model
 from tandem.bench.stack.served_stack import ServedStack, served
-from tandem.runtime.errors import ServiceError, TandemError
 
+MODULE = "tandem.bench.stack"
 NUM_SHORT_CONNECTIONS = 32
 NUM_STREAMS = 64
 STREAM_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A figure to be measured and what it should be."""
-
-    label: str
-    unit: str
-    limit: float | None = None
-    kind: Literal["at most", "at least"] = "at most"
-
-    def is_met_by(self, value: float) -> bool | None:
-        if self.limit is None:
-            return None
-        return value <= self.limit if self.kind == "at most" else value >= self.limit
-
-
-TARGETS: Mapping[str, Target] = {
-    "agg_ttft_p50_ms": Target("TTFT p50, aggregated, concurrency 1", "ms", 2.0),
-    "agg_ttft_p99_ms": Target("TTFT p99, aggregated, concurrency 1", "ms"),
-    "agg_ttst_p50_ms": Target("time to second token p50, aggregated", "ms"),
-    "disagg_ttft_p50_ms": Target("TTFT p50, disaggregated, concurrency 1", "ms", 5.0),
-    "disagg_ttft_p99_ms": Target("TTFT p99, disaggregated, concurrency 1", "ms"),
-    "disagg_ttst_p50_ms": Target("time to second token p50, disaggregated", "ms"),
-    "disagg_remote_share": Target("  share really prefilled remotely", "", 1.0, "at least"),
-    "streamed_tokens_per_s": Target(f"streamed tokens, {NUM_STREAMS} streams", "1/s"),
-    "frontend_us_per_token": Target("frontend CPU per streamed token", "us", 10.0),
-    "frontend_us_per_event": Target("frontend CPU per streamed chunk", "us"),
-    "decode_us_per_token": Target("decode worker CPU per streamed token", "us"),
-    "client_us_per_token": Target("load generator CPU per streamed token", "us"),
-    "tokens_per_event": Target("tokens per streamed chunk", ""),
-    "short_requests_per_s": Target(
-        f"short requests, {NUM_SHORT_CONNECTIONS} connections", "1/s", 1500.0, "at least"
+FIGURES = (
+    Figure("agg_ttft_p50_ms", "TTFT p50, aggregated, concurrency 1", "ms", target=at_most(2.0)),
+    Figure("agg_ttft_p99_ms", "TTFT p99, aggregated, concurrency 1", "ms"),
+    Figure("agg_ttst_p50_ms", "time to second token p50, aggregated", "ms"),
+    Figure(
+        "disagg_ttft_p50_ms", "TTFT p50, disaggregated, concurrency 1", "ms", target=at_most(5.0)
     ),
-    "frontend_us_per_request": Target("frontend CPU per short request", "us"),
-    "client_us_per_request": Target("load generator CPU per short request", "us"),
-}
+    Figure("disagg_ttft_p99_ms", "TTFT p99, disaggregated, concurrency 1", "ms"),
+    Figure("disagg_ttst_p50_ms", "time to second token p50, disaggregated", "ms"),
+    Figure("disagg_remote_share", "  share really prefilled remotely", "", target=at_least(1.0)),
+    Figure("streamed_tokens_per_s", f"streamed tokens, {NUM_STREAMS} streams", "1/s"),
+    Figure("frontend_us_per_token", "frontend CPU per streamed token", "us", target=at_most(10.0)),
+    Figure("frontend_us_per_event", "frontend CPU per streamed chunk", "us"),
+    Figure("decode_us_per_token", "decode worker CPU per streamed token", "us"),
+    Figure("client_us_per_token", "load generator CPU per streamed token", "us"),
+    Figure("tokens_per_event", "tokens per streamed chunk", ""),
+    Figure(
+        "short_requests_per_s",
+        f"short requests, {NUM_SHORT_CONNECTIONS} connections",
+        "1/s",
+        target=at_least(1500.0),
+    ),
+    Figure("frontend_us_per_request", "frontend CPU per short request", "us"),
+    Figure("client_us_per_request", "load generator CPU per short request", "us"),
+)
 
 HOW: Mapping[str, str] = {
-    "model": "random weights, preset near-zero, one plain character per token: what is left of the "
+    "model": "random weights, preset near-zero, one plain character per token: the rest of the "
     "time is the stack's own",
     "ttft": "concurrency 1, streamed, 64 prompt tokens (all different), 8 output tokens",
     "disagg": "1 prefill and 1 decode worker, policy always_remote",
@@ -82,89 +64,50 @@ HOW: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One of the loads, and how many requests of it are measured."""
-
-    workload: SyntheticWorkload
-    concurrency: int
-    num_requests: int
-    stream: bool
-
-
 def make_load(
-    input_tokens: int,
-    output_tokens: int,
-    *,
-    concurrency: int,
-    num_requests: int,
-    stream: bool = True,
-    output_stddev: float = 0.0,
-) -> Load:
+    input_tokens: int, output_tokens: int, concurrency: int, num_requests: int
+) -> ClosedLoop:
     workload = SyntheticWorkload(
-        input_tokens, output_tokens, 0.0, output_stddev, 0, SHAPE.vocab_size, "tokens"
+        input_tokens, output_tokens, 0.0, 0.0, 0, SHAPE.vocab_size, "tokens"
     )
-    return Load(workload, concurrency, num_requests, stream)
+    return ClosedLoop(workload, concurrency, num_requests)
 
 
-LATENCY = make_load(64, 8, concurrency=1, num_requests=300)
-STREAMS = make_load(16, STREAM_TOKENS, concurrency=NUM_STREAMS, num_requests=6 * NUM_STREAMS)
-SHORT = make_load(
-    8,
-    2,
-    concurrency=NUM_SHORT_CONNECTIONS,
-    num_requests=5000,
-    stream=False,
-    output_stddev=1.0,
-)
+LATENCY = make_load(64, 8, 1, 300)
+STREAMS = make_load(16, STREAM_TOKENS, NUM_STREAMS, 6 * NUM_STREAMS)
+SHORT_WORKLOAD = SyntheticWorkload(8, 2, 0.0, 1.0, 0, SHAPE.vocab_size, "tokens")
+SHORT = ClosedLoop(SHORT_WORKLOAD, NUM_SHORT_CONNECTIONS, 5000, stream=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One load's figures, and the CPU seconds each process spent on it."""
+    """The summary of a load, and the CPU seconds of each role's processes."""
 
     summary: Summary
     cpu_s: Mapping[str, float]  # role, or `client`
 
-    def us_per(self, who: str, count: int) -> float:
-        """CPU microseconds of a role per token or request."""
-        return self.cpu_s.get(who, 0.0) * 1e6 / max(count, 1)
+    def us_per(self, role: str, count: int) -> float:
+        """Return the CPU microseconds of a role per token or request."""
+        return self.cpu_s.get(role, 0.0) * 1e6 / max(count, 1)
 
 
-async def measure(stack: ServedStack, load: Load, content: str) -> Measured:
+async def measure_load(stack: ServedStack, load: ClosedLoop, content: str) -> Measured:
     """Run a load against a stack. Raises ServiceError when a request failed."""
     client = OpenAIClient(stack.url, timeout_s=60.0)
     try:
-        model = (await client.list_models())[0]
-        body = BodyBuilder(model, "completions", load.stream, ignore_eos=True, temperature=0.0)
-        warm_up = max(20, 2 * load.concurrency)
-        await _run(client, body, load, warm_up, f"{content}/warm-up")
+        await load.warm_up(client, content)
         before = stack.cpu_s()
-        run = await _run(client, body, load, load.num_requests, content)
+        result, summary = await load.run(client, content)
         after = stack.cpu_s()
     finally:
         client.close()
-    cpu_s = {role: after[role] - before[role] for role in after} | {"client": run.client_cpu_s}
-    summary = summarize(run.records, {})
-    if summary.errors:
-        raise ServiceError(f"requests failed, so there is no figure: {summary.errors}")
-    return Measured(summary, {str(who): seconds for who, seconds in cpu_s.items()})
+    cpu_s = {str(role): after[role] - before[role] for role in after}
+    return Measured(summary, cpu_s | {"client": result.client_cpu_s})
 
 
-async def _run(
-    client: OpenAIClient, body: BodyBuilder, load: Load, num_requests: int, content: str
-) -> Any:
-    requests = (
-        PreparedRequest(body.encode(spec.prompt, spec.num_output_tokens), spec.num_output_tokens)
-        for spec in load.workload.prompts(Seeds(0, content))
-    )
-    plan = LoadPlan(concurrency=load.concurrency, num_requests=num_requests)
-    return await LoadRun(client, requests, plan).run()
-
-
-def latency_figures(prefix: str, measured: Measured) -> dict[str, float]:
-    """TTFT and time to second token of a run, in ms."""
-    spreads = measured.summary.latencies_ms
+def latency_values(prefix: str, load: Measured) -> dict[str, float]:
+    """Return TTFT and time to second token of a run, in ms."""
+    spreads = load.summary.latencies_ms
     return {
         f"{prefix}_ttft_p50_ms": spreads["ttft"].p50,
         f"{prefix}_ttft_p99_ms": spreads["ttft"].p99,
@@ -172,47 +115,48 @@ def latency_figures(prefix: str, measured: Measured) -> dict[str, float]:
     }
 
 
-def stream_figures(measured: Measured) -> dict[str, float]:
-    """Throughput of many streams and what a token costs each process."""
-    summary = measured.summary
-    us_per_token = measured.us_per("frontend", summary.num_output_tokens)
+def stream_values(load: Measured) -> dict[str, float]:
+    """Return the throughput of many streams and the cost of a token for each process."""
+    summary = load.summary
+    us_per_token = load.us_per("frontend", summary.num_output_tokens)
     return {
         "streamed_tokens_per_s": summary.output_token_throughput,
         "frontend_us_per_event": us_per_token * (summary.tokens_per_output_event or 0.0),
         "tokens_per_event": summary.tokens_per_output_event or 0.0,
         **{
-            f"{who}_us_per_token": measured.us_per(who, summary.num_output_tokens)
-            for who in ("frontend", "decode", "client")
+            f"{role}_us_per_token": load.us_per(role, summary.num_output_tokens)
+            for role in ("frontend", "decode", "client")
         },
     }
 
 
-def short_figures(measured: Measured) -> dict[str, float]:
-    """Throughput of short requests and what one costs."""
-    summary = measured.summary
+def short_values(load: Measured) -> dict[str, float]:
+    """Return the throughput of short requests and the cost of one."""
+    summary = load.summary
     return {
         "short_requests_per_s": summary.request_throughput,
         **{
-            f"{who}_us_per_request": measured.us_per(who, summary.num_succeeded)
-            for who in ("frontend", "client")
+            f"{role}_us_per_request": load.us_per(role, summary.num_succeeded)
+            for role in ("frontend", "client")
         },
     }
 
 
-async def measure_round(model: Path, run_dir: Path, name: str) -> dict[str, float]:
-    """Every figure once: both topologies, one after the other."""
-    figures: dict[str, float] = {}
-    async with served(model, "aggregated", [], _folder(run_dir, f"{name}-agg")) as stack:
-        figures |= latency_figures("agg", await measure(stack, LATENCY, f"{name}/agg"))
-        figures |= stream_figures(await measure(stack, STREAMS, f"{name}/streams"))
-        figures |= short_figures(await measure(stack, SHORT, f"{name}/short"))
+async def measure_round(model: Path, run_dir: Path) -> dict[str, float]:
+    """Return the value of every figure: both topologies, one after the other."""
+    values: dict[str, float] = {}
+    name = run_dir.name
+    async with served(model, "aggregated", [], _folder(run_dir, "agg")) as stack:
+        values |= latency_values("agg", await measure_load(stack, LATENCY, f"{name}/agg"))
+        values |= stream_values(await measure_load(stack, STREAMS, f"{name}/streams"))
+        values |= short_values(await measure_load(stack, SHORT, f"{name}/short"))
     flags = ["--disagg.policy=always_remote"]
-    async with served(model, "disagg-1p1d", flags, _folder(run_dir, f"{name}-disagg")) as stack:
-        measured = await measure(stack, LATENCY, f"{name}/disagg")
-        figures |= latency_figures("disagg", measured)
-        num_remote = measured.summary.prefill_places.get("remote", 0)
-        figures["disagg_remote_share"] = num_remote / measured.summary.num_succeeded
-    return figures
+    async with served(model, "disagg-1p1d", flags, _folder(run_dir, "disagg")) as stack:
+        found = await measure_load(stack, LATENCY, f"{name}/disagg")
+        values |= latency_values("disagg", found)
+        num_remote = found.summary.prefill_places.get("remote", 0)
+        values["disagg_remote_share"] = num_remote / found.summary.num_succeeded
+    return values
 
 
 def _folder(parent: Path, name: str) -> Path:
@@ -221,71 +165,24 @@ def _folder(parent: Path, name: str) -> Path:
     return path
 
 
-def results_json(
-    rounds: Sequence[Mapping[str, float]],
-    targets: Mapping[str, Target] = TARGETS,
-    how: Mapping[str, str] = HOW,
-) -> dict[str, Any]:
-    """Medians, rounds and verdicts by figure."""
-    figures: dict[str, Any] = {}
-    for name, target in targets.items():
-        values = [figures_of_round[name] for figures_of_round in rounds]
-        median = statistics.median(values)
-        figures[name] = {
-            **msgspec.to_builtins(target),
-            "median": median,
-            "rounds": values,
-            "is_met": target.is_met_by(median),
-        }
-    return {"how": dict(how), "figures": figures}
-
-
-def print_results(console: Console, results: Mapping[str, Any]) -> None:
-    """The table for docs and people."""
-    table = Table("figure", "median", "unit", "target", "met", "rounds")
-    table.columns[0].no_wrap = True
-    for figure in results["figures"].values():
-        limit, is_met = figure["limit"], figure["is_met"]
-        table.add_row(
-            figure["label"],
-            f"{figure['median']:.5g}",
-            figure["unit"],
-            "" if limit is None else f"{figure['kind']} {limit:g}",
-            {None: "", True: "yes", False: "[red]no[/]"}[is_met],
-            "  ".join(f"{value:.4g}" for value in figure["rounds"]),
-        )
-    console.print(table)
-    for name, text in results["how"].items():
-        console.print(f"  {name}: {text}", soft_wrap=True)
-
-
-async def run_rounds(num_rounds: int, run_dir: Path, say: Console) -> list[dict[str, float]]:
-    """All rounds, with a near-zero model written into `run_dir`."""
+async def measure(num_rounds: int, run_dir: Path) -> list[Figure]:
+    """Measure all rounds, with a near-zero model written into `run_dir`."""
     model = write_near_zero_model(run_dir / "near-zero")
-    rounds: list[dict[str, float]] = []
-    for index in range(num_rounds):
-        say.print(f"round {index + 1} of {num_rounds}: aggregated, then disaggregated")
-        rounds.append(await measure_round(model, run_dir, f"round-{index + 1}"))
-    return rounds
+    return measured(FIGURES, await in_rounds(num_rounds, run_dir, partial(measure_round, model)))
 
 
-def main(
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, of which medians are shown")] = 3,
-    output: Annotated[Path | None, typer.Option(help="write everything as JSON")] = None,
-) -> None:
-    """Measure what the stack itself costs on this machine, with a near-zero model."""
-    started_at = utc_now()
-    say = Console(stderr=True, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="tandem-stack-") as folder:
-        try:
-            results = results_json(uvloop.run(run_rounds(rounds, Path(folder), say)))
-        except TandemError as error:
-            say.print(f"[red]error:[/] {escape(error.message)}", soft_wrap=True)
-            raise typer.Exit(1) from error
-    print_results(output_console(), results)
-    settings = {"rounds": rounds}
-    write_document(output, "tandem.bench.stack", settings, started_at, results)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the stack's own cost on this machine, with a near-zero model."""
+
+    rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    output: Path | None = option(None, "write everything as JSON")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(Options, MODULE, arguments)
+    return run_program(MODULE, options, HOW, partial(measure, options.rounds))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

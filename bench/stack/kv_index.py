@@ -4,28 +4,25 @@ python -m tandem.bench.stack.kv_index FOLDER_OR_FILES_OF_MOONCAKE_TRACES --outpu
 """
 
 import gc
-import statistics
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
-import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from tandem.bench.load.report import utc_now, write_document
 from tandem.bench.load.trace import TraceEntry, read_trace
-from tandem.bench.report.console import output_console
+from tandem.bench.report.figures import Figure, at_least
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import KvEvent, encode
 
-TARGET_BLOCKS_PER_S = 5e6
+MODULE = "tandem.bench.stack.kv_index"
+TARGET = at_least(5e6)
 _BOUND = 0.25  # of the workers' blocks, in the bounded replay
 _HASH_BYTES = 16
 _decode_event = msgspec.msgpack.Decoder(KvEvent).decode
@@ -34,7 +31,7 @@ HOW = {
     "workers": "each keeps its least recently used blocks; a request goes where more than half of "
     "it lies, otherwise to the next in turn",
     "counted": "blocks stored, blocks removed, and blocks looked up until the first one that "
-    "nobody holds; a block counts once per lookup, however many instances are asked",
+    "no worker holds; a block counts once per lookup, however many instances are asked",
     "index": "CPU time of KvIndex.match and KvIndex.apply; hashes are new objects every time, as "
     "they are off the wire",
     "probe": "one access to one instance's table: to look up a block that several instances hold "
@@ -48,7 +45,7 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers that are simulated; a hash id of the trace stands for `split` blocks."""
+    """The simulated workers; a hash id of the trace stands for `split` blocks."""
 
     num_instances: int = 8
     blocks_per_instance: int = 10_000
@@ -59,9 +56,26 @@ class Fleet:
         return [f"{number:016x}" for number in range(self.num_instances)]
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the KV index's block operations per second of CPU time."""
+
+    traces: tuple[Path, ...] = option((), "Mooncake traces, or folders of them", is_positional=True)
+    instances: int = option(8, "workers", least=1)
+    blocks: int = option(10_000, "blocks that a worker can hold", least=1)
+    split: int = option(1, "blocks that a hash id stands for", least=1)
+    rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    limit: int | None = option(None, "first requests of each trace", least=1)
+    output: Path | None = option(None, "write everything as JSON")
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.instances, self.blocks, self.split)
+
+
 @dataclass(slots=True)
 class _Worker:
-    """A prefix cache that forgets the least recently used; knows hash ids."""
+    """A prefix cache of hash ids that forgets the least recently used."""
 
     instance_id: str
     capacity: int
@@ -75,22 +89,22 @@ class _Worker:
         return len(ids)
 
     def take(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Compute a prompt: which blocks are new, and which had to go."""
+        """Compute a prompt; return the blocks that are new and those that were evicted."""
         stored = [hash_id for hash_id in ids if hash_id not in self.held]
         for hash_id in reversed(ids):
             self.held[hash_id] = None
             self.held.move_to_end(hash_id)
         gone = [self.held.popitem(last=False)[0] for _ in range(len(self.held) - self.capacity)]
-        never_told = set(stored).difference(self.held)
+        unreported = set(stored).difference(self.held)
         return (
-            [each for each in stored if each not in never_told],
-            [each for each in gone if each not in never_told],
+            [each for each in stored if each not in unreported],
+            [each for each in gone if each not in unreported],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request: what is looked up, what should come out, and the event it leads to."""
+    """A request: the hashes looked up, the expected matches, and the event of its worker."""
 
     hashes: list[bytes]
     expected: dict[str, int]
@@ -99,7 +113,7 @@ class Step:
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay came to."""
+    """The counts of a replay."""
 
     num_blocks: int = 0
     num_probes: int = 0  # of a table: lookups count once per instance
@@ -117,7 +131,7 @@ class Replay:
 
 
 def steps(entries: Sequence[TraceEntry], fleet: Fleet) -> Iterator[Step]:
-    """The trace's requests in order, with new hash objects in every message."""
+    """Yield the trace's requests in order, with new hash objects in every message."""
     capacity = max(1, fleet.blocks_per_instance // fleet.split)
     workers = [_Worker(instance_id, capacity) for instance_id in fleet.instance_ids]
     for turn, entry in enumerate(entries):
@@ -150,12 +164,14 @@ def _hashes(ids: Sequence[int], split: int) -> list[bytes]:
 def replay(
     entries: Sequence[TraceEntry], fleet: Fleet, max_entries: int, *, decoded: bool = False
 ) -> Replay:
-    """All requests against one index. Raises ConfigError where a match is not what it should be."""
+    """Replay all requests against one index. Raises ConfigError when a match is wrong."""
     index = KvIndex(max_entries)
     prepared = list(steps(entries, fleet))
-    payloads = [encode(step.event) for step in prepared] if decoded else []
-    gc.freeze()  # what was prepared is no server's garbage to look through
-    cpu_s, matches = _run_decoded(index, prepared, payloads) if decoded else _run(index, prepared)
+    events: Iterable[KvEvent] = [step.event for step in prepared]
+    if decoded:
+        events = map(_decode_event, [encode(event) for event in events])
+    gc.freeze()  # a server has no such prepared objects to collect
+    cpu_s, matches = _run(index, prepared, events)
     gc.unfreeze()
     if index.num_entries > max_entries:
         raise ConfigError(f"the index holds {index.num_entries} of {max_entries} entries")
@@ -175,23 +191,14 @@ def replay(
     return total
 
 
-def _run(index: KvIndex, batch: list[Step]) -> tuple[float, list[dict[str, int]]]:
-    matches = []
-    begun_s = time.process_time()
-    for step in batch:
-        matches.append(index.match(step.hashes))
-        index.apply(step.event)
-    return time.process_time() - begun_s, matches
-
-
-def _run_decoded(
-    index: KvIndex, batch: list[Step], payloads: list[bytes]
+def _run(
+    index: KvIndex, batch: list[Step], events: Iterable[KvEvent]
 ) -> tuple[float, list[dict[str, int]]]:
     matches = []
     begun_s = time.process_time()
-    for step, payload in zip(batch, payloads, strict=True):
+    for step, event in zip(batch, events, strict=True):
         matches.append(index.match(step.hashes))
-        index.apply(_decode_event(payload))
+        index.apply(event)
     return time.process_time() - begun_s, matches
 
 
@@ -205,46 +212,25 @@ def _check(step: Step, match: dict[str, int], is_bounded: bool) -> None:
         raise ConfigError(f"the index matched {match}, the workers hold {step.expected}")
 
 
-def measure(entries: Sequence[TraceEntry], fleet: Fleet, num_rounds: int) -> dict[str, Any]:
-    """Medians and rounds by kind of replay."""
+def measure(trace: str, entries: Sequence[TraceEntry], options: Options) -> Iterator[Figure]:
+    """Yield the figures of each kind of replay."""
+    fleet = options.fleet
     num_held = fleet.num_instances * fleet.blocks_per_instance
-    bound = max(1, int(_BOUND * num_held))
-    kinds = {
-        "index": [replay(entries, fleet, num_held) for _ in range(num_rounds)],
-        "decoded": [replay(entries, fleet, num_held, decoded=True) for _ in range(num_rounds)],
-        "bounded": [replay(entries, fleet, bound) for _ in range(num_rounds)],
+    kinds: dict[str, Callable[[], Replay]] = {
+        "index": lambda: replay(entries, fleet, num_held),
+        "decoded": lambda: replay(entries, fleet, num_held, decoded=True),
+        "bounded": lambda: replay(entries, fleet, max(1, int(_BOUND * num_held))),
     }
-    return {
-        kind: {
-            "blocks_per_s": statistics.median(each.blocks_per_s for each in rounds),
-            "rounds": [each.blocks_per_s for each in rounds],
-            "ns_per_probe": statistics.median(each.ns_per_probe for each in rounds),
-            "num_blocks": rounds[0].num_blocks,
-            "found": rounds[0].num_found / max(1, rounds[0].num_expected),
-            "target": TARGET_BLOCKS_PER_S,
-        }
-        for kind, rounds in kinds.items()
-    }
-
-
-def print_results(console: Console, results: dict[str, Any]) -> None:
-    """The table for docs and people."""
-    table = Table("trace", "replay", "blocks/s", "met", "blocks", "ns/probe", "found", "rounds")
-    for trace, kinds in results["traces"].items():
-        for kind, figure in kinds.items():
-            table.add_row(
-                trace,
-                kind,
-                f"{figure['blocks_per_s']:.3g}",
-                "yes" if figure["blocks_per_s"] >= figure["target"] else "[red]no[/]",
-                str(figure["num_blocks"]),
-                f"{figure['ns_per_probe']:.0f}",
-                f"{figure['found']:.1%}",
-                "  ".join(f"{value:.3g}" for value in figure["rounds"]),
-            )
-    console.print(table)
-    for name, text in results["how"].items():
-        console.print(f"  {name}: {text}", soft_wrap=True)
+    for kind, run in kinds.items():
+        rounds = [run() for _ in range(options.rounds)]
+        name, label = f"{trace}_{kind}", f"{trace}, {kind}"
+        rates = tuple(each.blocks_per_s for each in rounds)
+        blocks = (f"{rounds[0].num_blocks} blocks",)
+        yield Figure(f"{name}_blocks_per_s", label, "1/s", rates, TARGET, notes=blocks)
+        probes = tuple(each.ns_per_probe for each in rounds)
+        yield Figure(f"{name}_ns_per_probe", "  per probe", "ns", probes)
+        found = 100 * rounds[0].num_found / max(1, rounds[0].num_expected)
+        yield Figure(f"{name}_found_percent", "  found", "%", (found,))
 
 
 def _trace_files(paths: Sequence[Path]) -> list[Path]:
@@ -258,33 +244,18 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def main(
-    traces: Annotated[list[Path], typer.Argument(help="Mooncake traces, or folders of them")],
-    instances: Annotated[int, typer.Option(min=1, help="workers")] = 8,
-    blocks: Annotated[int, typer.Option(min=1, help="blocks that a worker can hold")] = 10_000,
-    split: Annotated[int, typer.Option(min=1, help="blocks that a hash id stands for")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, of which medians are shown")] = 3,
-    limit: Annotated[int | None, typer.Option(min=1, help="first requests of each trace")] = None,
-    output: Annotated[Path | None, typer.Option(help="write everything as JSON")] = None,
-) -> None:
-    """Measure how many block operations the KV index does per second of CPU time."""
-    started_at = utc_now()
-    fleet = Fleet(instances, blocks, split)
-    try:
-        measured = {
-            file.stem: measure(read_trace(file, limit), fleet, rounds)
-            for file in _trace_files(traces)
-        }
-    except TandemError as error:
-        Console(stderr=True, highlight=False).print(
-            f"[red]error:[/] {escape(error.message)}", soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    results = {"how": HOW, "traces": measured}
-    print_results(output_console(), results)
-    settings = {**msgspec.to_builtins(fleet), "rounds": rounds, "limit": limit}
-    write_document(output, "tandem.bench.stack.kv_index", settings, started_at, results)
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(Options, MODULE, arguments)
+
+    async def all_figures(_: Path) -> list[Figure]:
+        return [
+            figure
+            for file in _trace_files(options.traces)
+            for figure in measure(file.stem, read_trace(file, options.limit), options)
+        ]
+
+    return run_program(MODULE, options, HOW, all_figures)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

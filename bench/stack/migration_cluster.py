@@ -1,4 +1,4 @@
-"""Sample engines behind a frontend, as processes that a bench can kill, stop and end."""
+"""Sample engines behind a frontend, as processes to kill, stop and end."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.bench.load.client import OpenAIClient
+from tandem.bench.client.openai import OpenAIClient
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.launch.supervise.ports import free_port
@@ -21,7 +21,7 @@ from tandem.runtime.messages import Instance
 
 MODELS = ("alpha", "beta")
 WORKERS_PER_MODEL = 2
-DRAIN_TIMEOUT_S = 2.0  # of a worker after SIGTERM; it gives up what is not over by then
+DRAIN_TIMEOUT_S = 2.0  # of a worker after SIGTERM; it gives up the requests that are left then
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
@@ -66,13 +66,13 @@ class SampleCluster:
         await self._exits.aclose()
 
     async def start_worker(self, name: str) -> None:
-        """Starts the worker `model-ordinal`, anew if it has ended; `ready` waits for it."""
+        """Start the worker `model-ordinal`, anew if it has ended; `ready` waits for it."""
         model = name.rpartition("-")[0]
         engine = ["-m", "tandem.sdk.sample_engine", "--model-name", model, "--namespace", model]
         await self._start(name, [*engine, "--token-interval-ms", f"{self._token_interval_ms:g}"])
 
     async def ready(self) -> None:
-        """Until just the running workers are known and the frontend lists both models.
+        """Wait until just the running workers are registered and the frontend lists both models.
 
         Raises ServiceError with the end of a log when that takes too long.
         """
@@ -88,13 +88,13 @@ class SampleCluster:
             client.close()
 
     async def instance_id(self, name: str) -> str:
-        """The id under which clients are told of this worker."""
+        """Return the instance id of this worker."""
         pid = self.workers[name].pid
         (found,) = [each.instance_id for each in await self._instances() if each.pid == pid]
         return found
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Sends it to the worker's process."""
+        """Send a signal to the worker's process."""
         self.workers[name].signal(number)
 
     async def _start(self, name: str, arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Streams whose every token is known beforehand, and what each of them got."""
+"""Streams of known tokens, and the text that arrives of each."""
 
 import asyncio
 import random
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from tandem.bench.load.http_client import ConnectionPool, ExchangeError
-from tandem.bench.load.openai_wire import SseParser, carries_output, decode_chunk
+from tandem.bench.client.http import ConnectionPool, ExchangeError
+from tandem.bench.client.wire import SseParser, carries_output, decode_chunk
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.sdk.sample_engine import FIRST_TOKEN_ID, VOCAB_SIZE, expected_tokens
@@ -21,7 +21,7 @@ PATH = "/v1/completions"
 
 @dataclass(slots=True)
 class Stream:
-    """One answer as it arrives, and what it should be."""
+    """One answer as it arrives, and the expected one."""
 
     model: str
     prompt: list[int]
@@ -29,7 +29,7 @@ class Stream:
     expected_text: str
     instance_id: str = ""  # of the worker that began it
     text: str = ""
-    num_said: int | None = None  # as `usage` has it
+    num_generated: int | None = None  # as `usage` has it
     error: str = ""
     is_over: bool = False
     times_s: list[float] = field(default_factory=list)  # perf_counter, of each piece of text
@@ -38,29 +38,32 @@ class Stream:
 
     @property
     def is_right(self) -> bool:
-        """Whether it has every token once, in order, and its end."""
+        """True for an answer with every token once, in order, and its end."""
         is_whole = self.is_over and not self.error
-        return is_whole and self.text == self.expected_text and self.num_said == self.num_tokens
+        return (
+            is_whole and self.text == self.expected_text and self.num_generated == self.num_tokens
+        )
 
     @property
     def description(self) -> str:
-        """What it got, where that is not right."""
+        """The error, or the number of right tokens."""
         if self.error:
             return f"{self.model} at {self.instance_id or 'no worker'}: {self.error}"
         pairs = enumerate(zip(self.text, self.expected_text, strict=False))
         same = next((i for i, (ours, theirs) in pairs if ours != theirs), len(self.text))
         return (
-            f"{self.model} at {self.instance_id}: {self.num_said} of {self.num_tokens} tokens, "
+            f"{self.model} at {self.instance_id}: {self.num_generated} of {self.num_tokens} "
+            "tokens, "
             f"{len(self.text)} characters, right up to number {same}"
         )
 
     def gap_s(self, since_s: float) -> float:
-        """The longest silence that ended after `since_s`, in seconds; 0 when there was none."""
+        """Return the longest silence in seconds that ended after `since_s`; 0 without one."""
         times = zip(self.times_s, self.times_s[1:], strict=False)
         return max((after - before for before, after in times if after >= since_s), default=0.0)
 
     def body(self) -> bytes:
-        """The request."""
+        """Return the body of the request."""
         return msgspec.json.encode(
             {
                 "model": self.model,
@@ -94,11 +97,11 @@ class Stream:
             self.times_s.append(now_s)
             self.on_text()
         if chunk.usage is not None:
-            self.num_said = chunk.usage.completion_tokens
+            self.num_generated = chunk.usage.completion_tokens
 
 
 class StreamMaker:
-    """Makes streams with prompts of their own; the tokenizer tells the text of their tokens."""
+    """A maker of streams with prompts of their own, and with the text of their tokens."""
 
     def __init__(self, seed: int = 0, folder: Path = BUNDLED_MODEL) -> None:
         self._random = random.Random(seed)
@@ -106,7 +109,7 @@ class StreamMaker:
         self._texts = DetokenizerFactory(tokenizer)
 
     def make(self, model: str, num_tokens: int) -> Stream:
-        """A stream that is not sent yet."""
+        """Return a stream that is not sent yet."""
         draw = self._random.randrange
         prompt = [draw(FIRST_TOKEN_ID, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
         text = self._texts.decode(expected_tokens(prompt, num_tokens))
@@ -124,7 +127,7 @@ class Streams:
         self._num_pieces = num_pieces
 
     async def run(self) -> None:
-        """Sends all, and returns when all are over, however."""
+        """Send all, and return when all are over, failed or not."""
         try:
             await asyncio.gather(*(self._read(stream) for stream in self.streams))
         finally:

@@ -13,7 +13,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 
 def write_near_zero_model(path: Path, shape: ModelShape = SHAPE) -> Path:
-    """The near-zero preset, or `shape`, whose greedy answers are printable ASCII; returns `path`.
+    """Write a model of `shape` whose greedy answers are printable ASCII; return `path`.
 
     A random model's bytes seldom make whole characters, and a server holds half characters back:
     its first token would be timed at the second or third.

@@ -1,4 +1,4 @@
-"""A topology of this machine under measurement: started, found, its CPU time read, ended."""
+"""A topology of this machine: started, found, its CPU time read, ended."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ class ServedStack:
     processes: Mapping[Role, Sequence[psutil.Process]]
 
     def cpu_s(self) -> dict[Role, float]:
-        """CPU seconds, user and system, that each role's processes have used so far."""
+        """Return the CPU seconds, user and system, of each role's processes so far."""
         return {
             role: sum(sum(process.cpu_times()[:2]) for process in processes)
             for role, processes in self.processes.items()
@@ -43,7 +43,7 @@ class ServedStack:
 async def served(
     model: Path, topology: str, flags: Sequence[str], run_dir: Path
 ) -> AsyncIterator[ServedStack]:
-    """`tandem serve` of a topology on a free port while the body runs.
+    """Run `tandem serve` of a topology on a free port while the body runs.
 
     `run_dir` is an existing folder for logs. Raises ServiceError with the end of the launcher's log
     when it does not become ready.

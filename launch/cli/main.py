@@ -168,9 +168,9 @@ def doctor(session: Session, as_json: Json = False) -> None:
 @app.command(context_settings=PASS_ON, epilog="Example: tandem bench --help")
 def bench(ctx: typer.Context) -> None:
     """Measure latency, throughput and goodput of any server with the OpenAI API."""
-    from tandem.bench.load.cli import app as bench_app
+    from tandem.bench.load.cli import main as run_bench
 
-    bench_app(args=ctx.args, prog_name="tandem bench")
+    raise typer.Exit(run_bench(ctx.args))
 
 
 @app.command(

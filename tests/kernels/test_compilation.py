@@ -60,7 +60,7 @@ def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
 
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
-        "run python -m tandem.bench.kernels.builds --write"
+        "run python -m tandem.bench.kernels.builds --output docs/kernels.md"
     )
 
 

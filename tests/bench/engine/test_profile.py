@@ -6,15 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.bench.engine.profile import (
-    STEP_MARK,
-    by_step,
-    idle_of,
-    profile_of,
-    profile_text,
-    profiled,
-)
-from tandem.bench.kernels.timing import Setting, setting_for
+from tandem.bench.engine.profile import STEP_MARK, by_step, idle_of, profile_of, profiled
+from tandem.bench.report.setting import Setting, setting_for
 
 Event = Mapping[str, Any]
 
@@ -49,7 +42,7 @@ def overlapped() -> list[dict[str, Any]]:
     return [dict(event) for event in events]
 
 
-def test_what_ran_belongs_to_the_step_that_launched_it() -> None:
+def test_an_activity_belongs_to_the_step_that_launched_it() -> None:
     stray = [call(70.0, 99, "cudaLaunchKernel"), ran(1095, 1, 99, "elsewhere")]
     steps = by_step([*overlapped(), *map(dict, stray)])
     assert [[each.name for each in step] for step in steps] == [
@@ -57,7 +50,7 @@ def test_what_ran_belongs_to_the_step_that_launched_it() -> None:
     ] * 3
 
 
-def test_idle_between_graphs_is_told_from_idle_within_them_and_copies_are_neither() -> None:
+def test_idle_between_graphs_is_kept_apart_from_idle_within_them_and_copies_are_neither() -> None:
     idle = idle_of(by_step(overlapped()))
     assert idle.between_steps == pytest.approx(6 / 100)
     assert idle.within_steps == pytest.approx(1 / 100)
@@ -97,13 +90,6 @@ def test_a_profile_lists_the_longest_kernels_and_sums_up_the_others() -> None:
     assert listed.others_ms == pytest.approx(7 * 0.5e-3 / 3)
 
 
-def test_a_profile_reads_as_lines_for_people() -> None:
-    text = profile_text("decode", profile_of(by_step(overlapped())))
-    first, *lines = text.splitlines()
-    assert first == "decode: 0.098 ms a step over 3 steps, 5.1% of it idle"
-    assert lines[0].split() == ["53.8%", "0.0500", "ms", "1.0", "calls", "gemm"]
-
-
 class FakeProfile:
     """Of a GPU: what it exports was written before."""
 
@@ -130,13 +116,13 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Setting:
 def test_on_a_gpu_the_first_steps_of_a_profile_do_not_count(on_a_gpu: Setting) -> None:
     slow = [mark(-900, 50), call(-890, 5), ran(-800, 1000, 5, "while the profiler settles")]
     FakeProfile.events = [*map(dict, slow), *overlapped()]
-    seen = profiled(lambda: 4, on_a_gpu)
-    assert seen.profile.num_steps == 3
-    assert "settles" not in str(seen.profile.kernels)
-    assert seen.idle is not None and seen.idle.between_steps == pytest.approx(6 / 100)
+    found, idle = profiled(lambda: 4, on_a_gpu)
+    assert found.num_steps == 3
+    assert "settles" not in str(found.kernels)
+    assert idle is not None and idle.between_steps == pytest.approx(6 / 100)
 
 
-def test_a_profile_that_saw_nothing_on_the_gpu_is_no_profile(on_a_gpu: Setting) -> None:
+def test_a_profile_that_found_nothing_on_the_gpu_is_no_profile(on_a_gpu: Setting) -> None:
     FakeProfile.events = [dict(mark(0, 50)), dict(mark(100, 50))]
     with pytest.raises(RuntimeError, match="no steps on the GPU"):
         profiled(lambda: 2, on_a_gpu)
@@ -148,7 +134,7 @@ def test_on_a_cpu_the_operators_are_what_is_listed() -> None:
             torch.ones(64, 64) @ torch.ones(64, 64)
         return 1
 
-    seen = profiled(run, setting_for("cpu"))
-    assert seen.idle is None and seen.profile.idle_share is None
-    assert any(each.kernel == "aten::mm" for each in seen.profile.kernels)
-    assert all(each.kernel != STEP_MARK for each in seen.profile.kernels)
+    found, idle = profiled(run, setting_for("cpu"))
+    assert idle is None and found.idle_share is None
+    assert any(each.kernel == "aten::mm" for each in found.kernels)
+    assert all(each.kernel != STEP_MARK for each in found.kernels)

@@ -3,34 +3,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
 from tandem.bench.handoff.__main__ import main
 from tandem.bench.handoff.blocks import PROMPT_BLOCKS, fresh_descriptors, used_descriptors
-from tandem.bench.handoff.plan import QUICK, Plan
+from tandem.bench.handoff.plan import QUICK
 from tandem.bench.handoff.served import (
     BLOCK_BYTES,
     CHUNK_TOKENS,
-    SHAPE,
     Course,
-    both_sides,
+    both_topologies,
     in_turns,
     last_chunk_tokens,
     share_while_waiting,
 )
 from tandem.bench.handoff.served_figures import ServedResults, served_figures
-from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, in_runs, wire
+from tandem.bench.handoff.wire import adjacent, check_arrival, in_runs, wire
 from tandem.bench.handoff.wire_figures import WireResults
-from tandem.bench.report.figures import Figure, percentile, ratio_interval, table
 from tandem.runtime.errors import TransferError
 from tandem.transfer.layout import merge_adjacent
-
-
-def command() -> Typer:
-    app = Typer()
-    app.command()(main)
-    return app
 
 
 def a_course(num_tokens: int, **stages_ms: float) -> Course:
@@ -42,31 +32,6 @@ def wire_results() -> WireResults:
     for num_blocks, seconds in ((1, 1e-4), (32, 1e-3)):
         results.small_writes[num_blocks * BLOCK_BYTES] = [seconds]
     return results
-
-
-def test_the_value_is_the_median_of_the_rounds_and_meets_a_limit_at_the_limit() -> None:
-    figure = Figure("a", "a", "ms", (9.0, 5.0, 1.0), 5.0)
-    assert (figure.value, figure.verdict) == (5.0, "yes")
-    assert Figure("a", "a", "", (0.9,), 0.95, "at least").verdict == "no"
-    assert Figure("a", "a", "", (0.9,), 0.95, "at least", (0.88, 0.96)).verdict == "within noise"
-    assert Figure("a", "a", "", (1.1,), 1.02, interval=(1.05, 1.2)).verdict == "no"
-    assert Figure("a", "a", "", (1.1,)).verdict == ""
-
-
-def test_percentiles_lie_between_the_nearest_ranks() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert percentile([1.0], 0.99) == 1.0
-
-
-def test_the_interval_of_a_ratio_holds_the_ratio() -> None:
-    low, high = ratio_interval([2.0, 2.2, 1.8, 2.1], [1.0, 1.1, 0.9, 1.0])
-    assert low <= 2.0 <= high
-    assert low < high
-
-
-def test_every_figure_has_a_line_of_its_own() -> None:
-    lines = table([Figure("a", "first", "ms", (1.0,), 2.0), Figure("b", "second", "", (3.0,))])
-    assert [line.split()[0] for line in lines.splitlines()] == ["figure", "first", "second"]
 
 
 def test_the_last_step_of_a_prompt_has_what_the_others_leave() -> None:
@@ -100,8 +65,8 @@ def test_a_long_prompt_is_one_descriptor_between_fresh_pools_and_few_between_use
 def test_the_handover_is_what_is_left_without_the_wire() -> None:
     results = ServedResults()
     stages = {"computed": 10.0, "landed": 12.0, "verified": 12.5, "first_step": 14.0}
-    for way in ("by layers", "whole"):
-        results.courses[way, 256] = [[a_course(256, **stages)]]
+    for streaming in ("by layers", "whole"):
+        results.courses[streaming, 256] = [[a_course(256, **stages)]]
     found = {figure.name: figure for figure in served_figures(results, wire_results())}
     # 16 blocks in 4 layers: at least 4 blocks' bytes were left
     assert found["handover_256_p50_ms"].value == pytest.approx(2.5 - 0.1)
@@ -112,55 +77,40 @@ def test_the_handover_is_what_is_left_without_the_wire() -> None:
     assert found["streaming_256_ratio"].value == pytest.approx(1.0)
 
 
-def test_the_default_run_measures_what_is_asked_for() -> None:
-    plan = Plan()
-    assert sorted([*plan.requests, plan.long_tokens]) == [256, 1024, 4096, 8192, 32_768]
-    assert SHAPE.max_position_embeddings > plan.long_tokens
-    assert plan.rest_s >= 3
-
-
 async def test_what_did_not_arrive_gives_no_figure() -> None:
     async with wire(QUICK.shape) as between:
         await between.write(adjacent(4), checked=True)
         await check_arrival(between, adjacent(4))
-        with pytest.raises(TransferError, match="not what was sent"):
+        with pytest.raises(TransferError, match="other bytes than were sent"):
             await check_arrival(between, [(0, 1)])
-        await _a_peer_that_is_told_nonsense_says_so(between)
-
-
-async def _a_peer_that_is_told_nonsense_says_so(between: Wire) -> None:
-    with pytest.raises(TransferError, match="the far end"):
-        await check_arrival(between, [(0, 10_000)])
+        with pytest.raises(TransferError, match="the far end"):
+            await check_arrival(between, [(0, 10_000)])
 
 
 def test_a_quick_run_writes_figures_with_command_commit_and_machine(tmp_path: Path) -> None:
     path = tmp_path / "handoff.json"
-    arguments = ["--quick", "--only", "blocks", "--json", str(path)]
-    ended = CliRunner().invoke(command(), arguments)
-    assert ended.exit_code == 0, ended.output
+    assert main(["--quick", "--only", "blocks", "--output", str(path)]) == 0
     whole = msgspec.json.decode(path.read_bytes())
     assert whole["commit"] and whole["command"] and whole["machine"]["num_cpus"] > 0
     figures = whole["figures"]
     assert figures["descriptors_fresh"]["value"] == 1
-    assert figures["descriptors_used_max"]["verdict"] == "yes"
+    assert figures["descriptors_used_max"]["verdict"] == "met"
     rates = [each["value"] for name, each in figures.items() if name.startswith("bandwidth")]
     trips = [each["value"] for name, each in figures.items() if name.startswith("round_trip")]
     assert len(rates) == 9 and all(0 < rate < 1e4 for rate in rates)
     assert len(trips) == 6 and all(1 < trip < 10e6 for trip in trips)
     assert 0 <= figures["agent_idle_percent"]["value"] < 100
-    assert "(b) bare library" in ended.output
 
 
 def test_an_unknown_section_is_refused() -> None:
-    ended = CliRunner().invoke(command(), ["--only", "everything"])
-    assert ended.exit_code == 2
-    assert "everything" in ended.output
+    with pytest.raises(SystemExit):
+        main(["--only", "everything"])
 
 
 async def test_served_prompts_go_by_handoffs_and_tell_their_course(tmp_path: Path) -> None:
-    async with both_sides(tmp_path, ["by layers"]) as sides:
-        (courses,) = (await in_turns(sides, 300, 2)).values()
-        share, long = await share_while_waiting(sides["by layers"], 1500, 5.0)
+    async with both_topologies(tmp_path, ["by layers"]) as topologies:
+        (courses,) = (await in_turns(topologies, 300, 2)).values()
+        share, long = await share_while_waiting(topologies["by layers"], 1500, 5.0)
     for course in (*courses, long):
         assert 0 < course.exposed_ms <= course.handover_ms <= course.second_token_ms
         assert course.second_token_ms < course.stages_ms["first_step"]

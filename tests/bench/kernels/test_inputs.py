@@ -1,18 +1,9 @@
-import pytest
 import torch
 
-from tandem.bench.kernels.decode import log_uniform, shapes
+from tandem.bench.kernels.decode import log_uniform
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.kernels.prefill import prefill_case
-from tandem.bench.kernels.timing import Setting, setting_for
-
-
-def test_every_block_size_is_a_view_of_one_pool() -> None:
-    pool = make_pool()
-    assert pool.blocks(16).shape == (8, 3, 2, 2, 16, 8)
-    assert pool.layer(4, 64).shape == (2, 2, 2, 64, 8)
-    assert pool.layer(4, 64).data_ptr() == pool.layer(1, 64).data_ptr()
-    assert pool.token_bytes == 2 * 2 * 8 * 4
+from tandem.bench.report.setting import Setting, setting_for
 
 
 def test_no_two_sequences_share_a_block() -> None:
@@ -54,20 +45,6 @@ def test_ragged_lengths_are_the_same_in_every_run_and_reach_both_ends() -> None:
     assert lens == log_uniform(64, 16, 32768)
     assert (min(lens), max(lens), len(lens)) == (16, 32768, 64)
     assert 12 < sum(length < 256 for length in lens) < 36, "a third of the octaves"
-
-
-@pytest.mark.parametrize(
-    ("label", "target", "stretch"),
-    [("B64 4k", 294, 271), ("B128 4k", 587, 543), ("B64 8k", 587, 543), ("B64 32k", 2350, 2171)],
-)
-def test_decode_batches_have_their_targets(label: str, target: float, stretch: float) -> None:
-    (shape,) = (
-        each
-        for each in shapes(setting_for("cuda:0"))
-        if (each.label, each.block_size) == (label, 64)
-    )
-    assert shape.goal is not None
-    assert (shape.goal.target, shape.goal.stretch, shape.goal.of) == (target, stretch, "value")
 
 
 def make_pool() -> Pool:

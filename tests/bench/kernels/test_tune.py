@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -7,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.bench.kernels.cases import Case
+from tandem.bench.kernels.cases import Call, Case
 from tandem.bench.kernels.shapes import FAMILIES, Tunable
-from tandem.bench.kernels.timing import Call, setting_for
-from tandem.bench.kernels.tune import Choice, main, merged, table_text, tune_family
+from tandem.bench.kernels.tune import Choice, main, merged, tune_family
+from tandem.bench.report.setting import setting_for
 from tandem.kernels.tuned import TABLE
 
 
@@ -100,13 +99,6 @@ def test_only_what_was_measured_changes_in_the_table(tune: Tune) -> None:
     assert after["sm_80"] == before["sm_80"] and after["sm_90"]["other"] == {"": row}
     assert after["sm_90"]["made_up"] == {"width=7 element_bytes=2": choice.new}
     assert "made_up" not in before["sm_90"], "the table given is left as it was"
-
-
-def test_the_table_is_written_with_a_line_for_each_shape() -> None:
-    table = {"sm_80": {}, "sm_90": {"a": {"x=1": {"warps": 4}, "x=2": {"warps": 8}}, "b": {}}}
-    text = table_text(table)
-    assert json.loads(text) == table
-    assert '   "x=2": {"warps": 8}\n' in text
 
 
 def test_a_dry_run_goes_through_a_family_and_writes_nothing(

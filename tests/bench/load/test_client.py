@@ -3,8 +3,8 @@ from time import perf_counter
 
 import pytest
 
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
-from tandem.bench.load.metrics import RequestRecord
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
+from tandem.bench.client.record import RequestRecord
 from tandem.runtime.errors import ConfigError, ServiceError
 from tests.bench.load.sse_server import (
     Answer,
@@ -45,15 +45,6 @@ async def test_a_stream_becomes_a_record() -> None:
     assert len(record.output_times_s) == 3
     assert 0 <= record.sent_s <= record.output_times_s[0] <= record.end_s
     assert record.output_times_s == sorted(record.output_times_s)
-
-
-async def test_a_request_is_one_post_with_the_right_head() -> None:
-    async with serving() as server:
-        await ask(server.url + "/v1")  # a base URL with or without /v1
-        (exchange,) = server.exchanges
-    assert exchange.path == "/v1/completions"
-    assert exchange.headers["host"] == server.url.removeprefix("http://")
-    assert exchange.headers["content-type"] == "application/json"
 
 
 async def test_events_split_at_every_byte_and_packed_into_one_read_count_the_same() -> None:
@@ -108,21 +99,14 @@ async def test_a_response_that_is_not_streamed_has_usage_and_no_output_events() 
     assert record.end_s > 0
 
 
-async def test_connections_are_kept_and_used_again() -> None:
-    async with serving() as server:
-        client = OpenAIClient(server.url)
-        for index in range(5):
-            record = RequestRecord(index, 0.0)
-            await client.send(STREAM_REQUEST, record, perf_counter())
-            assert record.succeeded
-        client.close()
-        assert server.num_connections == 1
-
-
-async def test_a_connection_that_the_server_closes_after_an_answer_is_not_used_again() -> None:
+@pytest.mark.parametrize(("closes", "num_connections"), [(False, 1), (True, 3)])
+async def test_a_connection_is_used_again_unless_the_server_closes_it(
+    closes: bool, num_connections: int
+) -> None:
     async def answer(exchange: Exchange) -> None:
         await answer_in_full(exchange)
-        raise CloseConnection
+        if closes:
+            raise CloseConnection
 
     async with serving(answer) as server:
         client = OpenAIClient(server.url)
@@ -131,7 +115,7 @@ async def test_a_connection_that_the_server_closes_after_an_answer_is_not_used_a
             await client.send(STREAM_REQUEST, record, perf_counter())
             assert record.succeeded
         client.close()
-        assert server.num_connections == 3
+        assert server.num_connections == num_connections
 
 
 async def test_a_stale_connection_is_replaced_once_and_counted() -> None:
@@ -154,62 +138,58 @@ async def test_a_stale_connection_is_replaced_once_and_counted() -> None:
         assert (server.num_connections, client.pool.num_reconnects) == (2, 1)
 
 
-async def test_an_http_error_is_named_by_status_and_code() -> None:
-    async def answer(exchange: Exchange) -> None:
-        error = {"message": "try later", "type": "server_error", "code": "overloaded"}
-        await exchange.send_json(503, {"error": error})
+def streaming(*chunks: bytes, ends: bool = True) -> Answer:
+    """Return an answer of these chunks; the connection is cut after them unless it `ends`."""
 
-    record = await answer_of(answer)
-    assert (record.error, record.error_message) == ("http_503 overloaded", "try later")
-
-
-async def test_an_http_error_without_json_keeps_its_text() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\nsorry")
-
-    record = await answer_of(answer)
-    assert (record.error, record.error_message) == ("http_502", "sorry")
-
-
-async def test_an_error_event_in_mid_stream_fails_the_request() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.start_stream()
-        await exchange.send_chunk(text_event("a"))
-        await exchange.send_chunk(
-            event(error={"message": "worker died", "code": "connection_lost"})
-        )
+        for chunk in chunks:
+            await exchange.send_chunk(chunk)
+        if not ends:
+            raise CloseConnection
         await exchange.end_stream()
 
+    return answer
+
+
+def sending(data: bytes) -> Answer:
+    async def answer(exchange: Exchange) -> None:
+        if not data:
+            raise CloseConnection
+        await exchange.send(data)
+
+    return answer
+
+
+async def overloaded(exchange: Exchange) -> None:
+    error = {"message": "try later", "type": "server_error", "code": "overloaded"}
+    await exchange.send_json(503, {"error": error})
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "num_events"),
+    [
+        (overloaded, "http_503 overloaded", 0),
+        (sending(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\nsorry"), "http_502", 0),
+        (
+            streaming(text_event("a"), event(error={"message": "gone", "code": "connection_lost"})),
+            "stream_error connection_lost",
+            1,
+        ),
+        (streaming(text_event("a")), "incomplete_stream", 1),
+        (streaming(text_event("a"), ends=False), "closed_early", 1),
+        (sending(b""), "closed_early", 0),
+        (sending(b"this is not HTTP\r\n\r\n"), "protocol", 0),
+        (streaming(b"data: {oops\n\n" + text_event("a", "stop")), "protocol", 1),
+    ],
+)
+async def test_a_failure_is_named_and_its_time_is_kept(
+    answer: Answer, error: str, num_events: int
+) -> None:
     record = await answer_of(answer)
-    assert (record.error, record.error_message) == ("stream_error connection_lost", "worker died")
-    assert len(record.output_times_s) == 1
-
-
-async def test_a_stream_that_ends_without_a_finish_is_incomplete() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(text_event("a"))
-        await exchange.end_stream()
-
-    assert (await answer_of(answer)).error == "incomplete_stream"
-
-
-async def test_a_connection_cut_in_mid_stream_is_closed_early() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(text_event("a"))
-        raise CloseConnection
-
-    record = await answer_of(answer)
-    assert record.error == "closed_early"
-    assert record.end_s >= record.output_times_s[0]
-
-
-async def test_a_connection_closed_without_an_answer_is_closed_early() -> None:
-    async def answer(exchange: Exchange) -> None:
-        raise CloseConnection
-
-    assert (await answer_of(answer)).error == "closed_early"
+    assert not record.succeeded
+    assert (record.error, len(record.output_times_s)) == (error, num_events)
+    assert record.end_s >= max(record.output_times_s, default=0.0) and record.error_message
 
 
 async def test_a_body_that_ends_with_the_connection_is_complete() -> None:
@@ -219,23 +199,6 @@ async def test_a_body_that_ends_with_the_connection_is_complete() -> None:
         raise CloseConnection
 
     assert (await answer_of(answer)).succeeded
-
-
-@pytest.mark.parametrize("data", [b"this is not HTTP\r\n\r\n", b"\x00\x01\x02\x03" * 8])
-async def test_an_answer_that_is_not_http_is_a_protocol_error(data: bytes) -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(data)
-
-    assert (await answer_of(answer)).error == "protocol"
-
-
-async def test_an_event_that_is_not_json_is_a_protocol_error() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(b"data: {oops\n\n" + text_event("a", "stop"))
-        await exchange.end_stream()
-
-    assert (await answer_of(answer)).error == "protocol"
 
 
 async def test_a_silent_server_is_a_timeout() -> None:
@@ -255,21 +218,6 @@ async def test_a_refused_connection_is_named() -> None:
     assert url.removeprefix("http://") in record.error_message
 
 
-async def test_interim_responses_are_skipped() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await answer_in_full(exchange)
-
-    assert (await answer_of(answer)).succeeded
-
-
-async def test_the_models_of_a_server_are_listed() -> None:
-    async with serving() as server:
-        client = OpenAIClient(server.url)
-        assert await client.list_models() == ["tiny"]
-        client.close()
-
-
 async def test_a_server_without_models_endpoint_is_named() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.send_json(404, {"error": {"message": "no"}})
@@ -277,17 +225,6 @@ async def test_a_server_without_models_endpoint_is_named() -> None:
     async with serving(answer) as server:
         client = OpenAIClient(server.url)
         with pytest.raises(ServiceError, match="HTTP 404"):
-            await client.list_models()
-        client.close()
-
-
-async def test_a_server_whose_models_are_no_list_is_named() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send_json(200, {"models": []})
-
-    async with serving(answer) as server:
-        client = OpenAIClient(server.url)
-        with pytest.raises(ServiceError, match="no list of models"):
             await client.list_models()
         client.close()
 

@@ -3,10 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.bench.load.client import OpenAIClient, PreparedRequest
+from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.load.load import LoadPlan, LoadResult, LoadRun
 from tandem.bench.load.metrics import summarize
-from tandem.bench.load.progress import share_done
 from tandem.runtime.errors import ConfigError
 from tests.bench.load.sse_server import Exchange, answer_in_full, serving
 
@@ -145,19 +144,6 @@ async def test_failures_do_not_stop_a_run() -> None:
     async with serving(answer) as server:
         result = await run_plan(server.url, LoadPlan(concurrency=2, num_requests=6))
     assert [record.error for record in result.records] == ["http_500 internal"] * 6
-
-
-async def test_progress_is_the_share_of_requests_or_of_time() -> None:
-    async with serving() as server:
-        client = OpenAIClient(server.url)
-        plan = LoadPlan(concurrency=1, num_requests=4)
-        run = LoadRun(client, requests(), plan)
-        await run.run()
-        client.close()
-    assert share_done(run, plan, 4) == 1.0
-    assert share_done(run, plan, 8) == 0.5
-    assert share_done(run, LoadPlan(concurrency=1), None) is None
-    assert share_done(run, LoadPlan(concurrency=1, duration_s=1e-6), None) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,6 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tandem.bench.load.metrics import (
-    RequestRecord,
-    distribution,
-    meets,
-    parse_slos,
-    percentile,
-    summarize,
-)
+from tandem.bench.load.metrics import RequestRecord, distribution, meets, parse_slos, summarize
 from tandem.runtime.errors import ConfigError
 
 
@@ -24,28 +15,6 @@ def record(
     for name, value in fields.items():
         setattr(made, name, value)
     return made
-
-
-def test_percentiles_interpolate_between_the_nearest_ranks() -> None:
-    values = [10.0, 20.0, 30.0, 40.0, 50.0]
-    assert percentile(values, 0) == 10
-    assert percentile(values, 50) == 30
-    assert percentile(values, 90) == pytest.approx(46)
-    assert percentile(values, 99) == pytest.approx(49.6)
-    assert percentile(values, 100) == 50
-    assert percentile([7.0], 99) == 7
-
-
-def test_a_percentile_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 100))
-def test_a_percentile_lies_between_the_extremes(values: list[float], percent: float) -> None:
-    ordered = sorted(values)
-    found = percentile(ordered, percent)
-    assert ordered[0] - 1e-6 <= found <= ordered[-1] + 1e-6
 
 
 def test_a_distribution_ignores_the_values_that_do_not_exist() -> None:

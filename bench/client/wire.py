@@ -9,10 +9,7 @@ Endpoint = Literal["completions", "chat"]
 ChatMessage = Mapping[str, Any]
 Prompt = str | list[int] | Sequence[ChatMessage]  # text, token ids, or chat messages
 
-PATHS: Mapping[Endpoint, str] = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-}
+PATHS: Mapping[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 class Delta(msgspec.Struct):
@@ -22,7 +19,7 @@ class Delta(msgspec.Struct):
 
 
 class Course(msgspec.Struct):
-    """What Tandem tells of a choice that has ended."""
+    """Tandem's own fields of a choice that has ended."""
 
     timeline_ms: dict[str, float] = {}
 
@@ -62,12 +59,12 @@ _DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Raises msgspec.DecodeError (ValidationError included) on what is no OpenAI chunk."""
+    """Decode an OpenAI chunk. Raises msgspec.DecodeError (ValidationError included)."""
     return _DECODER.decode(data)
 
 
 def carries_output(chunk: Chunk) -> bool:
-    """Whether a streamed chunk is an output event.
+    """Return True for a streamed chunk that is an output event.
 
     Text counts, and so does an empty chunk in mid-stream: a token whose text is held back until a
     character is whole. The chat opener (a role) and a bare finish reason do not.
@@ -91,7 +88,7 @@ class SseParser:
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that these bytes complete, in order."""
+        """Return the data of every event that these bytes complete, in order."""
         events: list[bytes] = []
         lines = (self._tail + data).split(b"\n")
         self._tail = lines.pop()
@@ -106,7 +103,7 @@ class SseParser:
 
 
 class BodyBuilder(msgspec.Struct, frozen=True):
-    """How prompts become request bodies; `extra` is merged over everything else."""
+    """A builder of request bodies; `extra` is merged over everything else."""
 
     model: str
     endpoint: Endpoint
@@ -116,7 +113,7 @@ class BodyBuilder(msgspec.Struct, frozen=True):
     extra: dict[str, Any] = {}
 
     def encode(self, prompt: Prompt, max_tokens: int | None, cache_salt: str = "") -> bytes:
-        """The request body for one prompt. Raises ValueError for token ids on chat."""
+        """Return the request body for one prompt. Raises ValueError for token ids on chat."""
         body: dict[str, Any] = {"model": self.model, "temperature": self.temperature}
         if self.endpoint == "completions":
             body["prompt"] = prompt

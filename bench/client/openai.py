@@ -7,14 +7,14 @@ from time import perf_counter
 
 import msgspec
 
-from tandem.bench.load.http_client import (
+from tandem.bench.client.http import (
     ConnectionPool,
     ExchangeError,
     HttpConnection,
     StaleConnectionError,
 )
-from tandem.bench.load.metrics import RequestRecord
-from tandem.bench.load.openai_wire import (
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.client.wire import (
     PATHS,
     Chunk,
     Endpoint,
@@ -128,7 +128,7 @@ class _Reader:
 
 
 class OpenAIClient:
-    """Sends prepared requests to one endpoint of one base URL over kept-alive connections."""
+    """A sender of prepared requests to one endpoint of one base URL, on kept-alive connections."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class OpenAIClient:
             record.end_s = perf_counter() - origin_s
 
     async def list_models(self) -> list[str]:
-        """The ids that GET /v1/models names. Raises ServiceError naming the address."""
+        """Return the ids of GET /v1/models. Raises ServiceError naming the address."""
         data = b"GET " + self.pool.path_prefix.encode() + b"/v1/models" + self._get_head
         body = bytearray()
         status = 0

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client on asyncio.Protocol: the load generator's way to the server.
+"""A small HTTP/1.1 client on asyncio.Protocol: the load generator's connection to the server.
 
 Bytes go from the socket through httptools' C parser straight to a sink, with one clock reading per
 read of the socket. Where every event is a read of its own that takes 12 us of CPU per event, where
@@ -33,7 +33,7 @@ class StaleConnectionError(ExchangeError):
 
 
 class ResponseSink(Protocol):
-    """What takes a response as it arrives; `now_s` is perf_counter at the read of the socket."""
+    """The sink of a response as it arrives; `now_s` is perf_counter at the read of the socket."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
@@ -90,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now_s = perf_counter()
-        if self._done is None:  # bytes that nobody asked for
+        if self._done is None:  # bytes without a request
             self.close()
             return
         self._got_bytes = True
@@ -170,7 +170,7 @@ class ConnectionPool:
         self._idle.extend(connections)
 
     async def acquire(self) -> HttpConnection:
-        """An open connection. Raises ExchangeError of kind `connect`."""
+        """Return an open connection. Raises ExchangeError of kind `connect`."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:

@@ -1,8 +1,7 @@
-"""Processes that end in time, whatever they do, and what a GPU says of itself meanwhile."""
+"""Processes with a time limit, and a GPU's clocks and power meanwhile."""
 
 import contextlib
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ WATCH_INTERVAL_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that is no more; `code` is None when its time was up."""
+    """The end of a process; `code` is None when its time was up."""
 
     code: int | None
     output: bytes
@@ -36,7 +35,7 @@ class Ended:
 
 
 class UnderLoad(msgspec.Struct, frozen=True):
-    """What the GPU did while a section ran, over the moments in which it was busy."""
+    """A GPU's clocks and power while a section ran, over the moments in which it was busy."""
 
     sm_mhz: float
     min_sm_mhz: float
@@ -46,20 +45,10 @@ class UnderLoad(msgspec.Struct, frozen=True):
     num_readings: int
 
 
-class TestRun(msgspec.Struct, frozen=True):
-    """What pytest said last, and the tests that failed."""
-
-    __test__ = False
-
-    summary: str
-    has_passed: bool
-    failed: tuple[str, ...] = ()
-
-
 def run_bounded(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Runs `command` to its end or for `timeout_s`, then ends it with all that it started."""
+    """Run `command` to its end or for `timeout_s`, then kill its process group."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -82,19 +71,8 @@ def run_bounded(
         return Ended(code, output.read(), errors.read().decode(errors="replace"))
 
 
-def run_tests(command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> TestRun:
-    """Runs pytest and reads its short summary (`-rfE`)."""
-    ended = run_bounded(command, timeout_s, environment)
-    lines = ended.output.decode(errors="replace").splitlines()
-    failed = tuple(line for line in lines if re.match(r"(FAILED|ERROR) ", line))
-    summary = lines[-1].strip("= ") if lines else ended.errors.strip()[-300:]
-    if ended.code is None:
-        summary = f"stopped after {timeout_s:g} s: {summary}"
-    return TestRun(summary, ended.code == 0, failed)
-
-
 def gpu_state(gpu_id: str) -> dict[str, str]:
-    """The GPU's clocks, power and so on at this moment; empty without nvidia-smi."""
+    """Return the GPU's clocks and power at this moment; empty without nvidia-smi."""
     command = _query(gpu_id)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -106,7 +84,7 @@ def gpu_state(gpu_id: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def watching_gpu(gpu_id: str, found: list[UnderLoad]) -> Iterator[None]:
-    """Adds to `found` what the GPU did inside, where nvidia-smi can tell."""
+    """Add the GPU's readings during the body to `found`, where there is nvidia-smi."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -130,7 +108,7 @@ def watching_gpu(gpu_id: str, found: list[UnderLoad]) -> Iterator[None]:
 
 
 def under_load(log: str) -> UnderLoad | None:
-    """The readings of a log of nvidia-smi in which the GPU was busy; None without any."""
+    """Return the readings of a log of nvidia-smi in which the GPU was busy; None without any."""
     rows = []
     for line in log.splitlines():
         cells = dict(zip(GPU_FIELDS, line.split(", "), strict=False))

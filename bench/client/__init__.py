@@ -1,0 +1,1 @@
+"""An HTTP client that measures an OpenAI server."""
