@@ -22,8 +22,8 @@ ERROR_BOUND = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """The sampling parameters of every row of a batch."""
+class Method:
+    """A method of sampling, for every row of a batch."""
 
     name: str
     label: str
@@ -35,13 +35,13 @@ class Variant:
     target: Target | None = None
 
 
-VARIANTS = (
-    Variant("top_k_top_p", "top-k 50 + top-p 0.9", top_k=50, top_p=0.9, target=TARGET),
-    Variant("greedy", "greedy", temperature=0.0),
-    Variant("temperature", "temperature only"),
-    Variant("top_p", "top-p 0.9 only", top_p=0.9),
-    Variant("min_p", "min-p 0.05", min_p=0.05),
-    Variant("logprobs", "top-k 50 + top-p 0.9, 5 logprobs", 0.8, 50, 0.9, 0.0, 5),
+METHODS = (
+    Method("top_k_top_p", "top-k 50 + top-p 0.9", top_k=50, top_p=0.9, target=TARGET),
+    Method("greedy", "greedy", temperature=0.0),
+    Method("temperature", "temperature only"),
+    Method("top_p", "top-p 0.9 only", top_p=0.9),
+    Method("min_p", "min-p 0.05", min_p=0.05),
+    Method("logprobs", "top-k 50 + top-p 0.9, 5 logprobs", 0.8, 50, 0.9, 0.0, 5),
 )
 
 
@@ -51,34 +51,34 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def sampling(setting: Setting) -> Sequence[Case]:
-    """Return all variants over logits in the dtype of a model."""
+    """Return all methods over logits in the dtype of a model."""
     logits = _logits(setting, setting.dtype)
-    return [sampling_case(variant, logits, setting) for variant in VARIANTS]
+    return [sampling_case(method, logits, setting) for method in METHODS]
 
 
 def sampling_of_float32(setting: Setting) -> Sequence[Case]:
-    return [sampling_case(VARIANTS[0], _logits(setting, torch.float32), setting)]
+    return [sampling_case(METHODS[0], _logits(setting, torch.float32), setting)]
 
 
 def top_k_top_p_case(setting: Setting, vocab_size: int) -> Case:
     """Return the case with a target, over another vocabulary."""
-    return sampling_case(VARIANTS[0], _logits(setting, setting.dtype, vocab_size), setting)
+    return sampling_case(METHODS[0], _logits(setting, setting.dtype, vocab_size), setting)
 
 
-def sampling_case(variant: Variant, logits: torch.Tensor, setting: Setting) -> Case:
-    """Return the case of a variant over `logits` [num_sets, num_rows, vocab_size]."""
+def sampling_case(method: Method, logits: torch.Tensor, setting: Setting) -> Case:
+    """Return the case of a method over `logits` [num_sets, num_rows, vocab_size]."""
     num_sets, num_rows, _ = logits.shape
-    rows = _rows(variant, num_rows, setting) if variant.temperature > 0 else None
-    out = _room(variant, num_rows, setting)
+    rows = _rows(method, num_rows, setting) if method.temperature > 0 else None
+    out = _room(method, num_rows, setting)
     logprob_rows = None
-    if variant.num_top_logprobs:
+    if method.num_top_logprobs:
         logprob_rows = torch.arange(num_rows, dtype=torch.int32, device=setting.device)
 
     def launch(index: int, config: Any) -> None:
         sample(logits[index], rows, out, logprob_rows=logprob_rows, config=config)
 
     def check(run: Call) -> float:
-        expected = _room(variant, num_rows, setting)
+        expected = _room(method, num_rows, setting)
         sampling_reference.sample(logits[0].clone(), rows, expected, logprob_rows=logprob_rows)
         out.token_ids.fill_(-2)
         out.logprobs.fill_(float("nan"))
@@ -89,8 +89,8 @@ def sampling_case(variant: Variant, logits: torch.Tensor, setting: Setting) -> C
 
     kind = str(logits.dtype).removeprefix("torch.")
     return Case(
-        name=f"sampling_{variant.name}_{kind}",
-        label=f"sampling B{num_rows}, {variant.label}, {kind}",
+        name=f"sampling_{method.name}_{kind}",
+        label=f"sampling B{num_rows}, {method.label}, {kind}",
         unit="us",
         work=float(logits[0].nbytes),
         rate="read",
@@ -98,7 +98,7 @@ def sampling_case(variant: Variant, logits: torch.Tensor, setting: Setting) -> C
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUND,
-        target=variant.target,
+        target=method.target,
     )
 
 
@@ -109,18 +109,18 @@ def _logits(setting: Setting, dtype: torch.dtype, vocab_size: int = VOCAB_SIZE) 
     return torch.randn(shape, dtype=dtype, device=setting.device).mul_(LOGIT_SPREAD)
 
 
-def _rows(variant: Variant, num_rows: int, setting: Setting) -> SamplingRows:
+def _rows(method: Method, num_rows: int, setting: Setting) -> SamplingRows:
     device = setting.device
     return SamplingRows(
-        temperatures=torch.full((num_rows,), variant.temperature, device=device),
-        top_ks=torch.full((num_rows,), variant.top_k, device=device),
-        top_ps=torch.full((num_rows,), variant.top_p, device=device),
-        min_ps=torch.full((num_rows,), variant.min_p, device=device),
+        temperatures=torch.full((num_rows,), method.temperature, device=device),
+        top_ks=torch.full((num_rows,), method.top_k, device=device),
+        top_ps=torch.full((num_rows,), method.top_p, device=device),
+        min_ps=torch.full((num_rows,), method.min_p, device=device),
         seeds=torch.arange(num_rows, device=device),
         positions=torch.arange(num_rows, device=device) + 100,
     )
 
 
-def _room(variant: Variant, num_rows: int, setting: Setting) -> SampledRows:
-    num_logprob_rows = num_rows if variant.num_top_logprobs else 0
-    return new_sampled_rows(num_rows, num_logprob_rows, variant.num_top_logprobs, setting.device)
+def _room(method: Method, num_rows: int, setting: Setting) -> SampledRows:
+    num_logprob_rows = num_rows if method.num_top_logprobs else 0
+    return new_sampled_rows(num_rows, num_logprob_rows, method.num_top_logprobs, setting.device)
