@@ -242,7 +242,7 @@ class RemotePrefills:
         layers = range(self._group.layout.num_layers)
         checksums = [
             await self._group.checksums(stream, layers, [block for _, block in blocks])
-            for stream in self._group.streams_from(machine.claimant_tp_size)
+            for stream in self._group.rank_pairs_from(machine.claimant_tp_size)
         ]
         return PrefixBlocks(blocks, checksums)
 

@@ -9,7 +9,7 @@ from tandem.decode.peer_health import PeerHealth
 from tandem.runtime.errors import TransferError
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.actions import Action, Span, Verify
-from tandem.transfer.layout import Stream
+from tandem.transfer.layout import RankPair
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class Verifier:
             actions += machine.verified(span, ordinal, announced == checksum)
         return actions
 
-    def _stream(self, remote: RemotePrefill, span: Span) -> Stream:
+    def _stream(self, remote: RemotePrefill, span: Span) -> RankPair:
         return next(
-            stream
-            for stream in self._group.streams_from(remote.machine.claimant_tp_size)
-            if (stream.prefill_rank, stream.decode_rank) == (span.prefill_rank, span.decode_rank)
+            ranks
+            for ranks in self._group.rank_pairs_from(remote.machine.claimant_tp_size)
+            if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank)
         )
 
     def _note_mismatch(self, remote: RemotePrefill, span: Span, ordinal: int) -> None:

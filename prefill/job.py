@@ -36,8 +36,8 @@ from tandem.runtime.plane.client import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
-from tandem.transfer.handoff.decode import PostedWrite, PrefillHandoff
+from tandem.transfer.group import TransferGroup, WriteOrder
+from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tandem.transfer.link import Link
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Job:
             claim_sent_at=claim_sent_at,
             margin_ms=tools.transfer.lease_margin_ms,
             num_layers=tools.group.layout.num_layers,
-            streams=link.streams,
+            rank_pairs=link.rank_pairs,
             run=self._run,
         )
         listening = asyncio.create_task(self._listen(stream, machine))
@@ -321,22 +321,22 @@ class Job:
         self._timeline.mark("first_write")
         local_blocks = [seq.block_table[ordinal] for ordinal in write.ordinals]
         try:
-            notice = await group.write(
-                link,
-                write.stream,
+            order = WriteOrder(
+                write.ranks,
                 write.layers,
                 list(zip(local_blocks, write.remote_blocks, strict=True)),
                 lambda checksums: machine.landed_notice(write, checksums),
-                boundaries=layer_boundaries(group.layout.num_layers, seq.num_layer_groups),
-                post_before=write.post_before,
-                after=progress.event,
+                layer_boundaries(group.layout.num_layers, seq.num_layer_groups),
+                write.post_before,
+                progress.event,
             )
+            notice = await group.write(link, order)
         except TransferError as error:
             machine.failed(write, error.message)
             self._tools.metrics.write_failed()
         else:
             machine.completed(write, notice)
-            share = len(write.layers) / group.layout.num_layers / len(link.streams)
+            share = len(write.layers) / group.layout.num_layers / len(link.rank_pairs)
             num_bytes = len(local_blocks) * share * group.layout.tp_size * group.layout.block_bytes
             self._tools.metrics.written(round(num_bytes))
             if not machine.pinned:

@@ -88,7 +88,7 @@ class PrefixPuller:
         if [ordinal for ordinal, _ in answer.blocks] != ordinals:
             return False  # the claim does not stand any more
         pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(fill, answer.blocks, strict=True)]
-        found = [await self.group.read(link, stream, pairs) for stream in link.streams]
+        found = [await self.group.read(link, ranks, pairs) for ranks in link.rank_pairs]
         if found != answer.checksums:
             logger.error("prefix blocks READ from %s are not what it has", link.peer.instance_id)
             return False

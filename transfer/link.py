@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.runtime.messages import TransferMetadata
-from tandem.transfer.layout import KvLayout, Stream
+from tandem.transfer.layout import KvLayout, RankPair
 from tandem.transfer.reactor import PeerRank
 
 # Groups of layers that a prompt's last chunk may go in; each is a table of descriptors.
@@ -64,10 +64,10 @@ class Link:
 
     peer: TransferMetadata
     layout: KvLayout  # the peer's
-    streams: tuple[Stream, ...]
-    rates: LinkRates | None = None  # measured on the first stream; None: there is no spare room
+    rank_pairs: tuple[RankPair, ...]
+    rates: LinkRates | None = None  # measured over the first pair; None: no spare blocks
     is_broken: bool = False  # a transfer failed: connect again before the next
 
-    def rank(self, stream: Stream) -> PeerRank:
-        """The peer's end of a stream."""
-        return PeerRank(self.peer.instance_id, self.peer.epoch, stream.decode_rank)
+    def peer_rank(self, ranks: RankPair) -> PeerRank:
+        """Return the peer's rank of the pair."""
+        return PeerRank(self.peer.instance_id, self.peer.epoch, ranks.decode_rank)

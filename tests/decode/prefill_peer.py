@@ -43,6 +43,7 @@ from tandem.runtime.messages import (
 from tandem.runtime.model_files import read_model_files
 from tandem.runtime.plane.client import ResponseStream
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import WriteOrder
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.link import Link
 from tandem.transfer.reactor import HELLO
@@ -271,7 +272,8 @@ class Stage:
             sent.append(landed(sums))
             return HELLO if notice_is_lost else sent[0]
 
-        await self.peer.group.write(link, link.streams[0], layers, pairs, send)
+        order = WriteOrder(link.rank_pairs[0], layers, pairs, send)
+        await self.peer.group.write(link, order)
         (notice,) = sent
         work.num_written += 1
         work.notices.append((0, notice))

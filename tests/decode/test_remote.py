@@ -236,7 +236,7 @@ async def test_the_claimant_can_read_the_prefix_that_is_cached_here(stage: Stage
     link, local = await stage.connect(), stage.peer.engine.block_pool.allocate(len(ordinals))
     assert local is not None
     pairs = list(zip(local, [block for _, block in answer.blocks], strict=True))
-    assert [await stage.peer.group.read(link, link.streams[0], pairs)] == answer.checksums
+    assert [await stage.peer.group.read(link, link.rank_pairs[0], pairs)] == answer.checksums
     pool = stage.peer.engine.runner.kv_cache.tensor
     assert pool[local].equal(pool[work.blocks[: len(ordinals)]])  # what we computed ourselves
     await stage.deliver(work)

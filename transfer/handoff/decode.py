@@ -28,9 +28,6 @@ from tandem.transfer.handoff.actions import (
     Verify,
 )
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
-from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
-
-__all__ = ["DecodeHandoff", "HandoffState", "PostedWrite", "PrefillHandoff"]
 
 
 class HandoffState(Enum):
@@ -88,12 +85,12 @@ class DecodeHandoff:
         self._block_of = dict(grant.fill)  # ordinal |-> block id
         self._num_layers = num_layers
         self._tp_size = tp_size
-        self._num_streams = 0  # pairs of ranks that write; known once it is claimed
+        self._num_rank_pairs = 0  # that write; known once claimed
         self._checksum_of: dict[tuple[Span, int], int] = {}  # (span, ordinal) |-> as announced
         # (P's rank, ours, ordinal) |-> layers, a bit each
         self._announced: dict[tuple[int, int, int], int] = {}
         self._proven: set[tuple[Span, int]] = set()
-        self._num_unannounced = 0  # layers of blocks of streams
+        self._num_unannounced = 0  # layers of blocks, over all pairs of ranks
         self._num_unproven = 0
         self._settled = False
 
@@ -159,8 +156,8 @@ class DecodeHandoff:
             self._granted_to = who
             self.claimant = who[:2]
             self.claimant_tp_size = claim.tp_size
-            self._num_streams = max(self._tp_size, claim.tp_size)
-            self._num_unannounced = self._num_streams * self._num_layers * len(self._block_of)
+            self._num_rank_pairs = max(self._tp_size, claim.tp_size)
+            self._num_unannounced = self._num_rank_pairs * self._num_layers * len(self._block_of)
             self._num_unproven = self._num_unannounced
         elif self.state not in _LIVE or self._granted_to != who or self._settled:
             return self._refuse("stale")
@@ -304,7 +301,7 @@ class DecodeHandoff:
         """Assert what must hold between any two events."""
         assert self._proven <= self._checksum_of.keys()
         assert all(ordinal in self._block_of for _, ordinal in self._checksum_of)
-        num_units = self._num_streams * self._num_layers * len(self._block_of)
+        num_units = self._num_rank_pairs * self._num_layers * len(self._block_of)
         num_announced = sum(len(span.layers) for span, _ in self._checksum_of)
         num_proven = sum(len(span.layers) for span, _ in self._proven)
         assert self._num_unannounced == num_units - num_announced >= 0

@@ -19,7 +19,7 @@ from tandem.transfer.handoff.actions import (
 )
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tests.transfer.schedules.blocks import BlocksSide
-from tests.transfer.schedules.memory import Memory, Shape, streams_of
+from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
 from tests.transfer.schedules.parts import Build, Case, Check, Job, Process
 
 GRACE_MS = 200
@@ -155,11 +155,11 @@ class DecodeSide(BlocksSide):
     def verify_now(self, check: Check) -> None:
         """Compute the checksum of what is in D's block now."""
         span = check.span
-        for stream in streams_of(self.shape):
-            if (stream.prefill_rank, stream.decode_rank) == (span.prefill_rank, span.decode_rank):
+        for ranks in rank_pairs_of(self.shape):
+            if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank):
                 assert span.layers.stop <= self.shape.num_layers, "verifies what does not exist"
                 [found] = self.words.checksums(
-                    span.decode_rank, stream.decode_heads, span.layers, [check.block_id]
+                    span.decode_rank, ranks.decode_heads, span.layers, [check.block_id]
                 )
                 check.ok = found == check.announced
                 return

@@ -139,14 +139,14 @@ GUARDS: tuple[Guard, ...] = (
         "return bool(self._proven)",
     ),
     _decode(
-        "every stream is there",
-        "self._num_streams = max(self._tp_size, claim.tp_size)",
-        "self._num_streams = 1",
+        "every ranks is there",
+        "self._num_rank_pairs = max(self._tp_size, claim.tp_size)",
+        "self._num_rank_pairs = 1",
     ),
     _decode(
         "every layer is there",
-        "self._num_unannounced = self._num_streams * self._num_layers * len(self._block_of)",
-        "self._num_unannounced = self._num_streams * len(self._block_of)",
+        "self._num_unannounced = self._num_rank_pairs * self._num_layers * len(self._block_of)",
+        "self._num_unannounced = self._num_rank_pairs * len(self._block_of)",
     ),
     _decode(
         "the first token is there",
@@ -343,9 +343,9 @@ GUARDS: tuple[Guard, ...] = (
         "if num_posted < num_layers:",
     ),
     _prefill(
-        "every stream is written",
-        "for stream in self._streams:",
-        "for stream in self._streams[:1]:",
+        "every ranks is written",
+        "for ranks in self._rank_pairs:",
+        "for ranks in self._rank_pairs[:1]:",
     ),
     _prefill(
         "blocks are named by their ordinals",

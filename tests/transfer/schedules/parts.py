@@ -7,7 +7,8 @@ from typing import Literal
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.actions import Span
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tests.transfer.schedules.memory import Flight, Words
 
 WATCH_S = 0.05  # between looks at whether a claimant stands still

@@ -266,9 +266,9 @@ class Schedule:
         """A faulty link: a bit of what landed is another."""
         world, posted = self.world, write.posted
         block_id = self.pick(posted.remote_blocks)
-        rank = posted.stream.decode_rank
+        rank = posted.ranks.decode_rank
         width = 2 * world.words.num_heads
-        layer, head = self.pick(list(posted.layers)), self.pick(list(posted.stream.decode_heads))
+        layer, head = self.pick(list(posted.layers)), self.pick(list(posted.ranks.decode_heads))
         position = layer * width + head
         word = world.words.get(rank, block_id)[position]
         world.words.put(rank, block_id, position, [word ^ 1 << int(self.chance() * 40)])

@@ -8,7 +8,7 @@ from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide
-from tests.transfer.schedules.memory import Memory, Shape, streams_of
+from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
 from tests.transfer.schedules.parts import Build, Case, Job, Message, Process, Write
 
 NUM_BLOCKS = 12  # of a prefill worker
@@ -66,7 +66,7 @@ class World(DecodeSide):
             claim_sent_at=sent_at,
             margin_ms=MARGIN_MS,
             num_layers=self.shape.num_layers,
-            streams=streams_of(self.shape),
+            rank_pairs=rank_pairs_of(self.shape),
             run=job.name,
         )
         source = job.process.pool.allocate(len(answer.fill))
@@ -121,18 +121,16 @@ class World(DecodeSide):
         """The transfer thread's turn: checksum, look at the lease, post."""
         machine, posted = job.machine, job.to_post.popleft()
         assert machine is not None
-        stream, words = posted.stream, job.process.words
+        ranks, words = posted.ranks, job.process.words
         local_blocks = [job.source[ordinal] for ordinal in posted.ordinals]
         must_own(job, local_blocks)
         if fails or self.now >= posted.post_before:
             machine.failed(posted, "link down" if fails else "its lease is over")
             machine.check_invariants()
             return
-        sums = words.checksums(
-            stream.prefill_rank, stream.prefill_heads, posted.layers, local_blocks
-        )
+        sums = words.checksums(ranks.prefill_rank, ranks.prefill_heads, posted.layers, local_blocks)
         pairs = list(zip(local_blocks, posted.remote_blocks, strict=True))
-        flight = self.memory.post(words, self.words, stream, posted.layers, pairs)
+        flight = self.memory.post(words, self.words, ranks, posted.layers, pairs)
         notice = machine.landed_notice(posted, sums)
         self.writes.append(Write(job, posted, notice, flight, self.now + self.flight_s))
 
@@ -152,7 +150,7 @@ class World(DecodeSide):
         """All of a write is there, and its notice."""
         self.move(write, len(write.posted.ordinals))
         write.fate = "landed"
-        self.inbox.append((write.job, write.posted.stream.decode_rank, write.notice))
+        self.inbox.append((write.job, write.posted.ranks.decode_rank, write.notice))
         if not write.job.process.alive:
             self.writes.remove(write)
 
