@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from prometheus_client import REGISTRY
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeRole
@@ -53,6 +54,11 @@ from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, 
 from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
+
+
+def count(name: str, **labels: str) -> float:
+    """The value of a counter of decode workers of this process."""
+    return REGISTRY.get_sample_value(f"tandem_{name}", {"model": MODEL, **labels}) or 0.0
 
 
 def fresh_prompt(num_tokens: int, seed: int) -> list[int]:

@@ -41,13 +41,13 @@ POINTS: dict[str, dict[str, Point]] = {
         "before settled": Point("tandem.prefill.job", "Job", "_settle"),
     },
     "decode": {
-        "before publish": Point("tandem.decode.remote", "RemotePrefills", "_publish"),
-        "before claim": Point("tandem.decode.remote", "RemotePrefills", "_publish", after=True),
-        "after claim": Point("tandem.decode.remote", "RemotePrefills", "claim", after=True),
+        "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish"),
+        "before claim": Point("tandem.decode.handoffs", "RemotePrefills", "_publish", after=True),
+        "after claim": Point("tandem.decode.handoff", "RemotePrefill", "claim", after=True),
         "mid-write": Point(
-            "tandem.decode.handoff_messages", "HandoffMessages", "on_notification", after=True
+            "tandem.decode.handoffs", "RemotePrefills", "on_notification", after=True
         ),
-        "before settled": Point("tandem.decode.handoff_messages", "HandoffMessages", "_on_settled"),
+        "before settled": Point("tandem.decode.handoffs", "RemotePrefills", "_on_settled"),
     },
 }
 

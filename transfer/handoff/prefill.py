@@ -99,7 +99,7 @@ class PrefillHandoff:
         """
         longest_s = min(longest_write_s, _MAX_MARGIN_OF_LEASE * self._lease_s)
         post_before = self._lease_until - self._margin_s - longest_s
-        if not self.error and now >= post_before:
+        if now >= post_before:
             self.stop("the write lease is over")
         if self.error:
             return []

@@ -105,6 +105,7 @@ def test_p_posts_nothing_close_to_the_end_of_its_lease() -> None:
     [write] = handoff.post([4], WHOLE, 8.9)
     assert write.post_before == 9.0
     assert handoff.post([5], WHOLE, 8.9, longest_write_s=0.2) == []
+    assert prefill_handoff().post([4], WHOLE, 9.0) == []
     assert handoff.pinned
     complete(handoff, write)
     assert not handoff.pinned
@@ -130,6 +131,15 @@ def test_p_settles_after_a_failure_only_when_the_siblings_have_ended() -> None:
     notices = [(0, b"notice 1")]
     assert handoff.settled() == Settled(ID, 1, 1, 1, "link down", notices)
     handoff.check_invariants()
+
+
+def test_both_planes_count_the_writes_that_failed() -> None:
+    handoff = prefill_handoff()
+    for write in handoff.post([4], WHOLE, 1.0) + handoff.post([5], WHOLE, 1.0):
+        handoff.failed(write, "link down")
+    assert handoff.settled().num_failed == 2
+    notice = decode_settled(handoff.settled_notice())
+    assert notice is not None and (notice.num_completed, notice.num_failed) == (0, 2)
 
 
 def test_p_that_stops_before_it_posted_anything_settles_at_once() -> None:

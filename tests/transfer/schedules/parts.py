@@ -7,7 +7,7 @@ from typing import Literal
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.actions import Span
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tests.transfer.schedules.memory import Flight, Words
 
@@ -15,15 +15,6 @@ WATCH_S = 0.05  # between looks at whether a claimant stands still
 
 Place = Literal["fill", "quarantine", "decoding", "gone"]
 Fate = Literal["posted", "landed", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """The machines that a schedule drives: the real ones, or some with a guard taken out."""
-
-    decode: type[DecodeHandoff] = DecodeHandoff
-    prefill: type[PrefillHandoff] = PrefillHandoff
-    states: type[HandoffState] = HandoffState
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from tandem.runtime.messages import Claim, FirstToken, Settled
 from tandem.transfer.handoff.landed import decode_landed
 from tests.transfer.schedules.blocks import NUM_BLOCKS
 from tests.transfer.schedules.memory import Memory, Shape, WordMemory
-from tests.transfer.schedules.parts import Build, Case, Job, Message, Write
+from tests.transfer.schedules.parts import Case, Job, Message, Write
 from tests.transfer.schedules.world import World
 
 LEASE_S, DEADLINE_S = 1.0, 1.5
@@ -17,7 +17,7 @@ class Stage(World):
 
     def __init__(self, memory: Memory | None = None) -> None:
         memory = memory or WordMemory()
-        super().__init__(Shape(1, 1, 2), Build(), memory, verify=True, longest_s=0.0)
+        super().__init__(Shape(1, 1, 2), memory, verify=True, longest_s=0.0)
 
     def handoff(self, prompt: int = 0, num_blocks: int = 4) -> Case:
         assert self.start_case(prompt, num_blocks, LEASE_S, DEADLINE_S)

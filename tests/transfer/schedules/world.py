@@ -6,10 +6,11 @@ schedule's.
 
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.transfer.handoff.prefill import PrefillHandoff
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide
 from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
-from tests.transfer.schedules.parts import Build, Case, Job, Message, Process, Write
+from tests.transfer.schedules.parts import Case, Job, Message, Process, Write
 
 NUM_BLOCKS = 12  # of a prefill worker
 MARGIN_MS = 100
@@ -18,10 +19,8 @@ MARGIN_MS = 100
 class World(DecodeSide):
     """What there is, and what each side does; the schedule says when."""
 
-    def __init__(
-        self, shape: Shape, build: Build, memory: Memory, *, verify: bool, longest_s: float
-    ) -> None:
-        super().__init__(shape, build, memory, verify=verify)
+    def __init__(self, shape: Shape, memory: Memory, *, verify: bool, longest_s: float) -> None:
+        super().__init__(shape, memory, verify=verify)
         self.memory = memory
         self.longest_s = longest_s  # the longest write that P has measured
         self.flight_s = (MARGIN_MS + GRACE_MS) / 1e3 + longest_s - 1e-6  # what leases rest on
@@ -59,7 +58,7 @@ class World(DecodeSide):
         if isinstance(answer, ClaimRefused):
             self.end_job(job)
             return
-        job.machine = machine = self.build.prefill(
+        job.machine = machine = PrefillHandoff(
             job.case.machine.handoff_id,
             1,
             answer,
