@@ -33,12 +33,14 @@ class Point:
 POINTS: dict[str, dict[str, Point]] = {
     "prefill": {
         "before claim": Point("tandem.prefill.job", "Job", "_handle"),
-        "after claim": Point("tandem.prefill.job", "Job", "_deliver"),
+        "after claim": Point("tandem.prefill.job", "Job", "_connect"),
         # its lease was looked at, and the write is not yet out
         "inside a post": Point("tandem.transfer.nixl", "NixlTransport", "post"),
-        "mid-write": Point("tandem.prefill.job", "Job", "_write", after=True),
-        "before the first token": Point("tandem.prefill.job", "Job", "_send_first_token"),
-        "before settled": Point("tandem.prefill.job", "Job", "_settle"),
+        "mid-write": Point("tandem.prefill.writer", "BlockWriter", "_write", after=True),
+        "before the first token": Point(
+            "tandem.prefill.compute", "PromptComputation", "_send_first_token"
+        ),
+        "before settled": Point("tandem.prefill.claim", "Claimant", "settle"),
     },
     "decode": {
         "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish"),
