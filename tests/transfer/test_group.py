@@ -93,7 +93,7 @@ async def test_prefix_blocks_are_pulled_and_a_source_that_changed_is_noticed(
     assert await p.read(link, ranks, [(0, 7), (4, 3)]) == announced
     assert torch.equal(bits(target)[[0, 4]], bits(source)[[7, 3]])
     assert not target.tensor[[1, 2, 3, 5, 6, 7]].any()
-    bits(source)[3, 2, 1, 1, 3, 7] ^= 1  # D evicted the block and reuses it
+    bits(source)[3, 2, 1, 1, 3, 7] ^= 1  # the decode worker evicted the block and reuses it
     found = await p.read(link, ranks, [(0, 7), (4, 3)])
     assert found[0] == announced[0] and found[1] != announced[1]
 

@@ -141,7 +141,7 @@ def test_both_ends_of_a_stream_checksum_the_same_bytes_in_the_same_order(
 
 
 class Handover:
-    """Both machines of one handoff: blocks 1, 2, 3 of P's ranks go to blocks 5, 3, 6 of D's."""
+    """Both machines of one handoff: source blocks 1, 2, 3 go to blocks 5, 3, 6."""
 
     pairs = ((1, 5), (2, 3), (3, 6))
     boundaries = (1, 3)
@@ -181,7 +181,7 @@ class Handover:
         hear: Callable[[], Any],
         checksums: Callable[[RankPair, range, list[int]], Any],
     ) -> None:
-        """`write` posts one and gives the notice sent, `hear` gives (D's rank, message)."""
+        """`write` posts one and gives the notice sent, `hear` gives (decode rank, message)."""
         for begin, end in zip((0, *self.boundaries), self.boundaries, strict=False):
             writes = self.p.post(list(self.block_of), range(begin, end), time.perf_counter())
             for posted, notice in zip(

@@ -25,7 +25,7 @@ def test_a_prefix_that_both_sides_have_in_part_shifts_no_block() -> None:
     stage.finish(stage.decoding[0])
     case = stage.handoff(num_blocks=4)  # the same prompt, one block longer
     assert case.machine.grant.cached_ordinals == [0, 1]
-    job = stage.run_of(case, steps=(1, 3, 4))  # P's steps know nothing of D's prefix
+    job = stage.run_of(case, steps=(1, 3, 4))  # other steps than the decode worker's prefix
     assert stage.post(job) == []
     [first], [second] = stage.post(job), stage.post(job)
     assert (first.posted.ordinals, second.posted.ordinals) == ((2,), (3,))
@@ -60,7 +60,7 @@ def test_a_write_deferred_past_its_lease_is_not_posted_and_its_source_was_not_re
     job = stage.run_of(case)
     stage.compute(job, backwards=False, post=True)
     held = set(job.source.values())
-    stage.now += LEASE_S  # P was stopped; D's own deadline is later
+    stage.now += LEASE_S  # the prefill worker was stopped; the deadline is later
     assert job.machine is not None and job.machine.pinned
     other = stage.run_of(stage.handoff(1, 5), steps=(5,))
     assert other.source and not held & set(other.source.values())
@@ -200,7 +200,7 @@ def test_a_ticket_that_comes_again_to_its_own_worker_is_not_run_again() -> None:
     stage.land(write)
     stage.end_write(write, fails=False)
     stage.hear_token(first)
-    stage.wind_up(first)  # and D has heard neither of the write nor of this yet
+    stage.wind_up(first)  # and no notice of the write or of this has arrived yet
     second = stage.run_of(case, steps=(4,))
     assert second.ended and second.machine is None
     stage.hear_notices()

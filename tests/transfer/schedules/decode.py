@@ -155,7 +155,7 @@ class DecodeSide(BlocksSide):
         self.act(case, actions)
 
     def verify_now(self, check: Check) -> None:
-        """Compute the checksum of what is in D's block now."""
+        """Compute the checksum of the decode worker's block as it is now."""
         span = check.span
         for ranks in rank_pairs_of(self.shape):
             if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank):

@@ -80,7 +80,7 @@ class Job:
     run: int
     plan: list[tuple[int, int]]
     machine: PrefillHandoff | None = None
-    source: dict[int, int] = field(default_factory=dict)  # ordinal |-> P's block
+    source: dict[int, int] = field(default_factory=dict)  # ordinal |-> own block
     num_layers: dict[int, int] = field(default_factory=dict)  # ordinal |-> computed by now
     to_post: deque[PostedWrite] = field(default_factory=deque)
     num_steps: int = 0
@@ -139,7 +139,7 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """A sequence of D whose KV is complete."""
+    """A sequence of the decode worker whose KV is complete."""
 
     prompt: int
     blocks: list[int]

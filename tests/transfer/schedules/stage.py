@@ -25,7 +25,7 @@ class Stage(World):
         return self.cases[-1]
 
     def run_of(self, case: Case, worker: int = 0, steps: Sequence[int] = (2, 4)) -> Job:
-        """A prefill worker takes the ticket and claims; whatever D answers is heard."""
+        """A prefill worker takes the ticket and claims; the decode worker's answer is handled."""
         job = self.take_ticket(self.processes[worker], case, [(step, 2) for step in steps])
         assert job is not None
         self.claim(job, 1)
@@ -50,7 +50,7 @@ class Stage(World):
         return [write for write in self.writes if write not in before]
 
     def deliver(self, write: Write) -> None:
-        """A write lands, D hears of it and verifies it, and P hears that it is done."""
+        """A write lands, the decode worker verifies it, and the prefill worker sees its end."""
         self.land(write)
         self.hear_notices()
         self.end_write(write, fails=False)

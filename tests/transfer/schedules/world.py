@@ -22,10 +22,10 @@ class World(DecodeSide):
     def __init__(self, shape: Shape, memory: Memory, *, verify: bool, longest_s: float) -> None:
         super().__init__(shape, memory, verify=verify)
         self.memory = memory
-        self.longest_s = longest_s  # the longest write that P has measured
+        self.longest_s = longest_s  # the longest write that a prefill worker has measured
         self.flight_s = (MARGIN_MS + GRACE_MS) / 1e3 + longest_s - 1e-6  # what leases rest on
         self.wire: list[Message] = []
-        self.inbox: list[tuple[Job, int, bytes]] = []  # (from, D's rank, notice)
+        self.inbox: list[tuple[Job, int, bytes]] = []  # (from, decode rank, notice)
         self.num_runs = 0
         self.num_starts = 0
         self.dead: list[Process] = []
@@ -160,7 +160,7 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def end_write(self, write: Write, *, fails: bool) -> None:
-        """P hears how a write ended."""
+        """A prefill worker is told of the end of a write."""
         machine = write.job.machine
         assert machine is not None and write.fate != "posted"
         self.writes.remove(write)
@@ -222,7 +222,7 @@ class World(DecodeSide):
         self.processes[index] = self.start_process(process.name)
 
     def tear_down(self, process: Process) -> None:
-        """The connection of a dead process is cut on D's side."""
+        """The decode worker cuts the connection of a dead process."""
         process.gone = True
         self.writes = [w for w in self.writes if w.job.process is not process]
 
