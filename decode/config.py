@@ -1,4 +1,4 @@
-"""The decode role's config: the thresholds, which are also live (`tandem config set disagg.*`)."""
+"""The decode role's config: thresholds, also set live by `tandem config set disagg.*`."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Policy(StrEnum):
-    """Who computes a prompt. Live: takes effect with the next request."""
+    """The policy of placing prompts. Live: takes effect with the next request."""
 
     ALWAYS_LOCAL = "always_local"
     ALWAYS_REMOTE = "always_remote"

@@ -4,6 +4,7 @@ from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats
 from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
 from tandem.runtime.timeline import Stage, course, intervals_ms
+from tandem.transfer.handoff.causes import CloseCause, DropCause
 
 # Verification on a GPU is tens of microseconds, a wait in the queue can be seconds.
 INTERVAL_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, *LATENCY_BUCKETS_S)
@@ -11,10 +12,17 @@ HANDOFF_STAGES: tuple[Stage, ...] = (
     "queued", "claimed", "prefix_pulled", "computed", "first_write", "last_write", "landed",
     "verified", "first_step",
 )  # fmt: skip
+# Causes that share a value of the label `end`.
+_END_OF = {
+    CloseCause.PEER_GONE: "peer_lost",
+    CloseCause.LEASE_EXPIRED: "failed",
+    CloseCause.VIOLATION: "failed",
+    CloseCause.INCOMPLETE: "failed",
+}
 
 
 class DecodeMetrics:
-    """Counts of decisions, of how handoffs ended, and of what was dropped on the way."""
+    """Counts of requests, decisions and handoffs, and gauges of the engine's load."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -68,7 +76,7 @@ class DecodeMetrics:
         self._sequences = gauge("decode_sequences", "Sequences by state", ["model", "state"])
 
     def finished(self, active: ActiveRequest) -> None:
-        """One stream has ended, for whatever reason."""
+        """Record a stream that has ended."""
         self._requests.labels(self._model, active.outcome).inc()
         if active.decision is None:
             return
@@ -85,28 +93,31 @@ class DecodeMetrics:
         if kind == "local":
             return
         for stage in HANDOFF_STAGES:
-            # What follows a handoff that was given up says nothing about handoffs.
+            # The first step after a handoff that was given up is not the handoff's.
             if stage in stages_ms and (kind == "remote" or stage != "first_step"):
                 self._stages.labels(self._model, stage).observe(stages_ms[stage] / 1e3)
         for interval, ms in intervals_ms(stages_ms).items():
             self._intervals.labels(self._model, interval).observe(ms / 1e3)
 
-    def handoff_ended(self, end: str) -> None:
-        """`end`: admitted, cancelled, or a cause that `remote._end_of` names."""
-        self._handoffs.labels(self._model, end).inc()
+    def handoff_admitted(self) -> None:
+        self._handoffs.labels(self._model, "admitted").inc()
+
+    def handoff_closed(self, cause: CloseCause) -> None:
+        """Count a remote prefill that was given up."""
+        self._handoffs.labels(self._model, _END_OF.get(cause, cause)).inc()
 
     def excluded(self, num_instances: int) -> None:
         self._excluded.labels(self._model).set(num_instances)
 
     def mismatched(self, prefill_instance: str) -> None:
-        """A landed block was not what that prefill worker announced."""
+        """Count a landed block of that prefill worker with a wrong checksum."""
         self._mismatches.labels(self._model, prefill_instance).inc()
 
-    def dropped(self, reason: str, count: int) -> None:
-        self._dropped.labels(self._model, reason).inc(count)
+    def dropped(self, cause: DropCause, count: int) -> None:
+        self._dropped.labels(self._model, cause).inc(count)
 
     def loaded(self, load: LoadStats) -> None:
-        """The engine's load as it is now."""
+        """Record the engine's load."""
         self._blocks.labels(self._model, "total").set(load.num_blocks)
         self._blocks.labels(self._model, "free").set(load.num_free_blocks)
         self._blocks.labels(self._model, "cached").set(load.num_cached_blocks)

@@ -1,13 +1,15 @@
-"""A request while it lives on a decode worker."""
+"""An open request of a decode worker."""
 
 import asyncio
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tandem.decode.admission import Decision
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import TandemError
+from tandem.runtime.errors import InvalidRequestError, NotFoundError, TandemError
 from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
@@ -15,17 +17,20 @@ from tandem.runtime.messages import (
     TokenDelta,
     TokenLogprobs,
     encode,
+    unpack_tokens,
 )
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 
+_REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
+
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """One generate stream: what it asked for, where its prompt went, and where tokens go.
+    """One generate stream: its request, the placement of its prompt, and its client.
 
-    `done` resolves after the terminal delta was sent, or raises the typed error that ended it.
+    `done` resolves after the last delta was sent, or raises the typed error that ended the stream.
     Owned by the event loop; the engine thread reads `request` and `seq` and sets `decision`.
     """
 
@@ -37,14 +42,48 @@ class ActiveRequest:
     timeline: Timeline = field(default_factory=Timeline)
     decision: Decision | None = None
     prefill_instance: str | None = None
-    handoff_id: str = ""  # hex; a prefill worker's trace has it too
+    handoff_id: str = ""  # hex; also in the prefill worker's trace
     num_cached_tokens: int = 0
     num_sent_tokens: int = 0
     reported: bool = False
-    stepped: bool = False  # the second token is made: decoding goes on from the prompt's KV
+    stepped: bool = False  # the second token was generated, by decoding
+
+    @classmethod
+    def from_wire(
+        cls,
+        payload: bytes,
+        context: RequestContext,
+        responder: Responder,
+        *,
+        model: str,
+        vocab_size: int,
+    ) -> "ActiveRequest":
+        """Decode a GenerateRequest.
+
+        NotFoundError for another model, InvalidRequestError for a token beyond the vocabulary.
+        """
+        request = _REQUEST.decode(payload)
+        if request.model != model:
+            raise NotFoundError(f"this worker serves {model}, not {request.model}")
+        token_ids = unpack_tokens(request.token_ids)
+        if token_ids and max(token_ids) >= vocab_size:
+            raise InvalidRequestError(
+                f"token id {max(token_ids)} is not below the vocabulary's {vocab_size}",
+                param="prompt",
+            )
+        seq = Sequence(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids) - request.num_generated,
+            sampling=request.sampling,
+            stop=request.stop,
+            cache_salt=request.cache_salt,
+        )
+        done = asyncio.get_running_loop().create_future()
+        return cls(request, seq, context, responder, done)
 
     def emit(self, output: SequenceOutput) -> None:
-        """Sends one step's outcome; a terminal one resolves `done`."""
+        """Send the output of one step; the last one resolves `done`."""
         if output.error is not None:
             self.fail(output.error)
             return
@@ -59,7 +98,7 @@ class ActiveRequest:
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> None:
-        """Sends tokens in order; the first delta carries the prefill report."""
+        """Send tokens in order; the first delta carries the prefill report."""
         if self.done.done():
             return
         report = None if self.reported else self._report()
@@ -74,18 +113,18 @@ class ActiveRequest:
             self.done.set_result(None)
 
     def fail(self, error: TandemError) -> None:
-        """Ends the stream with a typed error, once."""
+        """End the stream with a typed error, once."""
         if not self.done.done():
             self.done.set_exception(error)
 
     @property
     def outcome(self) -> str:
-        """How a stream that is over ended: `finished`, or the code of its error."""
+        """The outcome of an ended stream: `finished`, or the code of its error."""
         error = None if self.done.cancelled() else self.done.exception()
         return "finished" if error is None else str(getattr(error, "code", "internal"))
 
     def record_in(self, trace: TraceFile) -> None:
-        """Adds the course of this request, which is over, to the worker's trace."""
+        """Add this ended request to the worker's trace."""
         args: dict[str, str | int] = {
             "outcome": self.outcome,
             "handoff_id": self.handoff_id,
@@ -95,7 +134,11 @@ class ActiveRequest:
             "num_sent_tokens": self.num_sent_tokens,
         }
         if self.decision is not None:
-            args |= {"place": self.decision.place, "reason": self.decision.reason}
+            args |= {
+                "place": self.decision.place,
+                "cause": self.decision.cause,
+                "reason": self.decision.reason,
+            }
         trace.record(self.request.request_id, self.timeline, args, self.context.headers)
 
     def _report(self) -> PrefillReport:

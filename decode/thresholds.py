@@ -1,4 +1,4 @@
-"""Thresholds in force: the config's, overlaid with what etcd holds now."""
+"""The thresholds in force: those of the config, overlaid with the live values in etcd."""
 
 import logging
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class LiveThresholds:
-    """Follows `{prefix}disagg.*`; a bad value is logged and changes nothing.
+    """Follows `{prefix}disagg.*`; an invalid value is logged and changes nothing.
 
     `current` is replaced as a whole, so any thread may read it.
     """
@@ -38,7 +38,9 @@ class LiveThresholds:
                 live[name] = msgspec.json.decode(value)
             changed = DisaggConfig.model_validate({**self._base.model_dump(), **live})
         except (msgspec.DecodeError, pydantic.ValidationError) as error:
-            logger.warning("live value of disagg.%s refused, the old one stays: %s", name, error)
+            logger.warning(
+                "the live value of disagg.%s is refused and the old one stays: %s", name, error
+            )
             return
         self._live = live
         if changed != self.current:

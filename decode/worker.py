@@ -1,23 +1,20 @@
-"""The decode role: generates tokens, and decides for each prompt where it is computed."""
+"""The decode role: generate tokens, and decide for each prompt where it is computed."""
 
 import asyncio
 import contextlib
 import logging
 from pathlib import Path
 
-import msgspec
-
-from tandem.decode.admission import Decision, PrefillSide, decide
+from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import DisaggConfig
-from tandem.decode.handoff_messages import HandoffMessages
+from tandem.decode.handoffs import RemotePrefills
+from tandem.decode.kv_events import KvEventPublisher
 from tandem.decode.metrics import DecodeMetrics
-from tandem.decode.publisher import CachePublisher, model_card
-from tandem.decode.remote import RemotePrefills
+from tandem.decode.model_card import model_card
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
-from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -30,12 +27,11 @@ from tandem.runtime.errors import (
     IncompleteError,
     InternalError,
     InvalidRequestError,
-    NotFoundError,
     ServiceError,
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import GenerateRequest, ModelFiles, encode, unpack_tokens
+from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
 from tandem.runtime.plane.server import Responder
 from tandem.worker.settings import WorkerSettings
@@ -43,8 +39,7 @@ from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LOOK_AROUND_INTERVAL_S = 0.25  # load reports of an idle worker, and looks at the queue's depth
-_REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
+REPORT_INTERVAL_S = 0.25  # between load reports, and between looks at the depth of the queue
 
 
 async def run_decode(settings: WorkerSettings, disagg: DisaggConfig) -> None:
@@ -70,14 +65,14 @@ class DecodeRole:
         self.side = PrefillSide()
         self.active: dict[str, ActiveRequest] = {}
         self._num_queued_jobs = 0
-        self._num_reserved = 0  # handoffs ever begun; counted on the engine thread
+        self._num_reserved = 0  # all handoffs so far; counted on the engine thread
         self._is_draining = False
         self._aio = asyncio.get_running_loop()
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Publish the model; returns when requests can be served."""
+        """Publish the model; return once requests can be served."""
         node = self.node
         await self._watch_cluster()
         self._publish_cache()
@@ -90,13 +85,13 @@ class DecodeRole:
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
-        stack.callback(asyncio.create_task(self._look_around()).cancel)
+        stack.callback(asyncio.create_task(self._report_loop()).cancel)
         digest = self._worker.weights_digest
         card = model_card(node, self.endpoint, self.engine, self._model_files, digest)
         await register_model(node, self._namespace, card)
 
     async def drain(self) -> None:
-        """Take no new request; running ones go on up to the drain timeout.
+        """Take no new request; running requests go on up to the drain timeout.
 
         The request server stays open: remote prefills of running requests need its endpoints.
         """
@@ -120,7 +115,7 @@ class DecodeRole:
 
     def _publish_cache(self) -> None:
         node = self.node
-        self._cache = CachePublisher(node.events, self._namespace, node.instance_id, node.epoch)
+        self._cache = KvEventPublisher(node.events, self._namespace, node.instance_id, node.epoch)
         self.engine.block_pool.on_stored = self._cache.stored
         self.engine.block_pool.on_removed = self._cache.removed
 
@@ -139,10 +134,9 @@ class DecodeRole:
             rate=self.side.remote,
         )
         stack.push_async_callback(self.remote.close)
-        messages = HandoffMessages(self.remote)
-        messages.register(self.node.server)
-        worker.on_notification = messages.on_notification
-        # Not by `node`, which takes its keys back at once: a draining worker is still written to.
+        self.remote.register(self.node.server)
+        worker.on_notification = self.remote.on_notification
+        # Not by `node`, which withdraws its keys at once: a draining worker is still written to.
         await register_transfer(self.node.discovery, self._namespace, worker.group.metadata())
 
     # ---- requests -----------------------------------------------------------------------------
@@ -152,28 +146,17 @@ class DecodeRole:
     ) -> None:
         if self._is_draining:
             raise UnavailableError(f"{self.node.instance_id} is draining")
-        request = _REQUEST.decode(payload)
-        if request.request_id in self.active:
-            raise InvalidRequestError(f"request {request.request_id} is running already")
-        if request.model != self._model_name:
-            raise NotFoundError(f"this worker serves {self._model_name}, not {request.model}")
-        token_ids = unpack_tokens(request.token_ids)
-        vocab_size = self.engine.runner.model_config.vocab_size
-        if token_ids and max(token_ids) >= vocab_size:
-            raise InvalidRequestError(
-                f"token id {max(token_ids)} is not below the vocabulary's {vocab_size}",
-                param="prompt",
-            )
-        seq = Sequence(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids) - request.num_generated,
-            sampling=request.sampling,
-            stop=request.stop,
-            cache_salt=request.cache_salt,
+        active = ActiveRequest.from_wire(
+            payload,
+            context,
+            responder,
+            model=self._model_name,
+            vocab_size=self.engine.runner.model_config.vocab_size,
         )
-        active = ActiveRequest(request, seq, context, responder, self._aio.create_future())
-        self.active[request.request_id] = active
+        request_id = active.request.request_id
+        if request_id in self.active:
+            raise InvalidRequestError(f"request {request_id} is running already")
+        self.active[request_id] = active
         forget = context.on_cancel(
             lambda: active.fail(context.error() or InternalError("cancelled without a reason"))
         )
@@ -182,11 +165,11 @@ class DecodeRole:
             await active.done
         finally:
             forget()
-            del self.active[request.request_id]
+            del self.active[request_id]
             self._finished(active)
 
     def _place(self, engine: Engine, active: ActiveRequest) -> None:
-        """On the engine thread: decides, then queues the sequence or reserves its blocks."""
+        """Decide, then queue the sequence or reserve its blocks. On the engine thread."""
         seq = active.seq
         if active.done.done():
             return
@@ -194,8 +177,8 @@ class DecodeRole:
             decision = decide(
                 self.thresholds.current,
                 seq.num_tokens - engine.prefix_hit(seq),
-                self._look_at_prefill_side(engine),
-                wish=active.request.prefill_place,
+                self._prefill_side(engine),
+                placement=active.request.prefill_place,
             )
             if decision.place == "remote":
                 reservation = engine.reserve(seq)
@@ -204,25 +187,27 @@ class DecodeRole:
                     self._num_reserved += 1
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
-                decision = Decision("local", "no_blocks", "too few free blocks to reserve now")
+                decision = Decision("local", PlacementCause.NO_BLOCKS)
             active.decision = decision
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
 
-    def _look_at_prefill_side(self, engine: Engine) -> PrefillSide:
+    def _prefill_side(self, engine: Engine) -> PrefillSide:
         side = self.side
         excluded = self.remote.excluded()
-        side.num_instances = sum(who not in excluded for who in self._prefill_instances.items)
+        side.num_instances = sum(
+            instance_id not in excluded for instance_id in self._prefill_instances.items
+        )
         side.queue_connected = self.queue.connected
-        # Counted here and not at the queue: a burst is placed before its first ticket is published.
+        # Counted here, not at the queue: a burst is decided before its first ticket is published.
         num_unclaimed = self._num_reserved - self.remote.num_taken
         side.num_queued_jobs = max(self._num_queued_jobs, num_unclaimed)
         side.num_running = len(engine.scheduler.running)
         return side
 
     def _finished(self, active: ActiveRequest) -> None:
-        """Whatever ended the stream, nothing of it stays in the engine."""
+        """Remove an ended stream from the engine and account for it."""
         request_id = active.request.request_id
         is_whole = not active.done.cancelled() and active.done.exception() is None
         self.remote.cancel(request_id)
@@ -253,12 +238,12 @@ class DecodeRole:
 
     def _note_first(self, active: ActiveRequest, output: SequenceOutput) -> None:
         assert active.decision is not None
-        if active.decision.cause != "fallback":
+        if active.decision.cause is not PlacementCause.FALLBACK:
             num_uncached = active.seq.num_given_tokens - output.num_cached_tokens
             if num_uncached > self.thresholds.current.max_local_prefill_length:
                 self.side.local.observe(num_uncached, active.timeline.elapsed_s())
 
-    # ---- what others ask ----------------------------------------------------------------------
+    # ---- requests of other processes ----------------------------------------------------------
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         load = await self._worker.load()
@@ -288,10 +273,10 @@ class DecodeRole:
             self.remote.check_invariants()
             assert not is_idle or stats.num_quarantined_blocks == 0, "quarantine without a handoff"
         except AssertionError:
-            logger.exception("the bookkeeping of handoffs is wrong")
+            logger.exception("an invariant of the handoffs is broken")
 
-    async def _look_around(self) -> None:
-        """Keeps the view of the queue fresh, and tells of the load also when it is quiet."""
+    async def _report_loop(self) -> None:
+        """Keep the view of the queue fresh, and report the load also when the worker is idle."""
         while True:
             try:
                 if self.queue.connected and self._prefill_instances.items:
@@ -305,4 +290,4 @@ class DecodeRole:
             self.metrics.excluded(len(self.remote.excluded()))
             self._worker.publish(load)
             self._cache.beat()
-            await asyncio.sleep(LOOK_AROUND_INTERVAL_S)
+            await asyncio.sleep(REPORT_INTERVAL_S)

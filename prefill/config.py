@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PrefillConfig(BaseModel):
-    """How a prefill worker takes work from the queue."""
+    """The budget of a prefill worker for tickets of the queue."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -8,7 +8,7 @@ from tandem.runtime.metrics import counter, gauge
 
 
 class PrefillMetrics:
-    """Counts of jobs by how they ended, of prompt tokens by source, and the pool's state."""
+    """Counts of jobs by outcome and of prompt tokens by source; the state of the pool."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -30,18 +30,18 @@ class PrefillMetrics:
         self._blocks = gauge("prefill_kv_blocks", "KV blocks by state", ["model", "state"])
 
     def job_ended(self, end: str) -> None:
-        """`end`: delivered, failed, or why it was not begun (stale, cancelled, expired, ...)."""
+        """Count a job. `end`: delivered, failed, or the cause of its refusal (stale, ...)."""
         self._jobs.labels(self._model, end).inc()
 
     def computed(self, num_tokens: int, num_cached_tokens: int, num_pulled_tokens: int) -> None:
-        """A prompt is done; the tokens READ from its decode worker are among the cached ones."""
+        """Count a prompt's tokens; those READ from its decode worker are among the cached ones."""
         self._tokens.labels(self._model, "computed").inc(num_tokens - num_cached_tokens)
         num_pulled_tokens = min(num_pulled_tokens, num_cached_tokens)
         self._tokens.labels(self._model, "pulled").inc(num_pulled_tokens)
         self._tokens.labels(self._model, "cached").inc(num_cached_tokens - num_pulled_tokens)
 
     def written(self, num_bytes: int) -> None:
-        """A write is in a decode worker's memory."""
+        """Count a write that is in a decode worker's memory."""
         self._writes.labels(self._model, "completed").inc()
         self._written_bytes.labels(self._model).inc(num_bytes)
 

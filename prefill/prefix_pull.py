@@ -1,4 +1,4 @@
-"""Taking over what the decode worker has cached of a prompt, where computing it takes longer."""
+"""READs of a prompt's prefix from the decode worker's cache, where computing it takes longer."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -9,46 +9,32 @@ import msgspec
 from tandem.engine.loop import EngineLoop
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import Claimed, PrefixBlocks, PrefixRequest, encode
+from tandem.runtime.messages import PrefixBlocks, PrefixRequest, encode
+from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.link import Link
-
-RATE_SMOOTHING = 0.2  # weight of the newest measurement
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[str, bytes], Awaitable[bytes]]  # (endpoint of the decode worker, payload) -> answer
-
-
-@dataclass(slots=True)
-class ComputeRate:
-    """Seconds per prompt token as this worker has computed them lately; None before the first."""
-
-    s_per_token: float | None = None
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Takes in one finished prompt, of which `num_tokens` were computed."""
-        sample = seconds / max(1, num_tokens)
-        known = self.s_per_token
-        self.s_per_token = sample if known is None else known + RATE_SMOOTHING * (sample - known)
+Ask = Callable[[str, bytes], Awaitable[bytes]]  # (decode worker's endpoint, payload)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPuller:
-    """Decides and carries out pulls for the jobs of one worker."""
+    """Decides on pulls and carries them out, for all jobs of one worker."""
 
     loop: EngineLoop
     group: TransferGroup
-    rate: ComputeRate
+    rate: TokenRate  # of computing here
     block_size: int
 
-    async def pull(
-        self, seq: Sequence, handoff: tuple[bytes, int], grant: Claimed, link: Link, ask: Ask
-    ) -> int:
-        """How many tokens were READ into our prefix cache, where `seq` finds them when added.
+    async def pull(self, seq: Sequence, machine: PrefillHandoff, link: Link, ask: Ask) -> int:
+        """READ the prefix into the own prefix cache, for `seq`; return the number of its tokens.
 
-        0 when that would take longer than computing them, as measured, or did not work.
+        0 if computing the prefix is faster, by measured rates, or if the READ failed.
         """
+        grant = machine.grant
         num_blocks = len(grant.cached_ordinals)
         if grant.cached_ordinals != list(range(num_blocks)):
             return 0
@@ -61,8 +47,8 @@ class PrefixPuller:
             return 0
         proven = False
         try:
-            proven = await self._read(fill, handoff, link, ask)
-        except TandemError as error:  # nothing of it can land any more
+            proven = await self._read(fill, machine, link, ask)
+        except TandemError as error:  # the READ cannot land any more
             logger.warning("request %s: prefix not pulled: %s", seq.request_id, error)
         except BaseException:  # a READ may still be under way
             self.loop.post(lambda engine: engine.abort(seq.request_id, quarantined=True))
@@ -77,19 +63,20 @@ class PrefixPuller:
         return link.rates.read_s(num_blocks * self.group.layout.block_bytes, num_blocks) < compute_s
 
     async def _read(
-        self, fill: list[tuple[int, int]], handoff: tuple[bytes, int], link: Link, ask: Ask
+        self, fill: list[tuple[int, int]], machine: PrefillHandoff, link: Link, ask: Ask
     ) -> bool:
-        """True when our blocks hold what the decode worker says that its hold."""
+        """READ the blocks; True if their checksums are those of the decode worker."""
         ordinals = [ordinal for ordinal, _ in fill]
-        request = PrefixRequest(*handoff, ordinals, self.group.layout.tp_size)
+        tp_size = self.group.layout.tp_size
+        request = PrefixRequest(machine.handoff_id, machine.attempt, ordinals, tp_size)
         answer = msgspec.msgpack.decode(
             await ask("prefix_blocks", encode(request)), type=PrefixBlocks
         )
         if [ordinal for ordinal, _ in answer.blocks] != ordinals:
-            return False  # the claim does not stand any more
+            return False  # the claim has ended
         pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(fill, answer.blocks, strict=True)]
-        found = [await self.group.read(link, stream, pairs) for stream in link.streams]
+        found = [await self.group.read(link, ranks, pairs) for ranks in link.rank_pairs]
         if found != answer.checksums:
-            logger.error("prefix blocks READ from %s are not what it has", link.peer.instance_id)
+            logger.error("prefix blocks READ from %s have wrong checksums", link.peer.instance_id)
             return False
         return True

@@ -7,9 +7,10 @@ import logging
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import Job, JobTools, Step
+from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.prefix_pull import ComputeRate, PrefixPuller
+from tandem.prefill.prefix_pull import PrefixPuller
+from tandem.prefill.tools import JobTools, Step
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
@@ -17,6 +18,7 @@ from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import TransferMetadata, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Details, Worker
@@ -24,8 +26,9 @@ from tandem.worker.worker import Details, Worker
 logger = logging.getLogger(__name__)
 
 LOAD_INTERVAL_S = 0.25
-RETRY_S = 0.5  # after an error that nobody expected
-MEET_AGAIN_S = 5.0  # after a decode worker could not be connected to, or measured
+RETRY_S = 0.5  # after an unexpected error
+CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
+RATE_SMOOTHING = 0.2  # of the rate of computing
 
 
 async def run_prefill(settings: WorkerSettings, prefill: PrefillConfig) -> None:
@@ -48,7 +51,7 @@ class PrefillRole:
         self.metrics = PrefillMetrics(worker.settings.model_name)
         self._steps: dict[str, asyncio.Queue[Step]] = {}
         self._jobs: dict[asyncio.Task[None], Job] = {}
-        self._rate = ComputeRate()
+        self._rate = TokenRate(RATE_SMOOTHING)
         self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None  # once it is up
 
@@ -65,11 +68,11 @@ class PrefillRole:
         stack.callback(reporting.cancel)
 
     async def drain(self) -> None:
-        """Take no new ticket; jobs in hand go on up to the drain timeout."""
+        """Take no new ticket; current jobs go on up to the drain timeout."""
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
-            await self.queue.close()  # what was pulled and not begun goes to others
+            await self.queue.close()  # tickets that were pulled and not begun go to others
         await self.node.withdraw()
         if self._jobs:
             await asyncio.wait(self._jobs)
@@ -93,7 +96,7 @@ class PrefillRole:
         stack.callback(self._peers.subscribe(changed))
 
     async def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
-        """Again and again while the peer is there: it may be stopped, or busy, when it is met."""
+        """Connect to the peer and measure the link; retry until the peer leaves discovery."""
         if peer is None:
             await self._group.disconnect(instance_id)
             self.metrics.link_gone(instance_id)
@@ -109,12 +112,12 @@ class PrefillRole:
                 return
             except TandemError as error:
                 logger.warning("decode worker %s: %s", instance_id, error)
-                await asyncio.sleep(MEET_AGAIN_S)
+                await asyncio.sleep(CONNECT_RETRY_S)
 
     # ---- jobs ---------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        """Takes tickets while there is room, up to a budget of jobs and of uncached tokens."""
+        """Take tickets up to the budget of jobs and of uncached tokens."""
         config, settings = self._config, self._worker.settings
         block_size = self.engine.block_pool.block_size
         tools = JobTools(
@@ -138,19 +141,18 @@ class PrefillRole:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            # One at a time: the next may be too many tokens, and others may be idle.
+            # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
                 for delivery in await self.queue.receive(1, config.receive_timeout_s):
                     await self._begin(Job(tools, delivery), delivery)
             except Exception:
-                logger.exception(
-                    "a ticket could not be taken"
-                )  # a worker that pulls no more is lost
+                # The loop must go on: a worker that takes no more tickets is lost.
+                logger.exception("a ticket could not be taken")
                 await asyncio.sleep(RETRY_S)
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
         if any(job.request_id == other.request_id for other in self._jobs.values()):
-            # Two of one attempt would settle for each other while the other still writes.
+            # Two jobs of one attempt would each settle while the other still writes.
             logger.info("handoff %s was delivered again while it runs", job.request_id)
             await delivery.ack()
             return
@@ -160,7 +162,7 @@ class PrefillRole:
 
     @property
     def _num_tokens(self) -> int:
-        """Uncached tokens of the jobs in hand."""
+        """The uncached tokens of all current jobs."""
         return sum(job.ticket.num_uncached_tokens for job in self._jobs.values())
 
     def _job_done(self, task: "asyncio.Task[None]") -> None:
@@ -170,7 +172,7 @@ class PrefillRole:
             logger.error("a job failed", exc_info=error)
 
     async def _end_jobs(self) -> None:
-        """Lets none post any more, and waits until each has settled."""
+        """Let no job post any more, and wait until each has settled."""
         for job in self._jobs.values():
             job.cancel("the prefill worker stopped")
         await asyncio.gather(*self._jobs, return_exceptions=True)
@@ -181,11 +183,11 @@ class PrefillRole:
                 steps.put_nowait(output)
 
     def _on_layers(self, progress: list[LayerProgress]) -> None:
-        for each in progress:
-            if (steps := self._steps.get(each.request_id)) is not None:
-                steps.put_nowait(each)
+        for step in progress:
+            if (steps := self._steps.get(step.request_id)) is not None:
+                steps.put_nowait(step)
 
-    # ---- what others ask ----------------------------------------------------------------------
+    # ---- requests of other processes ----------------------------------------------------------
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         load = await self._worker.load()

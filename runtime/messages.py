@@ -345,7 +345,6 @@ class LinkReport(Message, frozen=True, tag=False):
     transport: str
     memory: str
     write_bytes_per_s: float
-    read_bytes_per_s: float  # checksums included
     overhead_us: float  # of one write, from the decision to the notice of its end
     min_streaming_tokens: int | None  # longer last chunks go by groups of layers; None: none does
     is_broken: bool = False  # a transfer failed; the next one connects again

@@ -17,7 +17,8 @@ from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprob
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.pool import group_for, layout_of
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.layout import KvLayout
 
 MODEL = "tiny"
 BLOCK_SIZE = 4
@@ -64,15 +65,16 @@ class HandoffPeer:
     ) -> None:
         self.node = Node(runtime, component=component, model=MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
-        (kv_cache,) = self.engine.runner.kv_caches
-        self.group = group_for(transfer, kv_cache, self.node.instance_id, self.node.epoch)
+        pools = self.engine.runner.kv_caches
+        layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
+        self.group = TransferGroup(transfer, layout, pools, self.node.instance_id, self.node.epoch)
         self.queue = JetStreamQueue(self.node.nats, QUEUE, runtime.namespace, MODEL)
         self.notices: list[bytes] = []
         self.deployment = deployment_id(
             runtime.namespace,
             MODEL,
             weights_fingerprint(model),
-            layout_of(kv_cache.tensor).digest(),
+            layout.digest(),
         )
 
     async def __aenter__(self) -> "HandoffPeer":

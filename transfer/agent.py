@@ -1,9 +1,9 @@
 """The transfer agent of one rank: one transport on its own thread, awaited from asyncio.
 
-The library is single-threaded, and a post over shared memory blocks for the whole copy, so
-everything that touches it runs on this thread. It sleeps on a condition: a command wakes it at
-once; otherwise it polls: without a pause right after a sign of a transfer, often while something is
-in flight, rarely when idle.
+The library is single-threaded, and a post over shared memory blocks for the whole copy, so every
+call into it runs on this thread. The thread sleeps on a condition, and a command wakes it at once.
+Otherwise it polls: without a pause right after a sign of a transfer, often while a transfer is in
+flight, rarely when idle.
 """
 
 import asyncio
@@ -13,21 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import RankMetadata
+from tandem.transfer.backends import open_transport
 from tandem.transfer.checksum import part_checksums
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
-from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
-from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
-from tandem.transfer.transport import BlockGrid, Memory, Operation, Parts, Transport
-from tandem.transfer.ucx.transport import UcxTransport
+from tandem.transfer.transport import BlockGrid, KvMemory, Operation, Parts
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -35,35 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
-_LONELY = (
-    4  # idle polls are rarer by this while there is no peer: each takes 0.1 ms from the engine
-)
-_SPIN_S = 0.0001  # ... without a pause this long: spinning takes the GIL from the event loop
+# Each poll takes 0.1 ms from the engine: before the first peer, idle polls are this much rarer.
+_IDLE_FACTOR_WITHOUT_PEERS = 4
+_SPIN_S = 0.0001  # polls without a pause, after a sign: spinning takes the GIL from the event loop
 _TIMER_SLACK_NS = 1  # the kernel's default of 50 us would double the pauses between polls
 
 _PR_SET_TIMERSLACK = 29  # of <linux/prctl.h>
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KvPoolView:
-    """The pool that an agent serves: the tensor for checksums, the numbers for transfers."""
-
-    tensor: torch.Tensor  # [num_blocks + num_spare_blocks, num_layers, 2, heads, block_size, dim]
-    base_address: int
-    block_bytes: int
-    num_blocks: int
-    memory: Memory
-    device_id: int
-    num_spare_blocks: int = 0  # behind the others; only for transfers to try themselves out
-
-    @property
-    def grid(self) -> BlockGrid:
-        num_blocks = self.num_blocks + self.num_spare_blocks
-        return BlockGrid(
-            self.base_address, self.block_bytes, num_blocks, self.memory, self.device_id
-        )
 
 
 class TransferAgent:
@@ -76,7 +52,7 @@ class TransferAgent:
         self,
         config: TransferConfig,
         layout: KvLayout,
-        kv: KvPoolView,
+        kv: KvMemory,
         instance_id: str,
         epoch: str,
         rank: int = 0,
@@ -102,7 +78,7 @@ class TransferAgent:
         self._agent_metadata = b""
 
     async def start(self, on_notification: Callable[[bytes], None]) -> None:
-        """Register the pool. `on_notification` gets each message that comes, on this loop."""
+        """Register the pool. `on_notification` gets each incoming message, on this loop."""
         self._loop = asyncio.get_running_loop()
         self._on_notification = on_notification
         started: asyncio.Future[None] = self._loop.create_future()
@@ -114,7 +90,7 @@ class TransferAgent:
         logger.info("transfer agent %s serves %d blocks", self._name, self._kv.num_blocks)
 
     def metadata(self) -> RankMetadata:
-        """What peers need to reach this pool; complete after `start`."""
+        """Return the data with which peers can reach this pool; complete after `start`."""
         return RankMetadata(self._agent_metadata, self._kv.device_id, self._kv.base_address)
 
     @property
@@ -123,9 +99,9 @@ class TransferAgent:
         return self._reactor.longest_write_s if self._reactor else 0.0
 
     def expect(self, change: int) -> None:
-        """One more (+1) or one less (-1) handoff under way: poll often while there is one.
+        """Count one more (+1) or one less (-1) handoff; polls are frequent while there is one.
 
-        0 says that one is about to arrive, as a first token does of its KV.
+        0 announces that KV is about to arrive, as a first token does.
         """
         with self._wake:
             self._num_expected += change
@@ -134,12 +110,12 @@ class TransferAgent:
             self._wake.notify()
 
     async def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
-        """Make `peer` reachable; an older epoch of it is dropped. False: it was, already."""
+        """Make `peer` reachable, drop an older epoch of it; False if it was reachable already."""
         self._has_met = True
         return await self._call(lambda reactor: reactor.connect(peer, metadata, grid))
 
     async def prepare(self, peer: PeerRank, selection: Selection) -> None:
-        """Make the descriptors of this way of cutting blocks now, so that no transfer has to."""
+        """Make the descriptors of this selection now, so that no transfer has to."""
         await self._call(lambda reactor: reactor.prepare(peer, selection))
 
     async def disconnect(self, peer_instance: str) -> None:
@@ -156,13 +132,13 @@ class TransferAgent:
         *,
         post_before: float | None = None,
     ) -> bytes:
-        """Move parts of blocks, `pairs` of (local, remote) ids; returns when they have arrived.
+        """Move parts of blocks, `pairs` of (local, remote) ids; return once they have arrived.
 
-        `notice` is called on the transfer thread right before the post; the peer hears what it
-        gives after the data of a WRITE, and so does the caller. Nothing is posted from
-        `post_before` on (a `time.perf_counter()` reading: the lease's end less its margin). When
-        this raises TransferError nothing of it can land any more, and `connect` comes before the
-        next transfer. Cancelling the caller stops its waiting, not the transfer.
+        `notice` is called on the transfer thread right before the post. The peer gets its result
+        after the data of a WRITE; the caller gets it as the return value. Nothing is posted from
+        `post_before` on (a `time.perf_counter()` reading: the lease's end less its margin). After
+        a TransferError nothing of the transfer can land any more, and `connect` must come before
+        the next transfer. Cancelling the caller stops the waiting, not the transfer.
         """
         assert self._loop is not None, "start() comes first"
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -189,13 +165,13 @@ class TransferAgent:
         await self._call(lambda reactor: reactor.notify(peer_instance, data))
 
     async def checksums(self, block_ids: Sequence[int], parts: Parts) -> list[int]:
-        """The checksums of parts of blocks of our own pool, computed on the transfer thread."""
+        """Return checksums of parts of blocks of the own pool, computed on the transfer thread."""
         return await self._call(lambda _: self.checksums_now(block_ids, parts))
 
     def checksums_now(
         self, block_ids: Sequence[int], parts: Parts, after: "Event | None" = None
     ) -> list[int]:
-        """`checksums`, on the calling thread; of what is there once `after` has happened."""
+        """Return `checksums`, computed on the calling thread once `after` has happened."""
         return part_checksums(self._kv.tensor, block_ids, parts, self._layout.checksum, after)
 
     async def close(self) -> None:
@@ -215,7 +191,7 @@ class TransferAgent:
         return await future
 
     def _submit(self, fn: Callable[[TransferReactor], None], future: asyncio.Future[Any]) -> None:
-        """Queue `fn` for the thread; what it raises is set on `future`."""
+        """Queue `fn` for the thread; an exception of `fn` is set on `future`."""
 
         def command() -> None:
             assert self._reactor is not None
@@ -251,7 +227,7 @@ class TransferAgent:
     def _run(self, started: asyncio.Future[None]) -> None:
         try:
             reactor = self._reactor = self._open()
-        except Exception as exc:  # whatever it is, `start` must not wait for ever
+        except Exception as exc:  # of any kind, or `start` would wait for ever
             self._resolve(started, exc)
             return
         self._resolve(started, None)
@@ -266,12 +242,12 @@ class TransferAgent:
     def _open(self) -> TransferReactor:
         _set_timer_slack()
         if self._kv.memory == "VRAM":
-            torch.cuda.set_device(self._kv.device_id)  # per thread; the library asks for a context
-        transport = _transport(self._config, self._name)
-        grid = self._kv.grid
+            torch.cuda.set_device(self._kv.device_id)  # per thread; the library needs a context
+        transport = open_transport(self._config.backend, self._name)
+        grid = _grid_of(self._kv)
         transport.register(grid)
         self._agent_metadata = transport.metadata()
-        self.checksums_now([0], ((0, self._layout.head_bytes),))  # a GPU's kernel is compiled now
+        self.checksums_now([0], ((0, self._layout.head_bytes),))  # compiles a GPU's kernel now
         return TransferReactor(self._name, transport, grid.num_blocks, self._config.write_timeout_s)
 
     def _take_commands(self, reactor: TransferReactor) -> list[Callable[[], None]]:
@@ -292,7 +268,8 @@ class TransferAgent:
             return self._config.poll_busy_us / 1e6
         if self._num_expected:
             return self._config.poll_expect_us / 1e6
-        return self._config.poll_idle_ms / 1e3 * (1 if self._has_met else _LONELY)
+        idle_s = self._config.poll_idle_ms / 1e3
+        return idle_s if self._has_met else _IDLE_FACTOR_WITHOUT_PEERS * idle_s
 
     def _poll(self, reactor: TransferReactor) -> None:
         try:
@@ -316,24 +293,19 @@ class TransferAgent:
 
 
 def _set_timer_slack() -> None:
-    """Of the calling thread; where the system has no such thing, pauses are a little longer."""
+    """Shorten the calling thread's pauses, on systems that can."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
 
 
-def _transport(config: TransferConfig, name: str) -> Transport:
-    match config.backend:
-        case "nixl":
-            return NixlTransport(name)
-        case "ucx":
-            return UcxTransport(name)
-        case "loopback":
-            return LoopbackTransport(name, PROCESS_FABRIC)
+def _grid_of(kv: KvMemory) -> BlockGrid:
+    num_blocks = kv.num_blocks + kv.num_spare_blocks
+    return BlockGrid(kv.base_address, kv.block_bytes, num_blocks, kv.memory, kv.device_id)
 
 
 def _without_frames(error: Exception) -> Exception:
-    """The frames of the transfer thread would keep the library's objects alive past `close`."""
+    """Drop the transfer thread's frames: they keep the library's objects alive past `close`."""
     if error.__cause__ is not None:
         error.__cause__.with_traceback(None)
     return error.with_traceback(None)

@@ -1,6 +1,6 @@
 """64-bit checksums of parts of KV blocks, over their raw bytes.
 
-"xxh3" is for host memory, "mix64" for a GPU's; "none" proves nothing and costs nothing.
+"xxh3" is for host memory, "mix64" for GPU memory; "none" proves nothing and costs nothing.
 """
 
 import math
@@ -24,7 +24,7 @@ _UNIT_BYTES: dict[ChecksumName, int] = {"none": 1, "xxh3": 1, "mix64": _WORD_BYT
 
 
 def checksum_name(memory: Memory, verify: bool = True) -> ChecksumName:
-    """The function for pools in this memory; part of the layout, so both sides agree on it."""
+    """Return the function for pools in this memory; it is part of the layout of both sides."""
     if not verify:
         return "none"
     return "xxh3" if memory == "DRAM" else "mix64"
@@ -37,11 +37,11 @@ def part_checksums(
     name: ChecksumName,
     after: torch.cuda.Event | None = None,
 ) -> list[int]:
-    """One unsigned 64-bit checksum per block id, over the bytes of `parts` in their order.
+    """Return one unsigned 64-bit checksum per block id, over the bytes of `parts` in order.
 
-    `pool` is contiguous, `[num_blocks, ...]`. Blocks until what comes before `after` is in memory
-    and the checksums are computed over it. "none" gives zeros. TransferError: a block that the
-    pool doesn't have, a part that isn't inside a block or, for mix64, isn't of whole words.
+    `pool` is contiguous, `[num_blocks, ...]`. Waits for the event `after` and for the checksums.
+    "none" gives zeros. TransferError for a block that the pool doesn't have, and for a part that
+    is not inside a block or, for mix64, not of whole words.
     """
     assert pool.is_contiguous()
     _check_parts(parts, math.prod(pool.shape[1:]) * pool.element_size(), _UNIT_BYTES[name])
@@ -64,7 +64,7 @@ def part_checksums(
 
 
 def mix64(words: torch.Tensor, block_ids: torch.Tensor, parts: Parts) -> torch.Tensor:
-    """The twin of `tandem.kernels.checksum.block_checksums`, on any device.
+    """The reference implementation of `tandem.kernels.checksum.block_checksums`, on any device.
 
     `words` is int32 `[num_blocks, words_per_block]`, `parts` are (first word, number of words).
     Int64 `[num_ids]`, signed.
@@ -102,7 +102,7 @@ def _mix64_on_gpu(
 
 @lru_cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Ahead of the model's kernels where both wait: a sequence waits for its checksums."""
+    """Return a stream with priority over the model's: a sequence waits for its checksums."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
@@ -140,7 +140,7 @@ def _xxh3(pool: torch.Tensor, block_ids: Sequence[int], parts: Parts) -> list[in
 
 @lru_cache(maxsize=256)
 def _check_parts(parts: Parts, block_bytes: int, unit_bytes: int) -> None:
-    """Cached: the same few parts come back for every handoff."""
+    """Raise TransferError for wrong parts. Cached: every handoff uses the same few parts."""
     if block_bytes % unit_bytes:
         raise TransferError(f"blocks of {block_bytes} bytes are not of {unit_bytes}-byte words")
     if not parts:

@@ -1,8 +1,8 @@
 """Settings of the transfer room."""
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.transfer.backends import Backend
 
 
 class TransferConfig(BaseModel):
@@ -10,9 +10,7 @@ class TransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    backend: Literal["nixl", "ucx", "loopback"] = Field(
-        "nixl", description="ucx: through ucxx; loopback: for tests"
-    )
+    backend: Backend = Field("nixl", description="ucx: through ucxx; loopback: for tests")
     verify: bool = Field(
         True,
         description="check the checksum of every landed block before it is read; must be equal on "

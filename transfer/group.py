@@ -1,20 +1,20 @@
-"""The transfer agents of a worker, one per rank, as one; and its links to other workers."""
+"""All transfer agents of a worker, one per rank, and its links to other workers."""
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import LinkReport, TransferMetadata
-from tandem.transfer.agent import KvPoolView, TransferAgent
+from tandem.transfer.agent import TransferAgent
 from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.layout import KvLayout, Stream, streams
+from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
 from tandem.transfer.link import Link
 from tandem.transfer.link_probe import (
     MIN_JUDGED_BYTES,
@@ -23,7 +23,7 @@ from tandem.transfer.link_probe import (
     measure,
 )
 from tandem.transfer.reactor import HELLO, Selection
-from tandem.transfer.transport import BlockGrid
+from tandem.transfer.transport import BlockGrid, KvMemory
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -31,10 +31,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """A write of layers of blocks, over one pair of ranks, with its notice.
+
+    The write is of whole blocks, or of one group of layers that end at `boundaries`.
+    """
+
+    ranks: RankPair
+    layers: range
+    blocks: Sequence[tuple[int, int]]  # (local, remote) ids
+    make_notice: Callable[[Sequence[int]], bytes]  # from the checksums, one per block
+    boundaries: Sequence[int] = ()
+    post_before: float | None = None  # perf_counter seconds: too late for the post
+    after: "Event | None" = None  # the data is there once this has happened
+    checked: bool = True  # False: no checksums are computed
+
+
 class TransferGroup:
     """Moves KV blocks between this worker's pools and those of its peers.
 
-    Block ids are those of every rank: a worker's ranks hold their shares of a block at the same
+    A block id is valid for every rank: a worker's ranks hold their shares of a block at the same
     place. Failures are TransferErrors.
     """
 
@@ -42,7 +59,7 @@ class TransferGroup:
         self,
         config: TransferConfig,
         layout: KvLayout,
-        pools: Sequence[KvPoolView],
+        pools: Sequence[KvMemory],
         instance_id: str,
         epoch: str,
     ) -> None:
@@ -56,17 +73,17 @@ class TransferGroup:
             TransferAgent(config, self.layout, pool, instance_id, epoch, rank)
             for rank, pool in enumerate(pools)
         )
-        self._links: dict[str, Link] = {}
+        self.links: dict[str, Link] = {}  # by the peer's instance
         self._meeting: dict[str, asyncio.Lock] = {}
         self._measuring = asyncio.Lock()
 
     async def start(self, on_notification: Callable[[int, bytes], None]) -> None:
-        """Register the pools. `on_notification` gets our rank and each message that comes."""
+        """Register the pools. `on_notification` gets the own rank and each incoming message."""
         config = self._config
         if config.write_timeout_s * 1e3 > config.lease_margin_ms + config.grace_ms:
             logger.warning(
-                "a write may take %g s, more than the quarantine waits for it: lease_margin_ms %d "
-                "and grace_ms %d",
+                "transfer.write_timeout_s %g is longer than a quarantine waits for a write: raise "
+                "transfer.lease_margin_ms (%d) or transfer.grace_ms (%d)",
                 config.write_timeout_s,
                 config.lease_margin_ms,
                 config.grace_ms,
@@ -80,7 +97,7 @@ class TransferGroup:
             await agent.close()
 
     def metadata(self) -> TransferMetadata:
-        """What peers need to reach the pools; complete after `start`."""
+        """Return the data with which peers can reach the pools; complete after `start`."""
         return TransferMetadata(
             instance_id=self._instance_id,
             epoch=self._epoch,
@@ -94,16 +111,11 @@ class TransferGroup:
             ranks=[agent.metadata() for agent in self._agents],
         )
 
-    @property
-    def links(self) -> Mapping[str, Link]:
-        """Instance |-> what is known of the way to it."""
-        return self._links
-
     def reports(self) -> list[LinkReport]:
-        """Every link that was measured."""
+        """Return a report of every link that was measured."""
         layout = self.layout
         found = []
-        for link in self._links.values():
+        for link in self.links.values():
             if (rates := link.rates) is None:
                 continue
             num_blocks = rates.min_streaming_blocks(layout.block_bytes, layout.num_layers)
@@ -113,7 +125,6 @@ class TransferGroup:
                     transport=self._config.backend,
                     memory=self.pool.memory,
                     write_bytes_per_s=rates.wire_bytes_per_s,
-                    read_bytes_per_s=1 / rates.read_s_per_byte,
                     overhead_us=rates.overhead_s * 1e6,
                     min_streaming_tokens=num_blocks and num_blocks * layout.block_size,
                     is_broken=link.is_broken,
@@ -123,39 +134,42 @@ class TransferGroup:
 
     @property
     def longest_write_s(self) -> float:
-        """The longest recent write of any rank; a lease's margin is at least this."""
+        """The longest recent write of any rank; the margin of a lease is at least as long."""
         return max(agent.longest_write_s for agent in self._agents)
 
     def expect(self, change: int) -> None:
-        """One more (+1) or one less (-1) handoff under way; 0: one is about to arrive."""
+        """Count one more (+1) or one less (-1) handoff; 0: KV is about to arrive."""
         for agent in self._agents:
             agent.expect(change)
 
     async def connect(self, peer: TransferMetadata) -> Link:
-        """Make `peer` reachable, ready for transfers; idempotent per epoch, dropping older ones.
+        """Make `peer` reachable and ready for transfers; idempotent per epoch, drops older epochs.
 
-        Layouts are compared before anything else of it is decoded.
+        The layouts are compared before any other metadata of the peer is decoded.
         """
-        known = self._links.get(peer.instance_id)
-        if known is not None and known.peer == peer and not known.is_broken:
-            return known
+        if (usable := self._usable_link(peer)) is not None:
+            return usable
         layout = self._checked_layout(peer)
         async with self._meeting.setdefault(peer.instance_id, asyncio.Lock()):
-            known = self._links.get(peer.instance_id)
-            if known is not None and known.peer == peer and not known.is_broken:
-                return known
-            pairs = streams(layout.num_kv_heads, self.layout.tp_size, layout.tp_size)
+            if (usable := self._usable_link(peer)) is not None:
+                return usable
+            known = self.links.get(peer.instance_id)
+            pairs = rank_pairs(layout.num_kv_heads, self.layout.tp_size, layout.tp_size)
             link = Link(peer, layout, pairs)
-            for stream in pairs:
-                await self._connect_rank(link, stream)
+            for ranks in pairs:
+                await self._connect_rank(link, ranks)
             if known is not None and known.peer == peer:
                 link.rates = known.rates
-            self._links[peer.instance_id] = link
+            self.links[peer.instance_id] = link
             return link
 
-    async def _connect_rank(self, link: Link, stream: Stream) -> None:
-        agent, peer = self._agents[stream.prefill_rank], link.peer
-        rank = peer.ranks[stream.decode_rank]
+    def _usable_link(self, peer: TransferMetadata) -> Link | None:
+        link = self.links.get(peer.instance_id)
+        return link if link is not None and link.peer == peer and not link.is_broken else None
+
+    async def _connect_rank(self, link: Link, ranks: RankPair) -> None:
+        agent, peer = self._agents[ranks.prefill_rank], link.peer
+        rank = peer.ranks[ranks.decode_rank]
         grid = BlockGrid(
             rank.base_address,
             peer.block_bytes,
@@ -163,103 +177,94 @@ class TransferGroup:
             peer.memory,
             rank.device_id,
         )
-        await agent.connect(link.rank(stream), rank.agent_metadata, grid)
-        whole = self._selection(link, stream, range(self.layout.num_layers), ())
-        await agent.prepare(link.rank(stream), whole)
+        await agent.connect(link.peer_rank(ranks), rank.agent_metadata, grid)
+        whole = self._selection(link, ranks, range(self.layout.num_layers), ())
+        await agent.prepare(link.peer_rank(ranks), whole)
 
     async def prepare(self, link: Link, boundaries: Sequence[int]) -> None:
-        """Make the descriptors for groups of layers that end at `boundaries`, before any write."""
-        for stream in link.streams:
-            selection = self._selection(link, stream, range(boundaries[0]), boundaries)
-            await self._agents[stream.prefill_rank].prepare(link.rank(stream), selection)
+        """Make the descriptors of groups of layers that end at `boundaries`, before any write."""
+        for ranks in link.rank_pairs:
+            selection = self._selection(link, ranks, range(boundaries[0]), boundaries)
+            await self._agents[ranks.prefill_rank].prepare(link.peer_rank(ranks), selection)
 
     async def measure(self, link: Link) -> None:
-        """Warm the way up and find out `link.rates`, between the spare blocks of both ends.
+        """Warm the link up and measure `link.rates` between the spare blocks of both ends.
 
-        Warns when it is far below what its kind of memory gives. Other transfers may go on.
+        Warn if the link is far slower than its kind of memory allows. Other transfers may go on.
         """
         spare = _SpareLink(self, link)
         if spare.num_blocks < 2:
             return
-        async with self._measuring:  # or each would measure the others too
+        async with self._measuring:  # else the measurements would disturb each other
             rates = await measure(spare, self.pool.memory)
-        way = f"{self._instance_id} to {link.peer.instance_id}"
-        logger.info("KV from %s: %.2f GB/s", way, rates.wire_bytes_per_s / 1e9)
+        name = f"{self._instance_id} to {link.peer.instance_id}"
+        logger.info("KV from %s: %.2f GB/s", name, rates.wire_bytes_per_s / 1e9)
         num_bytes = spare.num_blocks * spare.block_bytes
         if num_bytes >= MIN_JUDGED_BYTES:
             expected = await asyncio.to_thread(expected_bytes_per_s, self.pool.tensor, num_bytes)
-            if complaint := complaint_about(way, rates, self.pool.memory, expected, os.environ):
+            if complaint := complaint_about(name, rates, self.pool.memory, expected, os.environ):
                 logger.warning(complaint)
         link.rates = rates
-        current = self._links.get(link.peer.instance_id)
+        current = self.links.get(link.peer.instance_id)
         if current is not None and current.peer == link.peer:
-            current.rates = rates  # it may have been connected anew meanwhile
+            current.rates = rates  # it may have been connected again meanwhile
 
     async def disconnect(self, peer_instance: str) -> None:
         """Tear the connections down; transfers under way fail. Unknown peers are fine."""
-        self._links.pop(peer_instance, None)
+        self.links.pop(peer_instance, None)
         self._meeting.pop(peer_instance, None)
         for agent in self._agents:
             await agent.disconnect(peer_instance)
 
-    async def write(
-        self,
-        link: Link,
-        stream: Stream,
-        layers: range,
-        pairs: Sequence[tuple[int, int]],
-        make_notice: Callable[[Sequence[int]], bytes],
-        *,
-        boundaries: Sequence[int] = (),
-        post_before: float | None = None,
-        after: "Event | None" = None,
-        checked: bool = True,
-    ) -> bytes:
-        """Checksum (if `checked`) and write these layers of blocks, `pairs` of (local, remote) ids.
-
-        Returns the notice, `make_notice` of the checksums, once all is in the peer's memory. Whole
-        blocks, or groups of layers that end at `boundaries`. `after`: when the data is there.
-        """
-        agent = self._agents[stream.prefill_rank]
-        local_blocks = [local for local, _ in pairs]
-        parts = self.layout.span_parts(stream.prefill_heads, layers)
+    async def write(self, link: Link, order: WriteOrder) -> bytes:
+        """Checksum and write blocks; return the notice once all of it is in the peer's memory."""
+        ranks, layers = order.ranks, order.layers
+        agent = self._agents[ranks.prefill_rank]
+        local_blocks = [local for local, _ in order.blocks]
+        parts = self.layout.span_parts(ranks.prefill_heads, layers)
 
         def notice() -> bytes:
-            return make_notice(agent.checksums_now(local_blocks, parts, after) if checked else [])
+            if not order.checked:
+                return order.make_notice([])
+            return order.make_notice(agent.checksums_now(local_blocks, parts, order.after))
 
         with _breaking(link):
             return await agent.transfer(
                 "WRITE",
-                link.rank(stream),
-                self._selection(link, stream, layers, boundaries),
-                pairs,
+                link.peer_rank(ranks),
+                self._selection(link, ranks, layers, order.boundaries),
+                order.blocks,
                 notice,
-                post_before=post_before,
+                post_before=order.post_before,
             )
 
-    async def read(self, link: Link, stream: Stream, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        """READ whole blocks of a decode worker, `pairs` of (local, remote) ids; their checksums."""
-        agent, layers = self._agents[stream.prefill_rank], range(self.layout.num_layers)
-        selection = self._selection(link, stream, layers, ())
+    async def read(
+        self, link: Link, ranks: RankPair, pairs: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """READ whole blocks, `pairs` of (local, remote) ids, and return their checksums."""
+        agent, layers = self._agents[ranks.prefill_rank], range(self.layout.num_layers)
+        selection = self._selection(link, ranks, layers, ())
         with _breaking(link):
-            await agent.transfer("READ", link.rank(stream), selection, pairs)
-        return await self.prefill_checksums(stream, layers, [local for local, _ in pairs])
+            await agent.transfer("READ", link.peer_rank(ranks), selection, pairs)
+        return await self.prefill_checksums(ranks, layers, [local for local, _ in pairs])
 
-    async def checksums(self, stream: Stream, layers: range, block_ids: Sequence[int]) -> list[int]:
-        """As the decode worker of `stream`: what its heads of these layers of our blocks hold."""
-        parts = self.layout.span_parts(stream.decode_heads, layers)
-        return await self._agents[stream.decode_rank].checksums(block_ids, parts)
+    async def checksums(
+        self, ranks: RankPair, layers: range, block_ids: Sequence[int]
+    ) -> list[int]:
+        """Return checksums of own blocks: these layers, the decode worker's heads of `ranks`."""
+        parts = self.layout.span_parts(ranks.decode_heads, layers)
+        return await self._agents[ranks.decode_rank].checksums(block_ids, parts)
 
     async def prefill_checksums(
-        self, stream: Stream, layers: range, block_ids: Sequence[int]
+        self, ranks: RankPair, layers: range, block_ids: Sequence[int]
     ) -> list[int]:
-        """As the prefill worker of `stream`: what its heads of these layers of our blocks hold."""
-        parts = self.layout.span_parts(stream.prefill_heads, layers)
-        return await self._agents[stream.prefill_rank].checksums(block_ids, parts)
+        """Return checksums of own blocks: these layers, the prefill worker's heads of `ranks`."""
+        parts = self.layout.span_parts(ranks.prefill_heads, layers)
+        return await self._agents[ranks.prefill_rank].checksums(block_ids, parts)
 
-    def streams_from(self, prefill_tp: int) -> tuple[Stream, ...]:
-        """As a decode worker: what comes from a prefill worker of so many ranks."""
-        return streams(self.layout.num_kv_heads, prefill_tp, self.layout.tp_size)
+    def rank_pairs_from(self, prefill_tp: int) -> tuple[RankPair, ...]:
+        """Return the pairs over which a prefill worker of `prefill_tp` ranks writes here."""
+        return rank_pairs(self.layout.num_kv_heads, prefill_tp, self.layout.tp_size)
 
     async def notify(self, peer_instance: str, data: bytes) -> None:
         """Send a message that belongs to no write, from the first rank to the peer's first."""
@@ -280,9 +285,9 @@ class TransferGroup:
         return layout
 
     def _selection(
-        self, link: Link, stream: Stream, layers: range, boundaries: Sequence[int]
+        self, link: Link, ranks: RankPair, layers: range, boundaries: Sequence[int]
     ) -> Selection:
-        """How both sides cut their blocks so that these layers of the stream can go."""
+        """Return the parts of both sides' blocks that hold these layers of `ranks`."""
         num_layers = self.layout.num_layers
         if self.layout.tp_size == link.layout.tp_size:
             ends = [num_layers] if len(layers) == num_layers else list(boundaries)
@@ -290,23 +295,23 @@ class TransferGroup:
             begin = ends.index(layers.start) + 1 if layers.start else 0
             return Selection(parts, parts, range(begin, ends.index(layers.stop) + 1))
         return Selection(
-            self.layout.head_parts(stream.prefill_heads),
-            link.layout.head_parts(stream.decode_heads),
+            self.layout.head_parts(ranks.prefill_heads),
+            link.layout.head_parts(ranks.decode_heads),
             range(2 * layers.start, 2 * layers.stop),
         )
 
 
 class _SpareLink:
-    """Transfers over the first stream of a link, between spare blocks."""
+    """Transfers between spare blocks, over the first pair of ranks of a link."""
 
     def __init__(self, group: TransferGroup, link: Link) -> None:
         self.num_blocks = min(group.pool.num_spare_blocks, link.peer.num_spare_blocks)
         self.num_layers = group.layout.num_layers
         self._group = group
         self._link = link
-        self._stream = link.streams[0]
-        parts = group.layout.span_parts(self._stream.prefill_heads, range(self.num_layers))
-        self.block_bytes = sum(num_bytes for _, num_bytes in parts)  # a share, where widths differ
+        self._ranks = link.rank_pairs[0]
+        parts = group.layout.span_parts(self._ranks.prefill_heads, range(self.num_layers))
+        self.block_bytes = sum(num_bytes for _, num_bytes in parts)  # of the shared heads
         ours, theirs = group.pool.num_blocks, link.peer.num_blocks
         self._pairs = [(ours + i, theirs + i) for i in range(self.num_blocks)]
 
@@ -314,25 +319,20 @@ class _SpareLink:
         layers, pairs = range(num_layers), self._pairs[:num_blocks]
         ends = (num_layers, self.num_layers)
         if checked:
-            # twice, as the peer would for itself
-            await self._group.prefill_checksums(self._stream, layers, [ours for ours, _ in pairs])
-        await self._group.write(
-            self._link,
-            self._stream,
-            layers,
-            pairs,
-            lambda _: HELLO,
-            boundaries=ends,
-            checked=checked,
+            # the second time, as the peer would of its own blocks
+            await self._group.prefill_checksums(self._ranks, layers, [ours for ours, _ in pairs])
+        order = WriteOrder(
+            self._ranks, layers, pairs, lambda _: HELLO, boundaries=ends, checked=checked
         )
+        await self._group.write(self._link, order)
 
     async def read(self, num_blocks: int) -> None:
-        await self._group.read(self._link, self._stream, self._pairs[:num_blocks])
+        await self._group.read(self._link, self._ranks, self._pairs[:num_blocks])
 
 
 @contextlib.contextmanager
 def _breaking(link: Link) -> Iterator[None]:
-    """A transfer that fails has taken the connection with it."""
+    """Mark the link as broken when a transfer fails: its connection is gone."""
     try:
         yield
     except TransferError:

@@ -7,10 +7,13 @@ block is one contiguous record over all layers.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import Parts
+
+if TYPE_CHECKING:
+    import torch
 
 LAYOUT_VERSION = 2
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,9 +23,9 @@ ChecksumName = Literal["xxh3", "mix64", "none"]
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What two workers must agree on before one writes into the other's memory.
+    """The shape on which two workers must agree before one writes into the other's memory.
 
-    They may differ in `tp_size` alone, the number of ranks that the KV heads are dealt out to.
+    Only `tp_size`, the number of ranks that share the KV heads, may differ.
     """
 
     num_layers: int
@@ -38,8 +41,18 @@ class KvLayout:
             raise TransferError(f"KV of dtype {self.dtype} can't be transferred")
         if self.tp_size < 1 or self.num_kv_heads % self.tp_size:
             raise TransferError(
-                f"{self.num_kv_heads} KV heads can't be dealt out to {self.tp_size} ranks evenly"
+                f"{self.num_kv_heads} KV heads can't be divided evenly among {self.tp_size} ranks"
             )
+
+    @classmethod
+    def of(cls, pool: "torch.Tensor", tp_size: int = 1) -> "KvLayout":
+        """Return the layout of a worker of `tp_size` ranks from the pool of one of them.
+
+        `pool` is `[num_blocks, num_layers, 2, heads of the rank, block_size, head_dim]`.
+        """
+        _, num_layers, _, heads_per_rank, block_size, head_dim = pool.shape
+        num_kv_heads, dtype = heads_per_rank * tp_size, str(pool.dtype).removeprefix("torch.")
+        return cls(num_layers, num_kv_heads, block_size, head_dim, dtype, tp_size=tp_size)
 
     @property
     def heads_per_rank(self) -> int:
@@ -47,7 +60,7 @@ class KvLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head's keys, or values, of one layer in one block."""
+        """Bytes of one head's keys (or of its values) in one layer of one block."""
         return self.block_size * self.head_dim * ELEMENT_BYTES[self.dtype]
 
     @property
@@ -61,7 +74,7 @@ class KvLayout:
         return self.num_layers * self.layer_bytes
 
     def describe(self) -> str:
-        """The layout in words, for the error that names both sides'."""
+        """Return the layout in words, for error messages that name both sides' layouts."""
         return (
             f"v{LAYOUT_VERSION} layers={self.num_layers} kv_heads={self.num_kv_heads} "
             f"block_size={self.block_size} head_dim={self.head_dim} dtype={self.dtype} "
@@ -69,11 +82,14 @@ class KvLayout:
         )
 
     def digest(self) -> str:
-        """Equal for layouts that may be moved into one another only; 32 hex characters."""
+        """Return the compatibility hash, 32 hex characters.
+
+        Two digests are equal if and only if blocks of one layout can be written into the other.
+        """
         return blake2b(self.describe().encode(), digest_size=16).hexdigest()
 
     def layer_parts(self, boundaries: Sequence[int]) -> Parts:
-        """A rank's whole block, cut behind each layer count of `boundaries`."""
+        """Return a rank's whole block, cut after each layer count of `boundaries`."""
         begins = [0, *boundaries[:-1]]
         return tuple(
             (begin * self.layer_bytes, (end - begin) * self.layer_bytes)
@@ -81,7 +97,7 @@ class KvLayout:
         )
 
     def head_parts(self, heads: range) -> Parts:
-        """These heads of a rank's block: two pieces (keys, values) per layer, layer by layer."""
+        """Return these heads of a rank's block: per layer one piece of keys and one of values."""
         plane_bytes = self.layer_bytes // 2  # of a layer's keys, or values
         return tuple(
             (plane * plane_bytes + heads.start * self.head_bytes, len(heads) * self.head_bytes)
@@ -89,28 +105,31 @@ class KvLayout:
         )
 
     def span_parts(self, heads: range, layers: range) -> Parts:
-        """The pieces of a rank's block that these heads of these layers are."""
+        """Return the pieces of a rank's block that hold these heads of these layers."""
         if len(heads) == self.heads_per_rank:
             return ((layers.start * self.layer_bytes, len(layers) * self.layer_bytes),)
         return self.head_parts(heads)[2 * layers.start : 2 * layers.stop]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """The KV heads that one rank of a prefill worker and one of a decode worker share."""
+class RankPair:
+    """One rank of a prefill worker, one of a decode worker, and the KV heads that they share."""
 
     prefill_rank: int
     decode_rank: int
-    prefill_heads: range  # within the rank's pool
-    decode_heads: range
+    prefill_heads: range  # within the pool of `prefill_rank`
+    decode_heads: range  # within the pool of `decode_rank`
 
 
-def streams(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[Stream, ...]:
-    """Every pair of ranks with heads in common. One width must divide the other."""
+def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ...]:
+    """Return every pair of ranks with heads in common.
+
+    TransferError unless one width divides the other.
+    """
     wide, narrow = max(prefill_tp, decode_tp), min(prefill_tp, decode_tp)
     if narrow < 1 or wide % narrow or num_kv_heads % wide:
         raise TransferError(
-            f"{num_kv_heads} KV heads can't go from {prefill_tp} ranks to {decode_tp}"
+            f"{num_kv_heads} KV heads can't be moved from {prefill_tp} ranks to {decode_tp} ranks"
         )
     num_heads = num_kv_heads // wide  # that a pair shares
     found = []
@@ -118,7 +137,7 @@ def streams(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[Stream,
         prefill_rank, prefill_head = divmod(first, num_kv_heads // prefill_tp)
         decode_rank, decode_head = divmod(first, num_kv_heads // decode_tp)
         found.append(
-            Stream(
+            RankPair(
                 prefill_rank,
                 decode_rank,
                 range(prefill_head, prefill_head + num_heads),
@@ -126,27 +145,3 @@ def streams(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[Stream,
             )
         )
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`count` blocks that are adjacent, and in the same order, on both sides."""
-
-    local_block: int
-    remote_block: int
-    count: int
-
-
-def merge_adjacent(pairs: Sequence[tuple[int, int]]) -> list[Run]:
-    """`(local block, remote block)` pairs as the fewest runs that keep their order."""
-    runs: list[Run] = []
-    for local, remote in pairs:
-        last = runs[-1] if runs else None
-        if last and (local, remote) == (
-            last.local_block + last.count,
-            last.remote_block + last.count,
-        ):
-            runs[-1] = Run(last.local_block, last.remote_block, last.count + 1)
-        else:
-            runs.append(Run(local, remote, 1))
-    return runs

@@ -5,15 +5,19 @@ second UCX replace those of the first, which from then on keeps stale registrati
 without a registration cache, and can end in a segmentation fault (see `ucx/port.py`).
 """
 
+import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tandem.runtime.errors import TransferError
 
+T = TypeVar("T")
 Library = Literal["NIXL", "ucxx"]
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES: dict[Library, tuple[str, ...]] = {
     "NIXL": ("nixl_cu13", "nixl_cu12", "nixl"),
@@ -33,3 +37,19 @@ def loading(library: Library) -> Iterator[None]:
                     "a UCX of its own; use them in separate processes"
                 )
         yield
+
+
+def translated(doing: str, call: Callable[[], T]) -> T:
+    """Return the result of `call`; its exception becomes a TransferError."""
+    try:
+        return call()
+    except Exception as exc:
+        raise TransferError(f"{doing}: {exc or type(exc).__name__}") from exc
+
+
+def quietly(call: Callable[[], object]) -> None:
+    """Call a library's cleanup, and only log its failure."""
+    try:
+        call()
+    except Exception as exc:
+        logger.debug("cleaning up: %s", exc)

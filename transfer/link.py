@@ -1,18 +1,18 @@
-"""What moving KV between two workers costs, measured when they meet; and what follows from it."""
+"""The measured cost of moving KV between two workers, and the decisions that follow from it."""
 
 from dataclasses import dataclass
 
 from tandem.runtime.messages import TransferMetadata
-from tandem.transfer.layout import KvLayout, Stream
+from tandem.transfer.layout import KvLayout, RankPair
 from tandem.transfer.reactor import PeerRank
 
-# Groups of layers that a prompt's last chunk may go in; each is a table of descriptors.
+# Numbers of groups of layers for a prompt's last chunk; each needs a table of descriptors.
 GROUP_COUNTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """The way from one worker's pool to another's. Checksums of both sides are part of it.
+    """The rates between two workers' pools, with the checksums of both sides.
 
     A transfer of n bytes in d descriptors takes `overhead_s + d * descriptor_s + n * s_per_byte`.
     """
@@ -25,19 +25,19 @@ class LinkRates:
     core_share: float  # of a transfer's time that computing loses
 
     def write_s(self, num_bytes: int, num_descriptors: int = 1) -> float:
-        """How long a write takes, from the decision to the news of its end."""
+        """Return the time of a write, from the decision to the notice of its end."""
         return self.overhead_s + num_descriptors * self.descriptor_s + num_bytes * self.s_per_byte
 
     def read_s(self, num_bytes: int, num_descriptors: int = 1) -> float:
-        """How long a READ takes, with the question for its checksums."""
+        """Return the time of a READ, with the request for its checksums."""
         moving_s = num_descriptors * self.descriptor_s + num_bytes * self.read_s_per_byte
         return 2 * self.overhead_s + moving_s
 
     def exposed_s(self, num_groups: int, num_blocks: int, block_bytes: int) -> float:
-        """What delivering a last chunk of so many blocks in groups of layers adds to its prefill.
+        """Return the time that writing a last chunk in groups of layers adds to its prefill.
 
-        The last group's write, and what the others take from computing while they go on. A whole
-        block is adjacent to the next, a group of its layers is not.
+        It is the last group's write, and the computing time that the other writes take. A whole
+        block is adjacent to the next one; a group of its layers is not.
         """
         num_bytes = num_blocks * block_bytes
         if num_groups == 1:
@@ -46,12 +46,12 @@ class LinkRates:
         return group_s + (num_groups - 1) * group_s * self.core_share
 
     def num_groups(self, num_blocks: int, block_bytes: int, num_layers: int) -> int:
-        """In how many groups of layers a last chunk is delivered soonest; 1 is no streaming."""
+        """Return the number of groups of layers that delivers a last chunk soonest."""
         counts = [count for count in GROUP_COUNTS if count <= num_layers]
         return min(counts, key=lambda count: self.exposed_s(count, num_blocks, block_bytes))
 
     def min_streaming_blocks(self, block_bytes: int, num_layers: int) -> int | None:
-        """From where on last chunks are streamed by layers, to a power of two; None: nowhere."""
+        """Return the fewest blocks, a power of two, that are written by layers; None: none are."""
         for exponent in range(17):
             if self.num_groups(1 << exponent, block_bytes, num_layers) > 1:
                 return 1 << exponent
@@ -60,14 +60,14 @@ class LinkRates:
 
 @dataclass(slots=True)
 class Link:
-    """What a worker knows of one that it has met."""
+    """A peer that a worker has connected to."""
 
     peer: TransferMetadata
     layout: KvLayout  # the peer's
-    streams: tuple[Stream, ...]
-    rates: LinkRates | None = None  # measured on the first stream; None: there is no spare room
+    rank_pairs: tuple[RankPair, ...]
+    rates: LinkRates | None = None  # measured over the first pair; None: no spare blocks
     is_broken: bool = False  # a transfer failed: connect again before the next
 
-    def rank(self, stream: Stream) -> PeerRank:
-        """The peer's end of a stream."""
-        return PeerRank(self.peer.instance_id, self.peer.epoch, stream.decode_rank)
+    def peer_rank(self, ranks: RankPair) -> PeerRank:
+        """Return the peer's rank of the pair."""
+        return PeerRank(self.peer.instance_id, self.peer.epoch, ranks.decode_rank)

@@ -1,4 +1,4 @@
-"""Measuring the way to a peer when it is met, and saying so when it is far below its kind."""
+"""Measuring the link to a new peer, and warning if it is far slower than its memory allows."""
 
 import logging
 import os
@@ -13,10 +13,10 @@ from tandem.transfer.link import LinkRates
 from tandem.transfer.transport import Memory
 
 NUM_SAMPLES = 5
-SLOW_FRACTION = 0.1  # of what the memory's kind gives, below which somebody has to look
-MIN_JUDGED_BYTES = 1 << 20  # of spare blocks: less is over before a rate shows
+SLOW_FRACTION = 0.1  # of the rate of the memory's kind; slower links are warned of
+MIN_JUDGED_BYTES = 1 << 20  # of spare blocks: fewer bytes are too quick to show a rate
 
-# What GPU memory should give over the slowest way that is meant for it: a PCIe 5 x16 slot, or one
+# The rate of GPU memory over the slowest link that is meant for it: a PCIe 5 x16 slot, or one
 # 400 Gbit/s network card.
 VRAM_BYTES_PER_S = 50e9
 
@@ -26,24 +26,24 @@ logger = logging.getLogger(__name__)
 
 
 class SpareLink(Protocol):
-    """Transfers between the spare blocks of two workers, which nobody else reads."""
+    """Transfers between the spare blocks of two workers, which hold no request's KV."""
 
     num_blocks: int
     block_bytes: int
     num_layers: int
 
     async def write(self, num_blocks: int, num_layers: int, *, checked: bool) -> None:
-        """Write that many layers of blocks; `checked` checksums them as both sides would."""
+        """Write that many layers of blocks; `checked`: with the checksums of both sides."""
 
     async def read(self, num_blocks: int) -> None:
         """READ blocks and checksum them."""
 
 
 async def measure(link: SpareLink, memory: Memory) -> LinkRates:
-    """The rates that explain a few transfers; none is negative.
+    """Measure a few transfers and return the rates that explain them; none is negative.
 
-    One block, all the spare ones whole (which are adjacent) and all of them by half of their
-    layers (which are not) are told apart.
+    The transfers are of one block, of all spare blocks (which are adjacent), and of half of the
+    layers of all spare blocks (which are not).
     """
     num_blocks, cut = link.num_blocks, max(1, link.num_layers // 2)
     large_bytes = num_blocks * link.block_bytes
@@ -68,8 +68,8 @@ async def measure(link: SpareLink, memory: Memory) -> LinkRates:
 
 
 async def _best_s(transfer: Callable[[], Awaitable[None]]) -> float:
-    """The quickest of a few: workers meet when they start, and then the machine is busy."""
-    await transfer()  # the first warms the way up
+    """Return the quickest of a few: workers connect when they start, on a busy machine."""
+    await transfer()  # warms the link up
     samples = []
     for _ in range(NUM_SAMPLES):
         started_at = time.perf_counter()
@@ -79,14 +79,14 @@ async def _best_s(transfer: Callable[[], Awaitable[None]]) -> float:
 
 
 def core_share(memory: Memory) -> float:
-    """How much of a transfer's time computing loses: in host memory they share the cores."""
+    """Return the share of a transfer's time that computing loses, which shares the host's cores."""
     if memory == "VRAM":
-        return 0.1  # only the posting is the host's
+        return 0.1  # only the post runs on the host
     return min(1.0, torch.get_num_threads() / (os.cpu_count() or 1))
 
 
 def expected_bytes_per_s(pool: torch.Tensor, num_bytes: int) -> float:
-    """What a way between pools like this one should give: for host memory, what a copy does."""
+    """Return the rate that a link between such pools should reach: in host memory, a copy's."""
     if pool.device.type == "cuda":
         return VRAM_BYTES_PER_S
     source = pool.view(-1).view(torch.uint8)[-num_bytes:]
@@ -100,33 +100,33 @@ def expected_bytes_per_s(pool: torch.Tensor, num_bytes: int) -> float:
 
 
 def complaint_about(
-    way: str, rates: LinkRates, memory: Memory, expected: float, environ: Mapping[str, str]
+    name: str, rates: LinkRates, memory: Memory, expected: float, environ: Mapping[str, str]
 ) -> str:
-    """What to warn of, if a way gives less than a tenth of the `expected` bytes per second."""
+    """Return a warning if a link has less than a tenth of the `expected` bytes per second."""
     if rates.wire_bytes_per_s >= SLOW_FRACTION * expected:
         return ""
     return (
-        f"KV from {way} goes at {rates.wire_bytes_per_s / 1e9:.2f} GB/s, and {memory} should give "
-        f"{expected / 1e9:.0f}; likely cause: {likely_cause(memory, environ)}"
+        f"KV from {name} goes at {rates.wire_bytes_per_s / 1e9:.2f} GB/s, and {memory} should "
+        f"give {expected / 1e9:.0f}; likely cause: {likely_cause(memory, environ)}"
     )
 
 
 def likely_cause(memory: Memory, environ: Mapping[str, str]) -> str:
-    """Why a way may be slow, by what this process can see of itself."""
+    """Return the likely cause of a slow link, from this process's environment."""
     wanted = {"cuda_ipc", "cuda"} if memory == "VRAM" else {"sm", "shm", "cma"}
     if _leaves_out(environ.get("UCX_TLS", "all"), wanted):
         return f"UCX_TLS={environ['UCX_TLS']} leaves out {'cuda_ipc' if memory == 'VRAM' else 'sm'}"
     if memory == "VRAM":
         if "expandable_segments:True" in environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
             return "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True"
-        return "no NVLink or GPUDirect RDMA between the two, so that it goes through host memory"
+        return "no NVLink or GPUDirect RDMA between the two, so that KV moves through host memory"
     if _YAMA.exists() and _YAMA.read_text().strip() not in ("0", "1"):
         return f"{_YAMA} is {_YAMA.read_text().strip()}: cross-memory attach is not permitted"
     return "the two share no memory (other hosts, or containers without a common IPC namespace)"
 
 
 def _leaves_out(ucx_tls: str, wanted: set[str]) -> bool:
-    """UCX_TLS lists the transports that may be used or, behind a ^, those that may not."""
+    """Return True if UCX_TLS excludes `wanted`: it lists allowed transports or, after ^, others."""
     listed = {name.strip() for name in ucx_tls.removeprefix("^").split(",")}
     if ucx_tls.startswith("^"):
         return bool(listed & wanted)

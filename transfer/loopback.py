@@ -1,7 +1,7 @@
-"""The transport's in-process twin: copies between pools of one process, with programmable faults.
+"""An in-process transport for tests: copies between pools of one process, with faults on demand.
 
 A fabric connects the transports that were made on it. By default a write lands when it is posted;
-with `fabric.held` set, operations wait in `fabric.pending` and the test decides what happens.
+with `fabric.held` set, operations wait in `fabric.pending` until the test decides on them.
 """
 
 import ctypes
@@ -16,16 +16,16 @@ from tandem.transfer.transport import BlockGrid, Indices, Operation, Parts
 class PendingTransfer:
     """A posted transfer that has not been decided yet."""
 
-    source: "LoopbackTransport"  # who posted it
+    source: "LoopbackTransport"  # that posted it
     target: str
     operation: Operation
-    pieces: list[tuple[int, int, int]]  # (offset in our pool, offset in the target's, bytes)
+    pieces: list[tuple[int, int, int]]  # (own offset, offset at the target, bytes)
     notice: bytes
     done: bool = False
     error: str = ""
 
     def copy(self, num_bytes: int | None = None) -> None:
-        """Move the bytes; with `num_bytes`, only the first ones of each piece."""
+        """Copy the bytes; with `num_bytes`, only the first ones of each piece."""
         target = self.source.fabric.transports.get(self.target)
         if target is None:
             return
@@ -36,14 +36,14 @@ class PendingTransfer:
             ctypes.memmove(to, origin, length if num_bytes is None else min(length, num_bytes))
 
     def finish(self) -> None:
-        """Complete it towards the sender and notify the receiver."""
+        """Complete the transfer at the sender and notify the receiver."""
         self.done = True
         target = self.source.fabric.transports.get(self.target)
         if target is not None and self.notice:
             target.inbox.append((self.source.name, self.notice))
 
     def fail(self, error: str) -> None:
-        """It will not land any more, and the sender hears so."""
+        """Fail the transfer at the sender; nothing of it lands any more."""
         self.error = error
 
 
@@ -56,7 +56,7 @@ class _Tables:
 
 @dataclass(slots=True)
 class LoopbackFabric:
-    """What connects loopback transports; no transfer can be posted to a peer in `failing`."""
+    """Connects loopback transports; no transfer can be posted to a peer in `failing`."""
 
     held: bool = False
     transports: dict[str, "LoopbackTransport"] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class LoopbackTransport:
 
 
 def _piece(index: int, parts: Parts, grid: BlockGrid) -> tuple[int, int]:
-    """Where in its pool a part of a block lies, and how long it is."""
+    """Return the offset of a part in its pool, and its length."""
     block_id, part = divmod(int(index), len(parts))
     offset, length = parts[part]
     return block_id * grid.block_bytes + offset, length

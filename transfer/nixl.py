@@ -1,7 +1,7 @@
-"""The NIXL transport (UCX backend). Only this module and sdk/nixl/agent.py touch the library.
+"""The NIXL transport (UCX backend). Only this module and sdk/nixl/agent.py use the library.
 
-What was measured with NIXL 1.5 over host memory (two processes, cross-memory attach), and is
-relied on:
+This module relies on these measurements of NIXL 1.5 over host memory (two processes, cross-memory
+attach):
 
 - A write's bytes are in the peer's memory when the post returns, but its completion, and so the
   notification, needs the peer to make progress (`notifications()`): a stopped peer leaves writes
@@ -9,22 +9,19 @@ relied on:
 - Descriptors are prepared once for every block of both pools and picked by index; the library
   merges those that are adjacent on both sides. 512 adjacent blocks of 4 KiB took 164 us by index
   (14 us of it to pick them) and 154 us as one descriptor, but 870 us when no two were adjacent.
-- A failure comes back as "ERR" or as an exception, so both are looked for.
+- A failure is reported as "ERR" or as an exception; both are handled.
 """
 
 import importlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tandem.runtime.errors import TransferError
-from tandem.transfer.libraries import loading
+from tandem.transfer.libraries import loading, quietly, translated
 from tandem.transfer.transport import BlockGrid, Indices, Operation, Parts
-
-T = TypeVar("T")
 
 _WHEELS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _BACKEND = "UCX"
@@ -42,7 +39,7 @@ class _Peer:
 @dataclass(slots=True)
 class _Tables:
     peer: str
-    local: Any  # prepared descriptors of our pool
+    local: Any  # prepared descriptors of the own pool
     remote: Any  # ... and of the peer's
 
 
@@ -53,28 +50,28 @@ class NixlTransport:
         api = load_api()
         # The library's own progress thread costs most of the bandwidth on few cores.
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
-        self._agent: Any = translated("agent", lambda: api.nixl_agent(name, config))
+        self._agent: Any = translated("NIXL, agent", lambda: api.nixl_agent(name, config))
         if _BACKEND not in self._agent.backends:
             raise TransferError(f"NIXL has no {_BACKEND} backend here")
         self._registered: Any = None
         self._grid: BlockGrid | None = None
-        self._local: dict[Parts, Any] = {}  # prepared descriptors of our pool
+        self._local: dict[Parts, Any] = {}  # prepared descriptors of the own pool
         self._peers: dict[str, _Peer] = {}
 
     def register(self, grid: BlockGrid) -> None:
         num_bytes = grid.num_blocks * grid.block_bytes
         region = [(grid.base_address, num_bytes, grid.device_id, "")]
         self._registered = translated(
-            "register", lambda: self._agent.register_memory(region, grid.memory)
+            "NIXL, register", lambda: self._agent.register_memory(region, grid.memory)
         )
         self._grid = grid
 
     def metadata(self) -> bytes:
-        data: bytes = translated("metadata", self._agent.get_agent_metadata)
+        data: bytes = translated("NIXL, metadata", self._agent.get_agent_metadata)
         return data
 
     def add_peer(self, metadata: bytes, grid: BlockGrid) -> str:
-        name = translated("add peer", lambda: self._agent.add_remote_agent(metadata))
+        name = translated("NIXL, add peer", lambda: self._agent.add_remote_agent(metadata))
         peer = name.decode() if isinstance(name, bytes) else str(name)
         self._peers[peer] = _Peer(grid)
         return peer
@@ -106,7 +103,7 @@ class NixlTransport:
         notice: bytes,
     ) -> object:
         assert isinstance(tables, _Tables)
-        doing = f"{operation} with {tables.peer}"
+        doing = f"NIXL, {operation} with {tables.peer}"
         handle = translated(
             doing,
             lambda: self._agent.make_prepped_xfer(
@@ -128,19 +125,19 @@ class NixlTransport:
         return handle
 
     def poll(self, handle: object) -> bool:
-        state = translated("transfer", lambda: self._agent.check_xfer_state(handle))
+        state = translated("NIXL, transfer", lambda: self._agent.check_xfer_state(handle))
         if state == "ERR":
-            raise TransferError("transfer: the library reports a failure")
+            raise TransferError("NIXL, transfer: the library reports a failure")
         return bool(state == "DONE")
 
     def release(self, handle: object) -> None:
         quietly(lambda: self._agent.release_xfer_handle(handle))
 
     def notify(self, peer: str, notice: bytes) -> None:
-        translated(f"notify {peer}", lambda: self._agent.send_notif(peer, notice))
+        translated(f"NIXL, notify {peer}", lambda: self._agent.send_notif(peer, notice))
 
     def notifications(self) -> list[tuple[str, bytes]]:
-        found = translated("notifications", self._agent.get_new_notifs)
+        found = translated("NIXL, notifications", self._agent.get_new_notifs)
         return [(peer, notice) for peer, notices in found.items() for notice in notices]
 
     def close(self) -> None:
@@ -163,7 +160,7 @@ class NixlTransport:
         descriptors[:, :, 1] = lengths  # bytes
         descriptors[:, :, 2] = grid.device_id
         return translated(
-            f"prepare the blocks of {side}",
+            f"NIXL, prepare the blocks of {side}",
             lambda: self._agent.prep_xfer_dlist(
                 side, self._agent.get_xfer_descs(descriptors.reshape(-1, 3), grid.memory)
             ),
@@ -191,19 +188,3 @@ def load_api() -> Any:
         theirs.setLevel(logging.WARNING)
         return api
     raise TransferError(f"NIXL is not installed; looked for {', '.join(_WHEELS)}")
-
-
-def translated(doing: str, call: Callable[[], T]) -> T:
-    """What `call` gives; whatever the library raises becomes a TransferError."""
-    try:
-        return call()
-    except Exception as exc:
-        raise TransferError(f"NIXL, {doing}: {exc or type(exc).__name__}") from exc
-
-
-def quietly(call: Callable[[], object]) -> None:
-    """`call` on the way out: there is nobody left whom a failure would help."""
-    try:
-        call()
-    except Exception as exc:
-        logger.debug("NIXL, cleaning up: %s", exc)

@@ -1,7 +1,7 @@
-"""What the transfer thread does: peers, posted transfers and their end. No thread, no asyncio.
+"""The work of the transfer thread: peers, posted transfers and their ends. No threads, no asyncio.
 
-A transfer that fails takes the connection to its peer with it: only a torn connection proves that
-nothing of it, and nothing of its siblings, can land later.
+A failed transfer ends the connection to its peer: only a closed connection proves that nothing of
+the transfer, and nothing of its siblings, can land later.
 """
 
 import logging
@@ -14,9 +14,9 @@ import numpy as np
 from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import BlockGrid, Operation, Parts, Transport
 
-HELLO = b"TNDMHELO"  # opens the connection of a pair before its first write; means nothing else
+HELLO = b"TNDMHELO"  # opens the connection of a pair of ranks before its first write
 
-_FORGET = 0.95  # per write: one stall must not shorten the leases of a whole day
+_FORGET = 0.95  # per write: a single stall must not shorten leases for ever
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ class PeerRank:
 
     @property
     def agent_name(self) -> str:
-        """What its transport calls itself."""
+        """The name of its transport."""
         return f"{self.instance_id}.{self.epoch}.{self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which parts of each block go, of all into which both sides cut theirs."""
+    """The chosen parts of each block, of all parts into which both sides cut their blocks."""
 
     local_parts: Parts
     remote_parts: Parts
@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """One transfer to post: (local, remote) block pairs, and what the peer hears after a write.
+    """One transfer to post, of (local, remote) block pairs; `notice` follows a WRITE.
 
     Nothing is posted from `post_before` on, a `time.perf_counter()` reading.
     """
@@ -86,7 +86,7 @@ class TransferReactor:
         self._timeout_s = transfer_timeout_s
         self._peers: dict[tuple[str, int], tuple[PeerRank, _Peer]] = {}  # by instance and rank
         self._transfers: list[_Transfer] = []
-        self.longest_write_s = 0.0  # from post to completion; forgets with each write
+        self.longest_write_s = 0.0  # from post to completion; decays with each write
 
     @property
     def num_transfers(self) -> int:
@@ -94,7 +94,7 @@ class TransferReactor:
         return len(self._transfers)
 
     def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
-        """Make `peer` reachable; an older epoch of it is dropped. False: it was, already."""
+        """Make `peer` reachable, drop an older epoch of it; False if it was reachable already."""
         known = self._peers.get((peer.instance_id, peer.rank))
         if known is not None and known[0] == peer:
             return False
@@ -117,11 +117,11 @@ class TransferReactor:
             self._drop(key, reason)
 
     def prepare(self, peer: PeerRank, selection: Selection) -> None:
-        """Make the descriptors of this way of cutting blocks now, so that no transfer has to."""
+        """Make the descriptors of this selection now, so that no transfer has to."""
         self._tables(self._connected(peer), selection)
 
     def post(self, order: TransferOrder) -> None:
-        """Post a transfer; `on_done` hears of its end, exactly once, maybe within this call."""
+        """Post a transfer; `on_done` is called once at its end, perhaps within this call."""
         selection = order.selection
         num_local, num_remote = len(selection.local_parts), len(selection.remote_parts)
         chosen = np.asarray(selection.chosen, dtype=np.int32)
@@ -131,7 +131,7 @@ class TransferReactor:
             blocks = np.asarray(order.pairs, dtype=np.int32)[:, :, None]
             local = (blocks[:, 0] * num_local + chosen).ravel()
             remote = (blocks[:, 1] * num_remote + chosen).ravel()
-            posted_at = time.perf_counter()  # after all that may take its time
+            posted_at = time.perf_counter()  # after everything that may take long
             if order.post_before is not None and posted_at >= order.post_before:
                 raise TransferError(f"{order.operation} with {peer.name}: its lease is over")
         except TransferError as exc:
@@ -156,10 +156,10 @@ class TransferReactor:
         self._transport.notify(peer.name, notice)
 
     def poll(self) -> list[bytes]:
-        """Finish what is complete, give up what is late; the messages that came."""
+        """Finish complete transfers, give up late ones; return the messages that have arrived."""
         now = time.perf_counter()
         for transfer in list(self._transfers):
-            if transfer in self._transfers:  # else it went with its peer, in this very loop
+            if transfer in self._transfers:  # else it ended with its peer, earlier in this loop
                 self._poll_transfer(transfer, now)
         return [notice for _, notice in self._transport.notifications()]
 

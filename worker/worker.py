@@ -21,7 +21,8 @@ from tandem.runtime.messages import LinkReport, LoadReport, WorkerStatus, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.trace import TraceFile
-from tandem.transfer.pool import group_for, layout_of
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.layout import KvLayout
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,9 @@ class Worker:
             model=settings.model_name,
             progress=lambda: self.loop.progress,
         )
-        (kv_cache,) = self.engine.runner.kv_caches
-        self.group = group_for(settings.transfer, kv_cache, node.instance_id, node.epoch)
+        pools = self.engine.runner.kv_caches
+        layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
+        self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.queue = JetStreamQueue(
             node.nats, settings.queue, runtime.namespace, settings.model_name
@@ -78,7 +80,7 @@ class Worker:
             runtime.namespace,
             settings.model_name,
             self.weights_digest,
-            layout_of(kv_cache.tensor).digest(),
+            layout.digest(),
         )
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._roles: list[Role] = []

@@ -11,7 +11,6 @@ from tandem.bench.handoff.peer import Expect, Receive
 from tandem.bench.handoff.wire import Pairs, Wire
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.errors import TransferError
-from tandem.transfer.layout import merge_adjacent
 from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
 from tandem.transfer.transport import BlockGrid
@@ -63,19 +62,27 @@ class UsedPool:
         return block_ids
 
 
+def num_runs(pairs: Pairs) -> int:
+    """Return the number of runs of (local, remote) blocks that are adjacent on both sides."""
+    return sum(
+        (local - 1, remote - 1) != before
+        for (local, remote), before in zip(pairs, [None, *pairs], strict=False)
+    )
+
+
 def fresh_descriptors() -> int:
     """Return the number of descriptors of a long prompt between two unused pools."""
     pools = [BlockPool(POOL_BLOCKS, BLOCK_TOKENS) for _ in range(2)]
     local, remote = (pool.allocate(PROMPT_BLOCKS) for pool in pools)
     assert local is not None and remote is not None
-    return len(merge_adjacent(list(zip(local, remote, strict=True))))
+    return num_runs(list(zip(local, remote, strict=True)))
 
 
 def used_descriptors(seed: int, num_steps: int) -> list[int]:
     """Return the number of descriptors of each long prompt between two workers' pools in use."""
     prefill, decode = UsedPool(seed, growth=0.0), UsedPool(seed + 1, growth=0.1)
     both = zip(prefill.prompts(num_steps), decode.prompts(num_steps), strict=True)
-    return [len(merge_adjacent(list(zip(*tables, strict=True)))) for tables in both]
+    return [num_runs(list(zip(*tables, strict=True))) for tables in both]
 
 
 async def time_bare_posts(wire: Wire, pairs: Pairs, num_samples: int) -> list[float]:

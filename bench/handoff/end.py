@@ -22,9 +22,9 @@ from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
+from tandem.transfer.layout import KvLayout
 from tandem.transfer.nixl import load_api
-from tandem.transfer.pool import KvMemory, group_for
-from tandem.transfer.transport import Memory
+from tandem.transfer.transport import KvMemory, Memory
 
 DEADLINE_S = 30.0  # of one transfer or message
 _BACKEND = "UCX"
@@ -81,7 +81,9 @@ class End:
         raw = self.kv.tensor.view(-1).view(torch.uint8)
         for start in range(0, len(raw), _FILL_BYTES):
             raw[start : start + _FILL_BYTES].random_(0, 256)
-        self.group: TransferGroup = group_for(TransferConfig(), self.kv, name, "1")
+        self.group: TransferGroup = TransferGroup(
+            TransferConfig(), KvLayout.of(self.kv.tensor), [self.kv], name, "1"
+        )
         self.bare: BareLibrary | None = None
 
     async def start(self, on_notification: Callable[[bytes], None]) -> Self:

@@ -45,6 +45,7 @@ from tandem.bench.report.figures import (
 )
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
+from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.transfer.reactor import HELLO
 
@@ -156,11 +157,11 @@ async def _checksums(setting: Setting) -> list[Figure]:
     shape, figures = shape_for(setting), list[Figure]()
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
-        (stream,), layers = group.streams_from(1), range(group.layout.num_layers)
+        (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
         samples = []
         for _ in range(_num_rounds(setting) * setting.size(10, 2)):
             started_at = time.perf_counter()
-            await group.checksums(stream, layers, blocks)
+            await group.checksums(ranks, layers, blocks)
             samples.append(time.perf_counter() - started_at)
         if not setting.is_dry:
             figures.append(_checksum_kernel(setting, between.end.kv.tensor, shape))
@@ -217,7 +218,7 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
     """Return the seconds from the end of a made-up step until its KV is at the far end."""
     group, pairs = between.end.group, adjacent(num_blocks)
     num_layers = group.layout.num_layers
-    (stream,) = between.link.streams
+    (ranks,) = between.link.rank_pairs
     ends = layer_boundaries(num_layers, num_groups)
     compute = _matmul(setting)
     pool = between.end.kv.tensor
@@ -238,16 +239,15 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
         for index in range(num_layers):
             event = await asyncio.to_thread(layer, index)
             if index + 1 in ends:
-                writing = group.write(
-                    between.link,
-                    stream,
+                order = WriteOrder(
+                    ranks,
                     range(begin, index + 1),
                     pairs,
                     lambda _: HELLO,
                     boundaries=ends,
                     after=event,
                 )
-                writes.append(asyncio.create_task(writing))
+                writes.append(asyncio.create_task(group.write(between.link, order)))
                 begin = index + 1
         if event is not None:
             await asyncio.to_thread(event.synchronize)

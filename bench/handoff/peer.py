@@ -194,8 +194,8 @@ class _FarEnd:
 async def whole_checksums(end: End, blocks: list[int]) -> list[int]:
     """Return the checksums of whole blocks of an end's pool."""
     group = end.group
-    (stream,) = group.streams_from(1)
-    return await group.checksums(stream, range(group.layout.num_layers), blocks)
+    (ranks,) = group.rank_pairs_from(1)
+    return await group.checksums(ranks, range(group.layout.num_layers), blocks)
 
 
 def _cpu_s() -> float:

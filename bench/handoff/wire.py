@@ -22,6 +22,7 @@ from tandem.bench.handoff.peer import (
     whole_checksums,
 )
 from tandem.runtime.errors import TransferError
+from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import Link
 from tandem.transfer.reactor import HELLO
 
@@ -55,10 +56,9 @@ class Wire:
     async def write(self, pairs: Pairs, *, checked: bool) -> None:
         """Write whole blocks by our agents."""
         layers = range(self.end.group.layout.num_layers)
-        (stream,) = self.link.streams
-        await self.end.group.write(
-            self.link, stream, layers, pairs, lambda _: HELLO, checked=checked
-        )
+        (ranks,) = self.link.rank_pairs
+        order = WriteOrder(ranks, layers, pairs, lambda _: HELLO, checked=checked)
+        await self.end.group.write(self.link, order)
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,8 @@ from tandem.sdk.nixl.handles import (
 )
 from tandem.sdk.nixl.memory import check_memory
 from tandem.sdk.nixl.pieces import Regions, check_pairs, picked, pieces_of
-from tandem.transfer.nixl import load_api, quietly, translated
+from tandem.transfer.libraries import quietly, translated
+from tandem.transfer.nixl import load_api
 from tandem.transfer.transport import Indices
 
 POLL_S = 0.0005  # transfers of the library can only be polled
@@ -46,7 +47,7 @@ class nixl_agent:
         config = nixl_conf or nixl_agent_config()
         theirs = api.nixl_agent_config(enable_prog_thread=False, backends=list(config.backends))
         self.name = agent_name
-        self._library: Any = translated("agent", lambda: api.nixl_agent(agent_name, theirs))
+        self._library: Any = translated("NIXL, agent", lambda: api.nixl_agent(agent_name, theirs))
         if missing := sorted(set(config.backends) - set(self._library.backends)):
             raise TransferError(f"NIXL has no backend {', '.join(missing)} here")
         self._held = Held()
@@ -253,7 +254,7 @@ class nixl_agent:
             library = self._library
             if library is None:
                 raise TransferError(f"NIXL, {doing}: the agent {self.name} is closed")
-            return translated(doing, lambda: call(library))
+            return translated(f"NIXL, {doing}", lambda: call(library))
 
     def _deregister(self, theirs: Any) -> None:
         self._call("deregister", lambda it: it.deregister_memory(theirs))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from prometheus_client import REGISTRY
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeRole
@@ -43,6 +44,7 @@ from tandem.runtime.messages import (
 from tandem.runtime.model_files import read_model_files
 from tandem.runtime.plane.client import ResponseStream
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import WriteOrder
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.link import Link
 from tandem.transfer.reactor import HELLO
@@ -52,6 +54,11 @@ from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, 
 from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
+
+
+def count(name: str, **labels: str) -> float:
+    """The value of a counter of decode workers of this process."""
+    return REGISTRY.get_sample_value(f"tandem_{name}", {"model": MODEL, **labels}) or 0.0
 
 
 def fresh_prompt(num_tokens: int, seed: int) -> list[int]:
@@ -271,7 +278,8 @@ class Stage:
             sent.append(landed(sums))
             return HELLO if notice_is_lost else sent[0]
 
-        await self.peer.group.write(link, link.streams[0], layers, pairs, send)
+        order = WriteOrder(link.rank_pairs[0], layers, pairs, send)
+        await self.peer.group.write(link, order)
         (notice,) = sent
         work.num_written += 1
         work.notices.append((0, notice))

@@ -1,9 +1,17 @@
-"""Who computes a prompt."""
+"""The place of a prompt's prefill."""
 
 import pytest
 
-from tandem.decode.admission import RATE_LIFETIME_S, PrefillRate, PrefillSide, decide
+from tandem.decode.admission import (
+    RATE_LIFETIME_S,
+    Decision,
+    PlacementCause,
+    PrefillSide,
+    decide,
+    recent_rate,
+)
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.runtime.token_rate import TokenRate
 
 
 def side(**changes: object) -> PrefillSide:
@@ -13,8 +21,8 @@ def side(**changes: object) -> PrefillSide:
     return known
 
 
-def rate(s_per_token: float) -> PrefillRate:
-    known = PrefillRate()
+def rate(s_per_token: float) -> TokenRate:
+    known = recent_rate()
     known.observe(1, s_per_token, now=0.0)
     return known
 
@@ -24,37 +32,42 @@ THRESHOLD = DisaggConfig(policy=Policy.THRESHOLD, max_local_prefill_length=100)
 
 @pytest.mark.parametrize(
     ("num_uncached", "place", "cause"),
-    [(0, "local", "short"), (100, "local", "short"), (101, "remote", "long")],
+    [
+        (0, "local", PlacementCause.SHORT),
+        (100, "local", PlacementCause.SHORT),
+        (101, "remote", PlacementCause.LONG),
+    ],
 )
 def test_the_threshold_is_the_longest_prompt_that_stays_local(
-    num_uncached: int, place: str, cause: str
+    num_uncached: int, place: str, cause: PlacementCause
 ) -> None:
     decision = decide(THRESHOLD, num_uncached, side())
     assert (decision.place, decision.cause) == (place, cause)
-    assert str(num_uncached) in decision.reason and "100" in decision.reason
+    assert (decision.num_uncached, decision.limit) == (num_uncached, 100)
 
 
 def test_a_full_queue_keeps_a_long_prompt_local() -> None:
     assert decide(THRESHOLD, 500, side(num_queued_jobs=1)).place == "remote"
     decision = decide(THRESHOLD, 500, side(num_queued_jobs=2))
-    assert (decision.place, decision.cause) == ("local", "queue_full")
+    assert (decision.place, decision.cause) == ("local", PlacementCause.QUEUE_FULL)
+    assert (decision.num_queued, decision.limit) == (2, 2)
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("wish", [None, "remote"])
+@pytest.mark.parametrize("placement", [None, "remote"])
 def test_without_a_prefill_worker_or_a_queue_everything_is_local(
-    policy: Policy, wish: str | None
+    policy: Policy, placement: str | None
 ) -> None:
     config = DisaggConfig(policy=policy)
-    assert decide(config, 5000, side(num_instances=0), wish=wish).place == "local"
-    assert decide(config, 5000, side(queue_connected=False), wish=wish).place == "local"
+    assert decide(config, 5000, side(num_instances=0), placement=placement).place == "local"
+    assert decide(config, 5000, side(queue_connected=False), placement=placement).place == "local"
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-def test_a_request_s_wish_beats_the_policy(policy: Policy) -> None:
+def test_a_request_s_placement_beats_the_policy(policy: Policy) -> None:
     config = DisaggConfig(policy=policy)
-    assert decide(config, 5000, side(), wish="local").place == "local"
-    assert decide(config, 1, side(), wish="remote").place == "remote"
+    assert decide(config, 5000, side(), placement="local").place == "local"
+    assert decide(config, 1, side(), placement="remote").place == "remote"
 
 
 def test_always_means_always() -> None:
@@ -64,21 +77,23 @@ def test_always_means_always() -> None:
     assert decide(remote, 1, side(num_queued_jobs=99)).place == "remote"
 
 
-def test_adaptive_measures_the_local_way_first_and_the_remote_way_next() -> None:
+def test_adaptive_measures_the_local_path_first_and_the_remote_path_next() -> None:
     config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
-    assert decide(config, 50, side()).cause == "short"
-    assert decide(config, 500, side(), now=0.0).cause == "unmeasured"
-    assert decide(config, 500, side(remote=rate(1e-9)), now=0.0).cause == "unmeasured"
+    assert decide(config, 50, side()).cause is PlacementCause.SHORT
+    assert decide(config, 500, side(), now=0.0).cause is PlacementCause.UNMEASURED
+    assert decide(config, 500, side(remote=rate(1e-9)), now=0.0).cause is PlacementCause.UNMEASURED
     assert decide(config, 500, side(local=rate(1e-9)), now=0.0).place == "remote"
 
 
 def test_adaptive_goes_where_the_prompt_is_ready_sooner() -> None:
     config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
     slow, fast = rate(3e-3), rate(1e-3)
-    assert decide(config, 500, side(local=slow, remote=fast), now=0.0).cause == "faster"
+    assert (
+        decide(config, 500, side(local=slow, remote=fast), now=0.0).cause is PlacementCause.FASTER
+    )
     decision = decide(config, 500, side(local=fast, remote=slow), now=0.0)
-    assert (decision.place, decision.cause) == ("local", "slower")
-    assert "1500.0 ms remote > 500.0 local" in decision.reason
+    assert (decision.place, decision.cause) == ("local", PlacementCause.SLOWER)
+    assert (decision.remote_ms, decision.local_ms) == pytest.approx((1500.0, 500.0))
 
 
 def test_adaptive_counts_what_a_local_prefill_costs_the_running_sequences() -> None:
@@ -97,7 +112,17 @@ def test_an_old_rate_is_forgotten_so_that_a_slow_path_is_tried_again() -> None:
 
 
 def test_a_rate_follows_its_measurements() -> None:
-    known = PrefillRate()
+    known = recent_rate()
     known.observe(100, 0.1, now=0.0)
     known.observe(100, 0.2, now=1.0)
     assert known.current(1.0) == pytest.approx(1.3e-3)
+
+
+@pytest.mark.parametrize("cause", list(PlacementCause))
+def test_every_cause_has_a_sentence(cause: PlacementCause) -> None:
+    decision = Decision("local", cause, Policy.THRESHOLD, 37, 2, 1000, 1.25, 2.5, "link down")
+    assert decision.reason and "{" not in decision.reason
+
+
+def test_a_reason_names_the_numbers_that_were_compared() -> None:
+    assert decide(THRESHOLD, 37, side()).reason == "uncached 37 <= max_local_prefill_length 100"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.decode.remote import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
+from tandem.decode.handoff import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
@@ -20,7 +20,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import ClaimRefused, PrefillJob, StopConditions
-from tests.decode.prefill_peer import PROMPT, Stage, fresh_prompt
+from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
 from tests.handoff_peer import TRANSFER
 from tests.services import NatsServer, eventually
 
@@ -222,12 +222,12 @@ async def test_a_burst_does_not_queue_more_than_its_limit(
     limits = {"policy": "threshold", "max_local_prefill_length": 0, "max_prefill_queue_size": 2}
     async with Stage(runtime_config, tiny_model, claim_timeout_ms=150, **limits) as stage:
         prompts = [fresh_prompt(12, seed) for seed in range(8)]
+        before = count("decode_prefills_total", cause="queue_full", place="local")
         stage.worker.loop.post(lambda engine: time.sleep(0.2))  # the whole burst waits behind it
         answers = [await stage.ask(prompt) for prompt in prompts]
         texts = await asyncio.gather(*(answer.whole() for answer in answers))
         assert texts == [stage.undisturbed(prompt) for prompt in prompts]
-        reasons = [answer.report.reason for answer in answers if answer.report is not None]
-        assert sum("queued" in reason for reason in reasons) == 6
+        assert count("decode_prefills_total", cause="queue_full", place="local") == before + 6
         await stage.balanced()
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from tandem.decode.admission import Decision
+from tandem.decode.admission import Decision, PlacementCause
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats, SequenceOutput
@@ -52,7 +52,9 @@ def request(place: PrefillPlace = "local") -> tuple[ActiveRequest, list[TokenDel
     client: Any = Listener()
     done = asyncio.get_running_loop().create_future()
     active = ActiveRequest(asked, seq, RequestContext(), client, done)
-    active.decision = Decision(place, "long" if place == "remote" else "short", "because")
+    active.decision = Decision(
+        place, PlacementCause.LONG if place == "remote" else PlacementCause.SHORT
+    )
     return active, client.deltas
 
 
@@ -188,7 +190,7 @@ async def test_a_finished_request_is_a_row_of_the_trace(tmp_path: Path) -> None:
     first, second = [event["args"] for event in events if event["name"] == "request"]
     assert (first["outcome"], first["place"], first["handoff_id"]) == ("finished", "remote", "ab")
     assert (first["num_prompt_tokens"], first["num_sent_tokens"]) == (3, 2)
-    assert (second["outcome"], second["reason"]) == ("capacity", "because")
+    assert (second["outcome"], second["cause"]) == ("capacity", "short")
 
 
 async def test_a_real_handoff_is_observed_in_all_its_parts(stage: Stage) -> None:

@@ -33,21 +33,23 @@ class Point:
 POINTS: dict[str, dict[str, Point]] = {
     "prefill": {
         "before claim": Point("tandem.prefill.job", "Job", "_handle"),
-        "after claim": Point("tandem.prefill.job", "Job", "_deliver"),
+        "after claim": Point("tandem.prefill.job", "Job", "_connect"),
         # its lease was looked at, and the write is not yet out
         "inside a post": Point("tandem.transfer.nixl", "NixlTransport", "post"),
-        "mid-write": Point("tandem.prefill.job", "Job", "_write", after=True),
-        "before the first token": Point("tandem.prefill.job", "Job", "_send_first_token"),
-        "before settled": Point("tandem.prefill.job", "Job", "_settle"),
+        "mid-write": Point("tandem.prefill.writer", "BlockWriter", "_write", after=True),
+        "before the first token": Point(
+            "tandem.prefill.compute", "PromptComputation", "_send_first_token"
+        ),
+        "before settled": Point("tandem.prefill.claim", "Claimant", "settle"),
     },
     "decode": {
-        "before publish": Point("tandem.decode.remote", "RemotePrefills", "_publish"),
-        "before claim": Point("tandem.decode.remote", "RemotePrefills", "_publish", after=True),
-        "after claim": Point("tandem.decode.remote", "RemotePrefills", "claim", after=True),
+        "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish"),
+        "before claim": Point("tandem.decode.handoffs", "RemotePrefills", "_publish", after=True),
+        "after claim": Point("tandem.decode.handoff", "RemotePrefill", "claim", after=True),
         "mid-write": Point(
-            "tandem.decode.handoff_messages", "HandoffMessages", "on_notification", after=True
+            "tandem.decode.handoffs", "RemotePrefills", "on_notification", after=True
         ),
-        "before settled": Point("tandem.decode.handoff_messages", "HandoffMessages", "_on_settled"),
+        "before settled": Point("tandem.decode.handoffs", "RemotePrefills", "_on_settled"),
     },
 }
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from tandem.decode.handoff import RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
-from tandem.decode.outcomes import HandoffOutcomes, RemotePrefill
-from tandem.decode.remote import RemotePrefills
 from tandem.runtime.messages import Claim
 from tandem.transfer.handoff.actions import Action, Span, Verify
+from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 
 
@@ -31,31 +31,31 @@ class Notes:
 def note_handoffs(notes: Notes) -> None:
     """Which request was claimed by whom, and how its handoff ended."""
     claim, admit, give_up = (
-        RemotePrefills.claim,
-        HandoffOutcomes.admit,
-        HandoffOutcomes.prefill_locally,
+        RemotePrefill.claim,
+        RemotePrefill._admit,
+        RemotePrefill._prefill_locally,
     )
 
-    def noted_claim(self: RemotePrefills, remote: RemotePrefill, asked: Claim, way: Any) -> bool:
-        granted = claim(self, remote, asked, way)
+    def noted_claim(self: RemotePrefill, asked: Claim, stream: Any) -> bool:
+        granted = claim(self, asked, stream)
         if granted:
-            request_id = remote.active.request.request_id
+            request_id = self.active.request.request_id
             notes.add("claimed", request=request_id, prefill=asked.prefill_instance)
         return granted
 
-    def noted_admit(self: HandoffOutcomes, remote: RemotePrefill, first: Any) -> None:
-        notes.add("admitted", request=remote.active.request.request_id)
-        admit(self, remote, first)
+    def noted_admit(self: RemotePrefill, first: Any) -> None:
+        notes.add("admitted", request=self.active.request.request_id)
+        admit(self, first)
 
     def noted_give_up(
-        self: HandoffOutcomes, remote: RemotePrefill, reason: str, *, quarantined: bool
+        self: RemotePrefill, cause: CloseCause, detail: str, *, quarantined: bool
     ) -> None:
-        notes.add("local", request=remote.active.request.request_id, reason=reason)
-        give_up(self, remote, reason, quarantined=quarantined)
+        notes.add("local", request=self.active.request.request_id, reason=detail, cause=cause)
+        give_up(self, cause, detail, quarantined=quarantined)
 
-    RemotePrefills.claim = noted_claim  # type: ignore[assignment, method-assign]
-    HandoffOutcomes.admit = noted_admit  # type: ignore[method-assign]
-    HandoffOutcomes.prefill_locally = noted_give_up  # type: ignore[method-assign]
+    RemotePrefill.claim = noted_claim  # type: ignore[method-assign]
+    RemotePrefill._admit = noted_admit  # type: ignore[method-assign]
+    RemotePrefill._prefill_locally = noted_give_up  # type: ignore[method-assign]
 
 
 def flip_bits(probability: float, seed: int, notes: Notes) -> None:
@@ -66,17 +66,17 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
     of ours is `corrupt`. `counted` is what the worker's own metric says.
     """
     verify, verified, mismatched = (
-        RemotePrefills._verify,
+        RemotePrefill._verify,
         DecodeHandoff.verified,
         DecodeMetrics.mismatched,
     )
     draw = random.Random(seed)
     flipped: set[tuple[bytes, Span, int]] = set()
 
-    async def verify_flipped(self: RemotePrefills, remote: RemotePrefill, work: Verify) -> None:
-        machine = remote.machine
+    async def verify_flipped(self: RemotePrefill, work: Verify) -> None:
+        machine = self.machine
         if not machine.is_live or draw.random() >= probability:
-            await verify(self, remote, work)
+            await verify(self, work)
             return
         ordinal, block, _ = draw.choice(work.blocks)
         layers = work.span.layers
@@ -84,8 +84,8 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
         flipped.add(flip)
         notes.add("flip")
         # [num_layers of the span, 2, num_kv_heads, block_size, head_dim]
-        _flip_one(self._group.pool.tensor[block, layers.start : layers.stop], draw)
-        await verify(self, remote, work)
+        _flip_one(self._tools.group.pool.tensor[block, layers.start : layers.stop], draw)
+        await verify(self, work)
         if flip in flipped:
             flipped.discard(flip)
             is_read = machine.is_live or machine.state is HandoffState.ADMITTED
@@ -102,7 +102,7 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
         notes.add("counted")
         mismatched(self, prefill_instance)
 
-    RemotePrefills._verify = verify_flipped  # type: ignore[assignment, method-assign]
+    RemotePrefill._verify = verify_flipped  # type: ignore[method-assign]
     DecodeHandoff.verified = noted_verified  # type: ignore[method-assign]
     DecodeMetrics.mismatched = noted_mismatched  # type: ignore[method-assign]
 

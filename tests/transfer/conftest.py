@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.messages import RankMetadata, TransferMetadata
-from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
+from tests.transfer import pools
+from tests.transfer.pools import Pool
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype="bfloat16")
 TIMEOUT_S = 20
@@ -31,26 +31,11 @@ def layout() -> KvLayout:
 
 
 @pytest.fixture
-def make_pool() -> Callable[..., KvPoolView]:
+def make_pool() -> Callable[..., Pool]:
     """One rank's pool: `make_pool(num_blocks, layout, fill="zero", num_spare_blocks=0)`."""
 
-    def make(
-        num_blocks: int,
-        layout: KvLayout = LAYOUT,
-        *,
-        fill: str = "random",
-        num_spare_blocks: int = 0,
-    ) -> KvPoolView:
-        num_all = num_blocks + num_spare_blocks
-        shape = (num_all, layout.num_layers, 2, layout.heads_per_rank, layout.block_size)
-        pool = torch.zeros(*shape, layout.head_dim, dtype=getattr(torch, layout.dtype))
-        if fill == "random":
-            raw = pool.view(torch.uint8)
-            raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
-        address = pool.data_ptr()
-        return KvPoolView(
-            pool, address, layout.block_bytes, num_blocks, "DRAM", 0, num_spare_blocks
-        )
+    def make(num_blocks: int, layout: KvLayout = LAYOUT, **options: Any) -> Pool:
+        return pools.make_pool(num_blocks, layout, **options)
 
     return make
 
@@ -62,7 +47,7 @@ async def start_group() -> AsyncIterator[Callable[..., Any]]:
 
     async def start(
         instance_id: str,
-        pools: Sequence[KvPoolView],
+        pools: Sequence[Pool],
         layout: KvLayout = LAYOUT,
         *,
         epoch: str = "e1",
@@ -188,9 +173,8 @@ async def spawn_ranks() -> AsyncIterator[Callable[..., Any]]:
             "fill": fill,
             "layout": asdict(layout),
         }
-        script = str(Path(__file__).with_name("peer_process.py"))
         process = await ChildProcess.start_piped(
-            [sys.executable, script, json.dumps(fields)],
+            [sys.executable, "-m", "tests.transfer.peer_process", json.dumps(fields)],
             stdin=PIPE,
             stdout=PIPE,
             limit=2**26,  # an answer may be a whole pool

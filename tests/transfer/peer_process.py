@@ -14,12 +14,13 @@ import msgspec
 import torch
 
 from tandem.runtime.messages import RankMetadata, TransferMetadata
-from tandem.transfer.agent import KvPoolView, TransferAgent
+from tandem.transfer.agent import TransferAgent
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import decode_landed, encode_landed
-from tandem.transfer.layout import KvLayout, Stream, streams
+from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
 from tandem.transfer.reactor import PeerRank, Selection
 from tandem.transfer.transport import BlockGrid
+from tests.transfer.pools import make_pool
 
 OUT = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
@@ -76,22 +77,13 @@ class Rank:
         self.name = f"{instance_id}.{rank}"
         self.rank = rank
         self.layout = replace(setup.layout, tp_size=tp_size)
-        heads, num_all = self.layout.heads_per_rank, setup.num_blocks + setup.num_spare_blocks
-        shape = (num_all, self.layout.num_layers, 2, heads, self.layout.block_size)
-        dtype = getattr(torch, self.layout.dtype)
-        self.pool = torch.zeros(*shape, self.layout.head_dim, dtype=dtype)
-        if setup.fill == "random":
-            raw = self.pool.view(torch.uint8)
-            raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
-        kv = KvPoolView(
-            self.pool,
-            self.pool.data_ptr(),
-            self.layout.block_bytes,
+        kv = make_pool(
             setup.num_blocks,
-            "DRAM",
-            0,
-            setup.num_spare_blocks,
+            self.layout,
+            fill=setup.fill,
+            num_spare_blocks=setup.num_spare_blocks,
         )
+        self.pool = kv.tensor
         self.agent = TransferAgent(TransferConfig(), self.layout, kv, instance_id, epoch, rank)
 
     async def start(self) -> RankMetadata:
@@ -100,18 +92,18 @@ class Rank:
         return self.agent.metadata()
 
     async def connect(self, peer: TransferMetadata) -> None:
-        for stream in self._streams(peer):
-            rank = peer.ranks[stream.decode_rank]
+        for ranks in self._rank_pairs(peer):
+            rank = peer.ranks[ranks.decode_rank]
             address, device = rank.base_address, rank.device_id
             num_all = peer.num_blocks + peer.num_spare_blocks
             grid = BlockGrid(address, peer.block_bytes, num_all, peer.memory, device)
-            name = PeerRank(peer.instance_id, peer.epoch, stream.decode_rank)
+            name = PeerRank(peer.instance_id, peer.epoch, ranks.decode_rank)
             await self.agent.connect(name, rank.agent_metadata, grid)
 
     async def write(self, command: Write) -> bytes:
         peer, layers = command.peer, range(*command.layers)
-        (stream,) = [s for s in self._streams(peer) if s.decode_rank == command.decode_rank]
-        parts = self.layout.span_parts(stream.prefill_heads, layers)
+        (ranks,) = [s for s in self._rank_pairs(peer) if s.decode_rank == command.decode_rank]
+        parts = self.layout.span_parts(ranks.prefill_heads, layers)
         template = decode_landed(command.landed)
         assert template is not None
 
@@ -122,8 +114,8 @@ class Rank:
 
         return await self.agent.transfer(
             "WRITE",
-            PeerRank(peer.instance_id, peer.epoch, stream.decode_rank),
-            self._selection(peer, stream, layers, command.boundaries),
+            PeerRank(peer.instance_id, peer.epoch, ranks.decode_rank),
+            self._selection(peer, ranks, layers, command.boundaries),
             command.pairs,
             notice,
         )
@@ -132,12 +124,12 @@ class Rank:
         parts = self.layout.span_parts(range(*command.heads), range(*command.layers))
         return await self.agent.checksums(command.blocks, parts)
 
-    def _streams(self, peer: TransferMetadata) -> list[Stream]:
-        pairs = streams(self.layout.num_kv_heads, self.layout.tp_size, len(peer.ranks))
-        return [stream for stream in pairs if stream.prefill_rank == self.rank]
+    def _rank_pairs(self, peer: TransferMetadata) -> list[RankPair]:
+        pairs = rank_pairs(self.layout.num_kv_heads, self.layout.tp_size, len(peer.ranks))
+        return [ranks for ranks in pairs if ranks.prefill_rank == self.rank]
 
     def _selection(
-        self, peer: TransferMetadata, stream: Stream, layers: range, boundaries: list[int]
+        self, peer: TransferMetadata, ranks: RankPair, layers: range, boundaries: list[int]
     ) -> Selection:
         theirs = replace(self.layout, tp_size=len(peer.ranks))
         if theirs.tp_size == self.layout.tp_size:
@@ -145,8 +137,8 @@ class Rank:
             begin = boundaries.index(layers.start) + 1 if layers.start else 0
             return Selection(parts, parts, range(begin, boundaries.index(layers.stop) + 1))
         return Selection(
-            self.layout.head_parts(stream.prefill_heads),
-            theirs.head_parts(stream.decode_heads),
+            self.layout.head_parts(ranks.prefill_heads),
+            theirs.head_parts(ranks.decode_heads),
             range(2 * layers.start, 2 * layers.stop),
         )
 

@@ -9,13 +9,14 @@ import torch
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import RankMetadata
 from tandem.transfer import agent as agent_module
-from tandem.transfer.agent import KvPoolView, TransferAgent
+from tandem.transfer.agent import TransferAgent
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.reactor import PeerRank, Selection
 from tandem.transfer.transport import BlockGrid
+from tests.transfer.pools import Pool
 
-MakePool = Callable[..., KvPoolView]
+MakePool = Callable[..., Pool]
 
 D = PeerRank("d", "e1", 0)
 LOOPBACK = TransferConfig(backend="loopback")
@@ -23,7 +24,7 @@ LOOPBACK = TransferConfig(backend="loopback")
 
 @asynccontextmanager
 async def running(
-    kv: KvPoolView,
+    kv: Pool,
     layout: KvLayout,
     name: str,
     config: TransferConfig = LOOPBACK,
@@ -169,7 +170,7 @@ async def test_an_agent_whose_transport_cannot_start_says_so_and_closes(
         def fail(config: TransferConfig, name: str, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(agent_module, "_transport", fail)
+        monkeypatch.setattr(agent_module, "open_transport", fail)
         agent = TransferAgent(LOOPBACK, layout, make_pool(4), "p", "e1")
         with pytest.raises(type(error), match="no "):
             await asyncio.wait_for(agent.start(lambda data: None), 10)

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.bench.handoff.blocks import num_runs
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.errors import TransferError
 from tandem.transfer import group as group_module
-from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
-from tandem.transfer.layout import KvLayout, merge_adjacent
+from tandem.transfer.group import TransferGroup, WriteOrder
+from tandem.transfer.layout import KvLayout
 from tandem.transfer.link import Link, LinkRates
+from tests.transfer.pools import Pool
 
-MakePool = Callable[..., KvPoolView]
+MakePool = Callable[..., Pool]
 Start = Callable[..., Any]
 
 LOOPBACK = TransferConfig(backend="loopback")
@@ -28,7 +29,8 @@ async def write(
     group: TransferGroup, link: Link, pairs: list[tuple[int, int]], notice: bytes
 ) -> bytes:
     layers = range(group.layout.num_layers)
-    return await group.write(link, link.streams[0], layers, pairs, lambda sums: notice)
+    order = WriteOrder(link.rank_pairs[0], layers, pairs, lambda sums: notice)
+    return await group.write(link, order)
 
 
 @pytest.mark.parametrize("widths", [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -50,16 +52,17 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
     original = joined(sources)
     for layers in (range(1), range(1, 4)):  # the last two groups at once
         before = joined(targets)
-        for stream in link.streams:
+        for ranks in link.rank_pairs:
             sums: list[int] = []
 
             def notice(checksums: Any, layers: range = layers, sums: list[int] = sums) -> bytes:
                 sums += checksums
                 return b"%d-%d" % (layers.start, layers.stop)
 
-            sent = await p.write(link, stream, layers, pairs, notice, boundaries=boundaries)
-            assert await asyncio.wait_for(heard.get(), 10) == (stream.decode_rank, sent)
-            assert await d.checksums(stream, layers, [remote for _, remote in pairs]) == sums
+            order = WriteOrder(ranks, layers, pairs, notice, boundaries)
+            sent = await p.write(link, order)
+            assert await asyncio.wait_for(heard.get(), 10) == (ranks.decode_rank, sent)
+            assert await d.checksums(ranks, layers, [remote for _, remote in pairs]) == sums
         for layer in range(4):
             if layer not in layers:
                 assert torch.equal(joined(targets)[:, layer], before[:, layer])
@@ -70,7 +73,7 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
     assert not joined(targets)[[0, 1, 4]].any()
 
 
-def joined(pools: list[KvPoolView]) -> torch.Tensor:
+def joined(pools: list[Pool]) -> torch.Tensor:
     """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of a worker, as integers."""
     return torch.cat([bits(pool) for pool in pools], dim=3)
 
@@ -85,13 +88,13 @@ async def test_prefix_blocks_are_pulled_and_a_source_that_changed_is_noticed(
     d: TransferGroup = await start_group("d", [source], DEEP, config=config)
     d.expect(+1)
     link = await p.connect(d.metadata())
-    (stream,) = link.streams
-    announced = await d.checksums(stream, range(4), [7, 3])
-    assert await p.read(link, stream, [(0, 7), (4, 3)]) == announced
+    (ranks,) = link.rank_pairs
+    announced = await d.checksums(ranks, range(4), [7, 3])
+    assert await p.read(link, ranks, [(0, 7), (4, 3)]) == announced
     assert torch.equal(bits(target)[[0, 4]], bits(source)[[7, 3]])
     assert not target.tensor[[1, 2, 3, 5, 6, 7]].any()
-    bits(source)[3, 2, 1, 1, 3, 7] ^= 1  # D evicted the block and reuses it
-    found = await p.read(link, stream, [(0, 7), (4, 3)])
+    bits(source)[3, 2, 1, 1, 3, 7] ^= 1  # the decode worker evicted the block and reuses it
+    found = await p.read(link, ranks, [(0, 7), (4, 3)])
     assert found[0] == announced[0] and found[1] != announced[1]
 
 
@@ -109,7 +112,7 @@ async def test_without_verification_nothing_is_checksummed_and_all_arrives(
         sums.extend(checksums)
         return b"n"
 
-    await p.write(link, link.streams[0], range(2), [(0, 0), (1, 1)], notice)
+    await p.write(link, WriteOrder(link.rank_pairs[0], range(2), [(0, 0), (1, 1)], notice))
     assert sums == [0, 0]
     assert torch.equal(source.tensor[:2].view(torch.int16), target.tensor[:2].view(torch.int16))
     with pytest.raises(TransferError, match=r"checksum=none.*checksum=xxh3"):
@@ -122,7 +125,7 @@ async def test_the_blocks_of_8k_tokens_are_few_descriptors_also_in_pools_long_in
     random = Random(1)
     source, target = used_blocks(random), used_blocks(random)
     pairs = list(zip(source, target, strict=True))
-    assert len(pairs) == 512 and len(merge_adjacent(pairs)) <= 128
+    assert len(pairs) == 512 and num_runs(pairs) <= 128
     small = replace(DEEP, num_layers=1, block_size=1)
     pools = make_pool(2048, small), make_pool(2048, small, fill="zero")
     p: TransferGroup = await start_group("p", [pools[0]], small)
@@ -153,7 +156,7 @@ def used_blocks(random: Random) -> list[int]:
     return found
 
 
-def bits(pool: KvPoolView) -> torch.Tensor:
+def bits(pool: Pool) -> torch.Tensor:
     return pool.tensor.view(torch.int32)
 
 

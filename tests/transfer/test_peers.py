@@ -8,15 +8,15 @@ import pytest
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
-from tandem.transfer.agent import KvPoolView
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
+from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.link import Link
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.transport import BlockGrid
+from tests.transfer.pools import Pool
 
-MakePool = Callable[..., KvPoolView]
+MakePool = Callable[..., Pool]
 Start = Callable[..., Any]
 
 LOOPBACK = TransferConfig(backend="loopback")
@@ -26,12 +26,13 @@ async def write(
     group: TransferGroup, link: Link, pairs: list[tuple[int, int]], notice: bytes
 ) -> bytes:
     layers = range(group.layout.num_layers)
-    return await group.write(link, link.streams[0], layers, pairs, lambda sums: notice)
+    order = WriteOrder(link.rank_pairs[0], layers, pairs, lambda sums: notice)
+    return await group.write(link, order)
 
 
 async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) -> list[int]:
     layers = range(group.layout.num_layers)
-    return await group.prefill_checksums(link.streams[0], layers, block_ids)
+    return await group.prefill_checksums(link.rank_pairs[0], layers, block_ids)
 
 
 async def peer_checksums(peer: Any, rank: str, layout: KvLayout, block_ids: list[int]) -> list[int]:
@@ -158,7 +159,7 @@ async def test_a_link_that_broke_is_connected_again_with_the_rates_it_had(
         await write(p, link, [(0, 0)], b"fails")
     assert link.is_broken and [report.is_broken for report in p.reports()] == [True]
     with pytest.raises(TransferError, match="not connected"):
-        await p.read(link, link.streams[0], [(0, 0)])
+        await p.read(link, link.rank_pairs[0], [(0, 0)])
     monkeypatch.setattr(PROCESS_FABRIC, "failing", set())
     again = await p.connect(d.metadata())
     assert again is not link and not again.is_broken
@@ -201,8 +202,8 @@ async def test_metadata_that_contradicts_itself_is_refused_before_it_is_decoded(
     p, d = await loopback_pair(make_pool, start_group)
     metadata = undecodable(d.metadata())
     for changes, message in (
-        ({"ranks": []}, "can't be dealt out to 0 ranks"),
-        ({"ranks": metadata.ranks * 3}, "can't be dealt out to 3 ranks"),
+        ({"ranks": []}, "can't be divided evenly among 0 ranks"),
+        ({"ranks": metadata.ranks * 3}, "can't be divided evenly among 3 ranks"),
         ({"ranks": metadata.ranks * 2}, "blocks of 8192 bytes in each of 2 ranks, not 4096"),
         ({"block_bytes": 4096}, "blocks of 4096 bytes in each of 1 ranks, not 8192"),
         ({"num_blocks": 0}, "announces 0 blocks"),

@@ -13,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.runtime.messages import Claim, Claimed, FirstToken, SamplingParams, TransferMetadata
-from tandem.transfer.agent import KvPoolView
 from tandem.transfer.checksum import part_checksums
-from tandem.transfer.group import TransferGroup
+from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.handoff.actions import Admit, Verify
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import decode_landed
-from tandem.transfer.layout import ChecksumName, KvLayout, Stream, streams
+from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
+from tandem.transfer.layout import ChecksumName, KvLayout, RankPair, rank_pairs
 from tandem.transfer.transport import Parts
+from tests.transfer.pools import Pool
 
-MakePool = Callable[..., KvPoolView]
+MakePool = Callable[..., Pool]
 Spawn = Callable[..., Any]
 
 WORDS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
@@ -70,11 +71,11 @@ def test_every_head_goes_over_one_stream_from_the_rank_that_has_it_to_the_rank_t
     num_heads = multiple * max(prefill_tp, decode_tp)
     per_prefill, per_decode = num_heads // prefill_tp, num_heads // decode_tp
     heads: list[int] = []
-    for stream in streams(num_heads, prefill_tp, decode_tp):
-        sent = taken(stream.prefill_heads, stream.prefill_rank, per_prefill)
-        assert sent == taken(stream.decode_heads, stream.decode_rank, per_decode)
-        assert 0 <= stream.prefill_heads.start < stream.prefill_heads.stop <= per_prefill
-        assert 0 <= stream.decode_heads.start < stream.decode_heads.stop <= per_decode
+    for ranks in rank_pairs(num_heads, prefill_tp, decode_tp):
+        sent = taken(ranks.prefill_heads, ranks.prefill_rank, per_prefill)
+        assert sent == taken(ranks.decode_heads, ranks.decode_rank, per_decode)
+        assert 0 <= ranks.prefill_heads.start < ranks.prefill_heads.stop <= per_prefill
+        assert 0 <= ranks.decode_heads.start < ranks.decode_heads.stop <= per_decode
         heads += sent
     assert heads == list(range(num_heads))
 
@@ -89,12 +90,12 @@ def test_spans_of_layers_of_every_stream_put_each_head_of_each_layer_in_its_plac
     num_moved = 0
     ends = data.draw(st.sets(st.integers(1, layout.num_layers))) | {layout.num_layers}
     boundaries = sorted(ends)
-    for stream in streams(layout.num_kv_heads, prefill_tp, decode_tp):
+    for ranks in rank_pairs(layout.num_kv_heads, prefill_tp, decode_tp):
         for begin, end in zip([0, *boundaries], boundaries, strict=False):
-            theirs, ours = cut(layout, stream, (prefill_tp, decode_tp), boundaries, (begin, end))
-            before = target[stream.decode_rank].clone()
-            move(source[stream.prefill_rank], theirs, target[stream.decode_rank], ours)
-            changed = target[stream.decode_rank] != before
+            theirs, ours = cut(layout, ranks, (prefill_tp, decode_tp), boundaries, (begin, end))
+            before = target[ranks.decode_rank].clone()
+            move(source[ranks.prefill_rank], theirs, target[ranks.decode_rank], ours)
+            changed = target[ranks.decode_rank] != before
             assert not changed[:begin].any() and not changed[end:].any()
             num_moved += int(changed.sum())
     assert num_moved == block.numel()
@@ -103,7 +104,7 @@ def test_spans_of_layers_of_every_stream_put_each_head_of_each_layer_in_its_plac
 
 def cut(
     layout: KvLayout,
-    stream: Stream,
+    ranks: RankPair,
     tp_sizes: tuple[int, int],
     boundaries: list[int],
     layers: tuple[int, int],
@@ -115,7 +116,7 @@ def cut(
         part = p.layer_parts(boundaries)[index : index + 1]
         return part, part
     pieces = slice(2 * layers[0], 2 * layers[1])
-    return p.head_parts(stream.prefill_heads)[pieces], d.head_parts(stream.decode_heads)[pieces]
+    return p.head_parts(ranks.prefill_heads)[pieces], d.head_parts(ranks.decode_heads)[pieces]
 
 
 @given(layouts, widths, widths, st.data(), st.sampled_from(["xxh3", "mix64"]))
@@ -127,10 +128,10 @@ def test_both_ends_of_a_stream_checksum_the_same_bytes_in_the_same_order(
     block = whole_block(layout)
     source, target = rank_blocks(block, prefill_tp), rank_blocks(block, decode_tp)
     p, d = replace(layout, tp_size=prefill_tp), replace(layout, tp_size=decode_tp)
-    for stream in streams(layout.num_kv_heads, prefill_tp, decode_tp):
-        ours = p.span_parts(stream.prefill_heads, layers)
-        theirs = d.span_parts(stream.decode_heads, layers)
-        pool = source[stream.prefill_rank][None], target[stream.decode_rank][None]
+    for ranks in rank_pairs(layout.num_kv_heads, prefill_tp, decode_tp):
+        ours = p.span_parts(ranks.prefill_heads, layers)
+        theirs = d.span_parts(ranks.decode_heads, layers)
+        pool = source[ranks.prefill_rank][None], target[ranks.decode_rank][None]
         sums = part_checksums(pool[0], [0], ours, name)
         assert part_checksums(pool[1], [0], theirs, name) == sums
         offset, _ = theirs[0]
@@ -140,14 +141,14 @@ def test_both_ends_of_a_stream_checksum_the_same_bytes_in_the_same_order(
 
 
 class Handover:
-    """Both machines of one handoff: blocks 1, 2, 3 of P's ranks go to blocks 5, 3, 6 of D's."""
+    """Both machines of one handoff: source blocks 1, 2, 3 go to blocks 5, 3, 6."""
 
     pairs = ((1, 5), (2, 3), (3, 6))
     boundaries = (1, 3)
 
     def __init__(self, prefill_tp: int, decode_tp: int) -> None:
         handoff_id = bytes([prefill_tp, decode_tp]) * 8
-        self.streams = streams(LAYOUT.num_kv_heads, prefill_tp, decode_tp)
+        self.rank_pairs = rank_pairs(LAYOUT.num_kv_heads, prefill_tp, decode_tp)
         self.block_of = dict(enumerate(local for local, _ in self.pairs))
         fill = [(ordinal, remote) for ordinal, (_, remote) in enumerate(self.pairs)]
         grant = Claimed(b"s" * 16, 60_000, b"", SamplingParams(), fill, [])
@@ -171,23 +172,23 @@ class Handover:
             claim_sent_at=now,
             margin_ms=10,
             num_layers=LAYOUT.num_layers,
-            streams=self.streams,
+            rank_pairs=self.rank_pairs,
         )
 
     async def run(
         self,
         write: Callable[[PostedWrite, list[tuple[int, int]]], Any],
         hear: Callable[[], Any],
-        checksums: Callable[[Stream, range, list[int]], Any],
+        checksums: Callable[[RankPair, range, list[int]], Any],
     ) -> None:
-        """`write` posts one and gives the notice sent, `hear` gives (D's rank, message)."""
+        """`write` posts one and gives the notice sent, `hear` gives (decode rank, message)."""
         for begin, end in zip((0, *self.boundaries), self.boundaries, strict=False):
             writes = self.p.post(list(self.block_of), range(begin, end), time.perf_counter())
             for posted, notice in zip(
                 writes, await asyncio.gather(*(self._write(w, write) for w in writes)), strict=True
             ):
                 self.p.completed(posted, notice)
-        num_notices = len(self.streams) * len(self.boundaries)
+        num_notices = len(self.rank_pairs) * len(self.boundaries)
         num_unproven = num_notices * len(self.pairs)
         for _ in range(num_notices):
             rank, message = await hear()
@@ -195,13 +196,13 @@ class Handover:
             assert landed is not None
             (verify,) = self.d.landed(landed, time.perf_counter(), rank)
             assert isinstance(verify, Verify) and verify.span.decode_rank == rank
-            (stream,) = [
+            (ranks,) = [
                 s
-                for s in self.streams
+                for s in self.rank_pairs
                 if (s.prefill_rank, s.decode_rank) == (verify.span.prefill_rank, rank)
             ]
             block_ids = [block_id for _, block_id, _ in verify.blocks]
-            sums = await checksums(stream, verify.span.layers, block_ids)
+            sums = await checksums(ranks, verify.span.layers, block_ids)
             for (ordinal, _, announced), found in zip(verify.blocks, sums, strict=True):
                 assert self.d.state is HandoffState.WRITING
                 num_unproven -= 1
@@ -241,20 +242,20 @@ async def test_ranks_hand_over_their_heads_between_agents_of_one_process(
     p: TransferGroup = await start_group("p", p_pools, p_layout)
     d: TransferGroup = await start_group("d", d_pools, d_layout, heard=heard)
     link = await p.connect(d.metadata())
-    assert d.streams_from(widths[0]) == link.streams
+    assert d.rank_pairs_from(widths[0]) == link.rank_pairs
     handover = Handover(*widths)
     d.expect(+1)
 
     async def write(posted: PostedWrite, pairs: list[tuple[int, int]]) -> bytes:
-        return await p.write(
-            link,
-            posted.stream,
+        order = WriteOrder(
+            posted.ranks,
             posted.layers,
             pairs,
             lambda sums: handover.p.landed_notice(posted, sums),
-            boundaries=handover.boundaries,
-            post_before=posted.post_before,
+            handover.boundaries,
+            posted.post_before,
         )
+        return await p.write(link, order)
 
     await handover.run(write, lambda: asyncio.wait_for(heard.get(), 10), d.checksums)
     source = joined([pool.tensor for pool in p_pools])
@@ -263,9 +264,9 @@ async def test_ranks_hand_over_their_heads_between_agents_of_one_process(
     back = [(local, remote) for local, (_, remote) in enumerate(handover.pairs)]
     for pool in p_pools:
         pool.tensor.zero_()
-    for stream in link.streams:  # and pulled back, they are what they were
-        found = await p.read(link, stream, back)
-        assert found == await d.checksums(stream, range(LAYOUT.num_layers), blocks)
+    for ranks in link.rank_pairs:  # and pulled back, they are what they were
+        found = await p.read(link, ranks, back)
+        assert found == await d.checksums(ranks, range(LAYOUT.num_layers), blocks)
     assert torch.equal(joined([pool.tensor for pool in p_pools])[:3], source[1:])
 
 
@@ -310,12 +311,12 @@ async def test_ranks_hand_over_their_heads_between_processes(spawn_ranks: Spawn)
             peer: TransferMetadata = peer,
             handover: Handover = handover,
         ) -> bytes:
-            rank = f"{prefill}.{posted.stream.prefill_rank}"
+            rank = f"{prefill}.{posted.ranks.prefill_rank}"
             notice: bytes = await home[rank].ask_bytes(
                 "Write",
                 rank=rank,
                 peer=peer,
-                decode_rank=posted.stream.decode_rank,
+                decode_rank=posted.ranks.decode_rank,
                 layers=(posted.layers.start, posted.layers.stop),
                 boundaries=handover.boundaries,
                 pairs=pairs,
@@ -330,9 +331,9 @@ async def test_ranks_hand_over_their_heads_between_processes(spawn_ranks: Spawn)
             return int(number), message
 
         async def checksums(
-            stream: Stream, layers: range, block_ids: list[int], decode: str = decode
+            ranks: RankPair, layers: range, block_ids: list[int], decode: str = decode
         ) -> list[int]:
-            rank, heads = f"{decode}.{stream.decode_rank}", stream.decode_heads
+            rank, heads = f"{decode}.{ranks.decode_rank}", ranks.decode_heads
             sums: list[int] = await home[rank].ask(
                 "Checksums",
                 rank=rank,

@@ -1,13 +1,14 @@
-"""What a handoff asks its worker to do; the worker carries actions out in order."""
+"""The actions that a handoff asks of its decode worker, which carries them out in order."""
 
 from dataclasses import dataclass
 
 from tandem.runtime.messages import CancelHandoff, FirstToken
+from tandem.transfer.handoff.causes import CloseCause
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The share of its blocks that one write carries: layers, of the heads that two ranks share."""
+    """The part of each block that one write carries: layers of the heads that two ranks share."""
 
     prefill_rank: int
     decode_rank: int
@@ -24,7 +25,7 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The KV of the whole prompt is proven and its first token is here: decode it."""
+    """Decode the prompt: all of its KV is proven, and its first token is here."""
 
     first: FirstToken
 
@@ -41,7 +42,8 @@ class Retract:
 class PrefillLocally:
     """Give the remote prefill up. `quarantined`: writes may still land in the fill blocks."""
 
-    reason: str
+    cause: CloseCause
+    detail: str  # a sentence for people
     quarantined: bool
 
 
@@ -54,7 +56,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseQuarantined:
-    """Nothing can land in these blocks any more."""
+    """Free these blocks: nothing can land in them any more."""
 
     block_ids: tuple[int, ...]
 

@@ -5,10 +5,10 @@ ALLOCATED ─published─▶ QUEUED ─claim─▶ CLAIMED ─landed─▶ WRITI
     └── cancel, deadline ─┴─▶ CLOSED ◀─quiesced─ CLOSING ◀── failure, deadline, cancel ──┘
 ```
 
-Before a claim is granted nothing can be written, so giving up is immediate. After it, the blocks
+Before a claim is granted nothing can be written, so giving up is immediate. Afterwards the blocks
 stay in quarantine (CLOSING) until there is proof that nothing can land: `Settled`, the end of the
-write lease and its grace, or `peer_gone`. Time comes in as an argument: `time.perf_counter()`
-seconds. The worker carries out the actions that come back, in order.
+write lease and its grace, or `peer_gone`. Times are arguments, `time.perf_counter()` seconds. The
+worker carries out the returned actions in order.
 """
 
 import hmac
@@ -27,10 +27,9 @@ from tandem.transfer.handoff.actions import (
     Span,
     Verify,
 )
+from tandem.transfer.handoff.causes import CloseCause, DropCause
+from tandem.transfer.handoff.coverage import Announcement, Coverage
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
-from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
-
-__all__ = ["DecodeHandoff", "HandoffState", "PostedWrite", "PrefillHandoff"]
 
 
 class HandoffState(Enum):
@@ -45,17 +44,21 @@ class HandoffState(Enum):
 
 _UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
 _LIVE = (HandoffState.CLAIMED, HandoffState.WRITING)
+_OPEN = (*_UNCLAIMED, *_LIVE)
 _Refusal = Literal["stale", "cancelled", "expired"]
-_REFUSALS: dict[str, _Refusal] = {"cancelled": "cancelled", "deadline": "expired"}
+_REFUSALS: dict[CloseCause, _Refusal] = {
+    CloseCause.CANCELLED: "cancelled",
+    CloseCause.DEADLINE: "expired",
+}
 
 
 class DecodeHandoff:
-    """One attempt of one handoff. `grant` is what a claim gets: secret, lease, prompt and blocks.
+    """One attempt of one handoff. `grant` answers a claim: secret, lease, prompt and blocks.
 
-    `deadline` is when the worker stops waiting; `grace_ms` is how long after a lease's end a write
-    is still feared. Every block has `num_layers` layers in each of `tp_size` ranks, and is proven
-    when all of them are, from every rank of P that has heads for them. With `verify` off, what has
-    landed counts as proven.
+    The worker waits until `deadline`; a write may land up to `grace_ms` after the end of its lease.
+    Every block has `num_layers` layers in each of `tp_size` ranks. A block is proven when all of
+    its layers are, from every rank of the prefill worker that has heads for them. Without `verify`,
+    blocks that have landed count as proven.
     """
 
     def __init__(
@@ -76,41 +79,38 @@ class DecodeHandoff:
         self.grant = grant
         self.deadline = deadline
         self.state = HandoffState.ALLOCATED
-        self.close_reason = ""
-        self.claimant: tuple[str, str] | None = None  # prefill instance, its epoch
+        self.close_cause: CloseCause | None = None
+        self.close_detail = ""
+        self.claimant: tuple[str, str] | None = None  # (prefill instance, epoch)
         self.claimant_tp_size = 1
-        self._granted_to: tuple[str, str, bytes] | None = None  # claimant, its run of the ticket
+        self._granted_to: tuple[str, str, bytes] | None = (
+            None  # (instance, epoch, run of the ticket)
+        )
         self.first: FirstToken | None = None
-        self.dropped: Counter[str] = Counter()  # why |-> how many messages were not applied
+        self.dropped: Counter[DropCause] = Counter()  # messages that were not applied
         self._verify = verify
         self._grace_s = grace_ms / 1e3
         self._lease_until = 0.0
         self._block_of = dict(grant.fill)  # ordinal |-> block id
         self._num_layers = num_layers
         self._tp_size = tp_size
-        self._num_streams = 0  # pairs of ranks that write; known once it is claimed
-        self._checksum_of: dict[tuple[Span, int], int] = {}  # (span, ordinal) |-> as announced
-        # (P's rank, ours, ordinal) |-> layers, a bit each
-        self._announced: dict[tuple[int, int, int], int] = {}
-        self._proven: set[tuple[Span, int]] = set()
-        self._num_unannounced = 0  # layers of blocks of streams
-        self._num_unproven = 0
+        self._coverage: Coverage | None = None  # once it is claimed
         self._settled = False
 
     @property
     def is_live(self) -> bool:
-        """Claimed, and neither admitted nor given up."""
+        """The handoff is claimed, and neither admitted nor given up."""
         return self.state in _LIVE
 
     @property
     def all_landed(self) -> bool:
-        """Every block was announced; not all of them need be proven."""
-        return self.claimant is not None and self._num_unannounced == 0
+        """Every block has been announced; not every block need be proven."""
+        return self._coverage is not None and self._coverage.num_unannounced == 0
 
     @property
     def all_proven(self) -> bool:
         """Every block may be read."""
-        return self.claimant is not None and self._num_unproven == 0
+        return self._coverage is not None and self._coverage.num_unproven == 0
 
     @property
     def complete(self) -> bool:
@@ -119,12 +119,12 @@ class DecodeHandoff:
 
     @property
     def may_reuse_blocks(self) -> bool:
-        """Nothing that was ever announced for the fill blocks can still land."""
+        """No write into the fill blocks can still land."""
         return self.state in (HandoffState.ADMITTED, HandoffState.CLOSED)
 
     @property
     def next_tick(self) -> float | None:
-        """When `tick` has something to do next, if nothing happens before."""
+        """The time of the next `tick`; None once nothing is due any more."""
         if self.state in _UNCLAIMED:
             return self.deadline
         if self.state in _LIVE:
@@ -134,21 +134,22 @@ class DecodeHandoff:
         return None
 
     def published(self) -> None:
-        """The job is on the queue."""
+        """Record that the ticket is on the queue."""
         if self.state is HandoffState.ALLOCATED:
             self.state = HandoffState.QUEUED
 
     def claim(self, claim: Claim, now: float) -> Claimed | ClaimRefused:
-        """Grant the write lease to one prefill worker; asking again gets the same answer.
+        """Grant the write lease to one prefill worker; a repeated claim gets the same answer.
 
-        A repeated claim lengthens the lease, because its answer starts P's clock anew. It is of the
-        same run of the ticket: two runs would settle for each other.
+        A repeated claim lengthens the lease, because its answer restarts the prefill worker's
+        clock. It must come from the same run of the ticket: two runs would settle for each other.
         """
-        who = (claim.prefill_instance, claim.prefill_epoch, claim.run)
+        claimant = (claim.prefill_instance, claim.prefill_epoch, claim.run)
         if (claim.handoff_id, claim.attempt) != (self.handoff_id, self.attempt):
             return self._refuse("stale")
         if self.state in (HandoffState.CLOSING, HandoffState.CLOSED):
-            return self._refuse(_REFUSALS.get(self.close_reason, "stale"))
+            assert self.close_cause is not None
+            return self._refuse(_REFUSALS.get(self.close_cause, "stale"))
         if now >= self.deadline:
             return self._refuse("expired")
         wide, narrow = max(claim.tp_size, self._tp_size), min(claim.tp_size, self._tp_size)
@@ -156,217 +157,189 @@ class DecodeHandoff:
             return self._refuse("stale")
         if self.state in _UNCLAIMED:
             self.state = HandoffState.CLAIMED
-            self._granted_to = who
-            self.claimant = who[:2]
+            self._granted_to = claimant
+            self.claimant = claimant[:2]
             self.claimant_tp_size = claim.tp_size
-            self._num_streams = max(self._tp_size, claim.tp_size)
-            self._num_unannounced = self._num_streams * self._num_layers * len(self._block_of)
-            self._num_unproven = self._num_unannounced
-        elif self.state not in _LIVE or self._granted_to != who or self._settled:
+            self._coverage = Coverage(
+                len(self._block_of), self._num_layers, claim.tp_size, self._tp_size
+            )
+        elif self.state not in _LIVE or self._granted_to != claimant or self._settled:
             return self._refuse("stale")
         self._lease_until = now + self.grant.lease_ms / 1e3
         return self.grant
 
     def landed(self, notice: Landed, now: float, decode_rank: int = 0) -> list[Action]:
-        """A write into `decode_rank` is complete, says whoever knows the secret."""
+        """Handle the notice of a write into `decode_rank`; the secret authenticates its sender."""
         if not self._is_ours(notice.handoff_id, notice.attempt, notice.secret):
             return []
         if self.state not in _LIVE or now > self._lease_until + self._grace_s:
-            return self._drop("late")
+            return self._drop(DropCause.LATE)
         return self._take_in(notice, decode_rank)
 
     def _take_in(self, notice: Landed, decode_rank: int) -> list[Action]:
+        assert self._coverage is not None
         span = Span(notice.prefill_rank, decode_rank, notice.layers)
-        if not self._is_sane(span):
-            self.dropped["unknown span"] += 1
-            return self._fail(f"{self._who} wrote {span}, which it has no part in")
+        if not self._coverage.includes(span):
+            self.dropped[DropCause.UNKNOWN_SPAN] += 1
+            return self._violated(f"wrote {span}, which it has no part in")
         self.state = HandoffState.WRITING
         fresh: list[tuple[int, int, int]] = []
         for ordinal, checksum in notice.blocks:
             if ordinal not in self._block_of:
-                self.dropped["unknown ordinal"] += 1
-                return self._fail(f"{self._who} wrote ordinal {ordinal}, which it was not given")
-            known = self._checksum_of.get((span, ordinal))
-            if known == checksum:
-                self.dropped["duplicate"] += 1
-            elif known is not None or not self._announce(span, ordinal):
-                self.dropped["conflict"] += 1
-                return self._fail(f"{self._who} announced ordinal {ordinal} twice, differently")
-            else:
-                self._checksum_of[span, ordinal] = checksum
-                fresh.append((ordinal, self._block_of[ordinal], checksum))
+                self.dropped[DropCause.UNKNOWN_ORDINAL] += 1
+                return self._violated(f"wrote ordinal {ordinal}, which it was not given")
+            match self._coverage.announce(span, ordinal, checksum):
+                case Announcement.NEW:
+                    fresh.append((ordinal, self._block_of[ordinal], checksum))
+                case Announcement.REPEATED:
+                    self.dropped[DropCause.DUPLICATE] += 1
+                case Announcement.CONFLICTING:
+                    self.dropped[DropCause.CONFLICT] += 1
+                    return self._violated(f"announced ordinal {ordinal} twice, differently")
         if not fresh:
             return []
         if self._verify:
             return [Verify(span, tuple(fresh))]
         for ordinal, _, _ in fresh:
-            self._prove(span, ordinal)
+            self._coverage.prove(span, ordinal)
         return self._admit_if_complete()
 
     def verified(self, span: Span, ordinal: int, ok: bool) -> list[Action]:
-        """The answer to one block of a `Verify`."""
+        """Handle the result of one block of a `Verify`."""
         if self.state not in _LIVE:
-            return self._drop("late")
-        assert (span, ordinal) in self._checksum_of, "verified() answers a Verify"
+            return self._drop(DropCause.LATE)
+        assert self._coverage is not None
+        assert self._coverage.is_announced(span, ordinal), "verified() answers a Verify"
         if not ok:
-            self.dropped["checksum"] += 1
-            return self._fail(f"checksum of ordinal {ordinal} from {self._who} does not match")
-        self._prove(span, ordinal)
+            self.dropped[DropCause.CHECKSUM] += 1
+            detail = f"checksum of ordinal {ordinal} from {self._claimant_name} does not match"
+            return self._close(CloseCause.CORRUPT, detail)
+        self._coverage.prove(span, ordinal)
         return self._admit_if_complete()
 
     def first_token(self, first: FirstToken) -> list[Action]:
-        """P's sampled token; `first` tells whether it was taken, so that it is emitted once."""
+        """Handle the sampled token; afterwards `self.first` is `first` if it was accepted."""
         if (first.handoff_id, first.attempt) != (self.handoff_id, self.attempt):
-            return self._drop("stale")
+            return self._drop(DropCause.STALE)
         if self.state not in _LIVE:
-            return self._drop("late")
+            return self._drop(DropCause.LATE)
         if self.first is not None:
-            return self._drop("duplicate")
+            return self._drop(DropCause.DUPLICATE)
         self.first = first
         return self._admit_if_complete()
 
     def settled(self, settled: Settled, now: float) -> list[Action]:
-        """Every write of P is complete or failed; by the request plane.
+        """Handle the request plane's message that every write is complete or has failed.
 
-        It carries the notices of the complete ones once more, so that a lost one costs nothing.
+        The message repeats the notices of the complete writes, so a lost notice costs nothing.
         """
         if (settled.handoff_id, settled.attempt) != (self.handoff_id, self.attempt):
-            return self._drop("stale")
+            return self._drop(DropCause.STALE)
         if self._granted_to is not None and settled.run != self._granted_to[2]:
-            return self._drop("not the claimant")
+            return self._drop(DropCause.NOT_THE_CLAIMANT)
         actions: list[Action] = []
         if not settled.num_failed and not settled.error:
             for decode_rank, data in settled.notices:
                 notice = decode_landed(data)
                 if notice is not None and self.state in _LIVE:
                     actions += self.landed(notice, now, decode_rank)
-        if self.state in _LIVE and not self._settled and self._num_unannounced:
-            error = settled.error or f"{self._who} settled and had not written everything"
-            return actions + self._settle(settled.num_failed, error)
+        if not self.all_landed and not settled.error:
+            error = f"{self._claimant_name} settled and had not written everything"
+            return actions + self._settle(settled.num_failed, error, CloseCause.INCOMPLETE)
         return actions + self._settle(settled.num_failed, settled.error)
 
     def settled_notice(self, notice: SettledNotice) -> list[Action]:
-        """Every write of P is complete or failed; by the transfer plane."""
+        """Handle the transfer plane's message that every write is complete or has failed."""
         if not self._is_ours(notice.handoff_id, notice.attempt, notice.secret):
             return []
         return self._settle(notice.num_failed, "")
 
     def cancel(self) -> list[Action]:
-        """The request is not wanted any more."""
-        if self.state in _UNCLAIMED or self.state in _LIVE:
-            return self._close("cancelled", local=False)
+        """End the handoff of a request that is over."""
+        if self.state in _OPEN:
+            return self._close(CloseCause.CANCELLED, "cancelled")
         return []
 
-    def fail(self, reason: str) -> list[Action]:
-        """The worker gives the remote prefill up, as when the job can't be published."""
-        if self.state in _UNCLAIMED or self.state in _LIVE:
-            return self._close(reason, local=True)
+    def fail(self, cause: CloseCause, detail: str) -> list[Action]:
+        """Give the remote prefill up for a cause that the worker has found."""
+        if self.state in _OPEN:
+            return self._close(cause, detail)
         return []
 
     def peer_lost(self, prefill_instance: str) -> list[Action]:
-        """The claimant does not answer; it may be stopped, and wake. No proof of quiescence.
+        """Give up because the claimant does not answer. This is no proof that nothing can land.
 
-        Once it has settled it may leave: all it wrote is here or on its way.
+        A claimant that has settled may leave: all of its writes have landed or failed.
         """
-        if self._settled:
+        if self._settled or self.state not in _LIVE:
             return []
-        if (
-            self.state in _LIVE
-            and self.claimant is not None
-            and prefill_instance == self.claimant[0]
-        ):
-            return self._close(f"{self._who} was lost", local=True)
-        return []
+        assert self.claimant is not None
+        if prefill_instance != self.claimant[0]:
+            return []
+        return self._close(CloseCause.PEER_LOST, f"{self._claimant_name} was lost")
 
     def peer_gone(self, prefill_instance: str, prefill_epoch: str) -> list[Action]:
-        """That process is dead and its connection torn down: nothing of it can land any more."""
+        """Handle the proof that a process is dead: none of its writes can land any more."""
         if self.claimant != (prefill_instance, prefill_epoch):
             return []
-        return self._quiesced(f"{self._who} is gone")
+        return self._quiesced(CloseCause.PEER_GONE, f"{self._claimant_name} is gone")
 
     def claimant_stopped(self, now: float) -> None:
-        """The claimant's process stands still: a post that it was in the middle of may come yet.
+        """Restart the grace period, because the claimant's process is stopped.
 
-        So the time of grace begins anew; it ends only after the process was seen going on.
+        A post that the process has begun may still be made. The grace period therefore ends only
+        after the process was seen running again.
         """
-        if self.claimant is not None:
-            self._lease_until = max(self._lease_until, now)
+        self._lease_until = max(self._lease_until, now)
 
     def tick(self, now: float) -> list[Action]:
         """Apply the deadline, the lease and its grace."""
         if self.state not in _UNCLAIMED and now > self._lease_until + self._grace_s:
-            return self._quiesced("lease expired")
-        if now >= self.deadline and (self.state in _UNCLAIMED or self.state in _LIVE):
-            return self._close("deadline", local=True)
+            return self._quiesced(CloseCause.LEASE_EXPIRED, "lease expired")
+        if now >= self.deadline and self.state in _OPEN:
+            return self._close(CloseCause.DEADLINE, "deadline")
         return []
 
     def check_invariants(self) -> None:
-        """Assert what must hold between any two events."""
-        assert self._proven <= self._checksum_of.keys()
-        assert all(ordinal in self._block_of for _, ordinal in self._checksum_of)
-        num_units = self._num_streams * self._num_layers * len(self._block_of)
-        num_announced = sum(len(span.layers) for span, _ in self._checksum_of)
-        num_proven = sum(len(span.layers) for span, _ in self._proven)
-        assert self._num_unannounced == num_units - num_announced >= 0
-        assert self._num_unproven == num_units - num_proven >= self._num_unannounced
+        """Assert the invariants that hold between any two events."""
+        if self._coverage is not None:
+            self._coverage.check_invariants()
         assert len(set(self._block_of.values())) == len(self.grant.fill), "a block given twice"
         if self.state in _UNCLAIMED:
-            assert self.claimant is None and not self._checksum_of and self.first is None
+            assert self.claimant is None and self._coverage is None and self.first is None
         if self.state is HandoffState.ADMITTED:
             assert self.complete
         if self.state is HandoffState.CLOSING:
             assert self.claimant is not None and not self._settled
         if self.state in (HandoffState.CLOSING, HandoffState.CLOSED):
-            assert self.close_reason
+            assert self.close_cause is not None
 
     @property
-    def _who(self) -> str:
-        return ".".join(self.claimant) if self.claimant else "nobody"
+    def _claimant_name(self) -> str:
+        return ".".join(self.claimant or ())
 
     def _is_ours(self, handoff_id: bytes, attempt: int, secret: bytes) -> bool:
         if (handoff_id, attempt) != (self.handoff_id, self.attempt):
-            self.dropped["stale"] += 1
+            self.dropped[DropCause.STALE] += 1
             return False
         if not hmac.compare_digest(secret, self.grant.secret):
-            self.dropped["bad secret"] += 1
+            self.dropped[DropCause.BAD_SECRET] += 1
             return False
         return True
 
-    def _is_sane(self, span: Span) -> bool:
-        """The span exists, and those two ranks have heads in common."""
-        wide, narrow = span.prefill_rank, span.decode_rank
-        if self._tp_size > self.claimant_tp_size:
-            wide, narrow = narrow, wide
-        num_wide = max(self._tp_size, self.claimant_tp_size)
-        per_narrow = num_wide // min(self._tp_size, self.claimant_tp_size)
-        in_layers = 0 <= span.layers.start < span.layers.stop <= self._num_layers
-        return in_layers and 0 <= wide < num_wide and wide // per_narrow == narrow
-
-    def _announce(self, span: Span, ordinal: int) -> bool:
-        """Note that these layers are here; False when some of them were already."""
-        key = (span.prefill_rank, span.decode_rank, ordinal)
-        mask = (1 << span.layers.stop) - (1 << span.layers.start)
-        known = self._announced.get(key, 0)
-        if known & mask:
-            return False
-        self._announced[key] = known | mask
-        self._num_unannounced -= len(span.layers)
-        return True
-
-    def _prove(self, span: Span, ordinal: int) -> None:
-        if (span, ordinal) not in self._proven:
-            self._proven.add((span, ordinal))
-            self._num_unproven -= len(span.layers)
-
-    def _settle(self, num_failed: int, error: str) -> list[Action]:
+    def _settle(
+        self, num_failed: int, error: str, cause: CloseCause = CloseCause.FAILED
+    ) -> list[Action]:
         if self.state in _UNCLAIMED:
-            return self._drop("unclaimed")
+            return self._drop(DropCause.UNCLAIMED)
         if self._settled or self.may_reuse_blocks:
-            return self._drop("duplicate")
+            return self._drop(DropCause.DUPLICATE)
         self._settled = True
         if self.state is HandoffState.CLOSING or num_failed or error:
-            return self._quiesced(error or f"{num_failed} writes of {self._who} failed")
-        return []  # all is written; notices of it may still be on their way
+            return self._quiesced(
+                cause, error or f"{num_failed} writes of {self._claimant_name} failed"
+            )
+        return []  # everything is written; notices may still be under way
 
     def _admit_if_complete(self) -> list[Action]:
         if not self.complete:
@@ -375,37 +348,37 @@ class DecodeHandoff:
         self.state = HandoffState.ADMITTED
         return [Admit(self.first)]
 
-    def _fail(self, reason: str) -> list[Action]:
-        return self._close(reason, local=True)
+    def _violated(self, deed: str) -> list[Action]:
+        return self._close(CloseCause.VIOLATION, f"{self._claimant_name} {deed}")
 
-    def _close(self, reason: str, *, local: bool) -> list[Action]:
-        """Give up from any state before ADMITTED; blocks that may be written go to quarantine."""
-        self.close_reason = reason
+    def _close(self, cause: CloseCause, detail: str) -> list[Action]:
+        """Give up from any state before ADMITTED; quarantine blocks that may still be written."""
+        self.close_cause, self.close_detail = cause, detail
         quarantined = self.state in _LIVE and not self._settled
         self.state = HandoffState.CLOSING if quarantined else HandoffState.CLOSED
-        actions: list[Action] = [
-            PrefillLocally(reason, quarantined) if local else Abort(quarantined)
-        ]
+        actions: list[Action] = [PrefillLocally(cause, detail, quarantined)]
+        if cause is CloseCause.CANCELLED:
+            actions = [Abort(quarantined)]
         if quarantined:
             assert self.claimant is not None
             actions.append(Retract(self.claimant[0], CancelHandoff(self.handoff_id, self.attempt)))
         return actions
 
-    def _quiesced(self, reason: str) -> list[Action]:
-        """Nothing can land any more: leave quarantine, or give up without it."""
+    def _quiesced(self, cause: CloseCause, detail: str) -> list[Action]:
+        """Leave quarantine, or give up without one: nothing can land any more."""
         if self.state is HandoffState.CLOSING:
             self.state = HandoffState.CLOSED
             return [ReleaseQuarantined(tuple(self._block_of.values()))]
         if self.state in _LIVE:
-            self.close_reason = reason
+            self.close_cause, self.close_detail = cause, detail
             self.state = HandoffState.CLOSED
-            return [PrefillLocally(reason, quarantined=False)]
+            return [PrefillLocally(cause, detail, quarantined=False)]
         return []
 
     def _refuse(self, reason: _Refusal) -> ClaimRefused:
-        self.dropped[f"claim: {reason}"] += 1
+        self.dropped[DropCause(f"claim: {reason}")] += 1
         return ClaimRefused(reason)
 
-    def _drop(self, why: str) -> list[Action]:
-        self.dropped[why] += 1
+    def _drop(self, cause: DropCause) -> list[Action]:
+        self.dropped[cause] += 1
         return []

@@ -1,4 +1,4 @@
-"""What travels as a transfer notification: fixed headers, pure functions.
+"""The notifications of the transfer plane: fixed headers, pure functions.
 
 ```
 0   4  magic "TNDM"           28  4  sequence number     (settled: writes completed)
@@ -51,7 +51,7 @@ class SettledNotice:
 
 
 def encode_landed(landed: Landed) -> bytes:
-    """What travels with a write."""
+    """Return the notice that is sent with a write."""
     header = _pack(
         KIND_LANDED,
         landed,
@@ -64,12 +64,12 @@ def encode_landed(landed: Landed) -> bytes:
 
 
 def encode_settled(settled: SettledNotice) -> bytes:
-    """What says that no write of this attempt can land any more."""
+    """Return the notice that no write of this attempt can land any more."""
     return _pack(KIND_SETTLED, settled, 0, settled.num_completed, settled.num_failed, range(0))
 
 
 def decode_landed(data: bytes) -> Landed | None:
-    """The notice in `data`, or None for anything else. The secret is not judged here."""
+    """Return the notice in `data`, or None for anything else. The secret is not checked here."""
     fields = _unpack(data, KIND_LANDED)
     if fields is None:
         return None
@@ -81,7 +81,7 @@ def decode_landed(data: bytes) -> Landed | None:
 
 
 def decode_settled(data: bytes) -> SettledNotice | None:
-    """The notice in `data`, or None for anything else. The secret is not judged here."""
+    """Return the notice in `data`, or None for anything else. The secret is not checked here."""
     fields = _unpack(data, KIND_SETTLED)
     if fields is None or len(data) != _HEADER.size:
         return None

@@ -1,24 +1,25 @@
-"""The prefill worker's side of one handoff: which writes it may post, and when it has settled."""
+"""The prefill worker's side of one handoff: the writes that it may post, and its settling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.runtime.messages import Claimed, Settled
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
-from tandem.transfer.layout import Stream
+from tandem.transfer.layout import RankPair
 
-_MAX_MARGIN_OF_LEASE = 0.25  # however long writes took: else a slow hour would end all writing
+# Limits the margin for long writes: without a limit, one slow hour would end all writing.
+_MAX_MARGIN_OF_LEASE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PostedWrite:
-    """A write to hand to the transport: a span of layers into D's block for each ordinal.
+    """A write for the transport: some layers of each ordinal into a block of the decode worker.
 
-    `post_before` is when it is too late for it (perf_counter seconds).
+    The write must be posted before `post_before` (perf_counter seconds).
     """
 
     sequence_number: int
-    stream: Stream
+    ranks: RankPair
     layers: range
     ordinals: tuple[int, ...]
     remote_blocks: tuple[int, ...]
@@ -28,9 +29,10 @@ class PostedWrite:
 class PrefillHandoff:
     """One granted claim.
 
-    `claim_sent_at` is when the claim left (perf_counter seconds): the lease counts from there, so
-    that ours ends before D's. Every block goes over each of `streams`, its layers in order. Source
-    blocks are kept while they are `pinned`. `run` is what the claim said.
+    The lease counts from `claim_sent_at` (perf_counter seconds), the time at which the claim was
+    sent, so that it ends here before it ends at the decode worker. Every block is written over
+    each of `rank_pairs`, its layers in order. The source blocks must be kept while `pinned`. `run`
+    is the same as in the claim.
     """
 
     def __init__(
@@ -42,27 +44,27 @@ class PrefillHandoff:
         claim_sent_at: float,
         margin_ms: int,
         num_layers: int,
-        streams: Sequence[Stream],
+        rank_pairs: Sequence[RankPair],
         run: bytes = b"",
     ) -> None:
-        assert streams, "a handoff goes over some stream"
+        assert rank_pairs, "a handoff needs a pair of ranks"
         self.handoff_id = handoff_id
         self.attempt = attempt
         self.grant = grant
         self._run = run
         self.num_completed = 0
         self.num_failed = 0
-        self.error = ""  # why no more is posted, if that is so
+        self.error = ""  # the reason why nothing more is posted, if so
         self._margin_s = margin_ms / 1e3
         self._lease_s = grant.lease_ms / 1e3
         self._lease_until = claim_sent_at + self._lease_s
         self._num_layers = num_layers
-        self._streams = tuple(streams)
+        self._rank_pairs = tuple(rank_pairs)
         self._remote_block_of = dict(grant.fill)
         self._num_layers_posted = dict.fromkeys(self._remote_block_of, 0)
         self._num_unposted = len(self._remote_block_of)  # ordinals not posted to their last layer
         self._in_flight: set[int] = set()  # sequence numbers
-        self._notices: list[tuple[int, bytes]] = []  # (D's rank, Landed) of completed writes
+        self._notices: list[tuple[int, bytes]] = []  # (decode rank, Landed) of completed writes
         self._num_posted = 0
 
     @property
@@ -72,11 +74,11 @@ class PrefillHandoff:
 
     @property
     def has_unposted(self) -> bool:
-        """Some layer of some block was not posted yet."""
+        """Some layer of some block has not been posted yet."""
         return self._num_unposted > 0
 
     def ready(self, num_blocks: int, num_layers: int) -> dict[int, list[int]]:
-        """First layer |-> ordinals below `num_blocks` that lack layers below `num_layers`."""
+        """Return first unposted layer |-> ordinals, up to these numbers of blocks and layers."""
         found: dict[int, list[int]] = {}
         for ordinal, num_posted in self._num_layers_posted.items():
             if ordinal < num_blocks and num_posted < num_layers:
@@ -90,14 +92,14 @@ class PrefillHandoff:
         now: float,
         longest_write_s: float = 0.0,
     ) -> list[PostedWrite]:
-        """Account for writes that are about to be posted, one per stream; [] when none may be.
+        """Return the writes to post, one per pair of ranks; none when the lease is too short.
 
-        The lease must outlast `now` by the margin and by the longest write measured of late. Each
-        layer of an ordinal is written once, and after those below it.
+        The lease must outlast `now` by the margin and by the longest recent write. Each layer of
+        an ordinal is written once, and after the layers below it.
         """
         longest_s = min(longest_write_s, _MAX_MARGIN_OF_LEASE * self._lease_s)
         post_before = self._lease_until - self._margin_s - longest_s
-        if not self.error and now >= post_before:
+        if now >= post_before:
             self.stop("the write lease is over")
         if self.error:
             return []
@@ -110,22 +112,22 @@ class PrefillHandoff:
             self._num_unposted -= len(ordinals)
         remote_blocks = tuple(self._remote_block_of[ordinal] for ordinal in ordinals)
         writes = []
-        for stream in self._streams:
+        for ranks in self._rank_pairs:
             number = self._num_posted
             self._num_posted += 1
             self._in_flight.add(number)
             writes.append(
-                PostedWrite(number, stream, layers, tuple(ordinals), remote_blocks, post_before)
+                PostedWrite(number, ranks, layers, tuple(ordinals), remote_blocks, post_before)
             )
         return writes
 
     def landed_notice(self, write: PostedWrite, checksums: Sequence[int]) -> bytes:
-        """What travels with `write`; one checksum per ordinal, of the source blocks. Any thread."""
+        """Return the notice of `write`, with one checksum per ordinal. Callable from any thread."""
         landed = Landed(
             self.handoff_id,
             self.attempt,
             self.grant.secret,
-            write.stream.prefill_rank,
+            write.ranks.prefill_rank,
             write.sequence_number,
             write.layers,
             tuple(zip(write.ordinals, checksums, strict=True)),
@@ -133,7 +135,7 @@ class PrefillHandoff:
         return encode_landed(landed)
 
     def settled(self, timeline_ms: dict[str, float] | None = None) -> Settled:
-        """The message that nothing can land any more. Only when nothing is `pinned`."""
+        """Return the message that nothing can land any more. Only when nothing is `pinned`."""
         assert not self.pinned, "a write can still land"
         return Settled(
             self.handoff_id,
@@ -147,7 +149,7 @@ class PrefillHandoff:
         )
 
     def settled_notice(self) -> bytes:
-        """`settled` for the transfer plane. Only when nothing is `pinned`."""
+        """Return `settled` for the transfer plane. Only when nothing is `pinned`."""
         assert not self.pinned, "a write can still land"
         num_failed = self.num_failed or (1 if self.error else 0)
         return encode_settled(
@@ -157,24 +159,24 @@ class PrefillHandoff:
         )
 
     def completed(self, write: PostedWrite, notice: bytes) -> None:
-        """The transport says that the write is in D's memory; `notice` went with it."""
+        """Record that the write and its `notice` have arrived at the decode worker."""
         self._in_flight.remove(write.sequence_number)
-        self._notices.append((write.stream.decode_rank, notice))
+        self._notices.append((write.ranks.decode_rank, notice))
         self.num_completed += 1
 
     def failed(self, write: PostedWrite, error: str) -> None:
-        """The transport says that the write can't land any more; nothing else is posted."""
+        """Record that the write can't land any more; post nothing else."""
         self._in_flight.remove(write.sequence_number)
         self.num_failed += 1
         self.stop(error)
 
     def stop(self, error: str) -> None:
-        """Post nothing more: cancelled by D, or the prompt could not be computed."""
+        """Post nothing more, for the reason `error`."""
         assert error, "stopping has a reason"
         self.error = self.error or error
 
     def check_invariants(self) -> None:
-        """Assert what must hold between any two events."""
+        """Assert the invariants that hold between any two events."""
         assert self._num_posted == self.num_completed + self.num_failed + len(self._in_flight)
         assert len(self._notices) == self.num_completed
         assert self._num_layers_posted.keys() == self._remote_block_of.keys()

@@ -1,4 +1,4 @@
-"""Which bytes of which pool a transfer moves: parts of blocks, merged into few long pieces."""
+"""The bytes that a transfer moves: parts of blocks, merged into few long pieces."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tandem.transfer.transport import BlockGrid, Indices, Parts
 MAX_PIECE_BYTES = 1 << 30
 
 Pieces = NDArray[np.uint32]  # [num_pieces, 3]: (block, offset in it, length), of the peer's pool
-Span = tuple[int, int]  # (offset in our pool, length); the i-th goes with the i-th piece
+Span = tuple[int, int]  # (offset in the own pool, length); the i-th goes with the i-th piece
 Numbers = NDArray[np.int64]
 
 
@@ -41,7 +41,7 @@ class Pairing:
         )
 
     def pick(self, local_indices: Indices, remote_indices: Indices) -> tuple[list[Span], Pieces]:
-        """The bytes at these indices, in as few pieces as both sides' neighbours allow."""
+        """Return the bytes at these indices, merged where they are adjacent on both sides."""
         ours, theirs = np.asarray(local_indices, np.int64), np.asarray(remote_indices, np.int64)
         if not len(ours) == len(theirs):
             raise TransferError(f"{len(ours)} local parts for {len(theirs)} remote ones")
@@ -60,7 +60,7 @@ class Pairing:
     ) -> tuple[list[Span], Pieces]:
         follows = (local[1:] == (local + lengths)[:-1]) & (remote[1:] == (remote + lengths)[:-1])
         begins = np.concatenate(([True], ~follows))
-        # A long run is cut, that a length fits its field: where a multiple of the limit is passed.
+        # A long run is cut at multiples of the limit, so that each length fits its field.
         before = np.cumsum(lengths) - lengths
         nth_cut = (before - before[begins][np.cumsum(begins) - 1]) // MAX_PIECE_BYTES
         begins[1:] |= nth_cut[1:] != nth_cut[:-1]
@@ -72,7 +72,7 @@ class Pairing:
 
 
 def spans_of(pieces: Pieces, grid: BlockGrid) -> list[Span] | None:
-    """Where a peer's pieces lie in our pool; None unless each is inside of it."""
+    """Return a peer's pieces as spans of the own pool; None if one is not inside the pool."""
     block, offset, length = pieces.astype(np.int64).T
     begin = block * grid.block_bytes + offset
     fits = (

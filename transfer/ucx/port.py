@@ -1,12 +1,13 @@
-"""The only module that touches ucxx: a worker that sends and receives tagged messages, no threads.
+"""The only module that uses ucxx: a worker that sends and receives tagged messages, no threads.
 
-Of the library (ucxx 0.52 over UCX 1.21, its low-level synchronous interface) this is relied on:
+This module relies on these properties of the library (ucxx 0.52 over UCX 1.21, its low-level
+synchronous interface):
 
-- Endpoints report the death of their peer, so UCX takes only transports that can tell: RDMA between
-  hosts, TCP within one (a death is seen in a millisecond). Its shared memory can be told to
-  (UCX_POSIX_ERROR_HANDLING=y, UCX_SYSV_ERROR_HANDLING=y; five times as fast), but there a peer that
-  is stopped or killed while it fills its slot of our queue blocks the messages of all others: that
-  was met in one stop of ten.
+- Endpoints report the death of their peer, so UCX chooses only transports that detect it: RDMA
+  between hosts, TCP within one (a death is seen in a millisecond). Shared memory can be made to
+  detect it (UCX_POSIX_ERROR_HANDLING=y, UCX_SYSV_ERROR_HANDLING=y; five times as fast), but there a
+  peer that is stopped or killed while it fills its slot of the receiver's queue blocks the messages
+  of all others. That happened in one stop of ten.
 - For the same reason only memory whose registration can be revoked is read by the peer: RDMA, but
   never cross-memory attach, which NIXL's one-sided writes use.
 - It keeps no reference to the memory of a request; a request whose last reference goes is
@@ -23,18 +24,16 @@ import ctypes
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tandem.runtime.errors import TransferError
-from tandem.transfer.libraries import loading
+from tandem.transfer.libraries import loading, quietly, translated
 from tandem.transfer.transport import BlockGrid
 from tandem.transfer.ucx.wire import MAX_MESSAGE_BYTES, PAYLOAD_TAG_BITS
-
-T = TypeVar("T")
 
 _CONTROL_TAG = 1 << PAYLOAD_TAG_BITS
 _MAX_STEPS = 256  # library events, and messages, handled in one call
@@ -68,7 +67,7 @@ class Pool:
             self._host = np.ctypeslib.as_array(raw)
 
     def view(self, offset: int, num_bytes: int) -> Any:
-        """The library's array over these bytes of the pool; nothing is copied."""
+        """Return the library's array over these bytes of the pool, without a copy."""
         assert offset >= 0 and 0 < num_bytes <= self.num_bytes - offset
         if self._host is not None:
             return self._array(self._host[offset : offset + num_bytes])
@@ -84,10 +83,10 @@ class UcxPort:
         if "UCX_KEEPALIVE_INTERVAL" not in os.environ:
             options["KEEPALIVE_INTERVAL"] = _KEEPALIVE_INTERVAL
         self._context: Any = translated(
-            "context with a registration cache",
+            "UCX, context with a registration cache",
             lambda: self._ucx.UCXContext(options, (self._ucx.Feature.TAG,)),
         )
-        self._worker: Any = translated("worker", lambda: self._ucx.UCXWorker(self._context))
+        self._worker: Any = translated("UCX, worker", lambda: self._ucx.UCXWorker(self._context))
         self._any_tag = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
         self._sending: list[tuple[Any, bytes]] = []  # control messages; the bytes must stay
         self._reading: list[tuple[Any, bytearray]] = []
@@ -97,45 +96,45 @@ class UcxPort:
 
     @property
     def address(self) -> bytes:
-        return translated("address", lambda: bytes(self._worker.address))
+        return translated("UCX, address", lambda: bytes(self._worker.address))
 
     def connect(self, address: bytes) -> Any:
-        """An endpoint to the worker at `address`, which must be undamaged."""
+        """Return an endpoint to the worker at `address`, which must be undamaged."""
         return translated(
-            "connect",
+            "UCX, connect",
             lambda: self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker, self._ucx.UCXAddress.create_from_buffer(address), True
             ),
         )
 
-    def say(self, endpoint: Any, data: bytes) -> None:
-        """Send a control message; messages to one peer arrive in order, short ones at least."""
+    def send_message(self, endpoint: Any, data: bytes) -> None:
+        """Send a control message; short messages to one peer arrive in order."""
         request = self._send(endpoint, self._array(data), _CONTROL_TAG)
         if not request.completed:
             self._sending.append((request, data))
 
     @property
-    def all_said(self) -> bool:
-        """Whether every control message has left."""
+    def all_messages_sent(self) -> bool:
+        """Every control message has been sent."""
         return not self._sending
 
-    def send(self, endpoint: Any, view: Any, tag: int) -> Any:
+    def send_payload(self, endpoint: Any, view: Any, tag: int) -> Any:
         """Send a payload; messages of one tag are received in the order sent."""
         return self._send(endpoint, view, tag)
 
-    def receive(self, endpoint: Any, view: Any, tag: int) -> Any:
+    def receive_payload(self, endpoint: Any, view: Any, tag: int) -> Any:
         """Receive a payload; it is cancelled when `endpoint` fails or is closed."""
-        return translated("receive", lambda: endpoint.tag_recv(view, self._ucx.UCXXTag(tag)))
+        return translated("UCX, receive", lambda: endpoint.tag_recv(view, self._ucx.UCXXTag(tag)))
 
     def progress(self) -> None:
-        """Let the library work; it moves data in here and in nothing else but its own calls."""
+        """Let the library work; it moves data only here and inside its other calls."""
         for _ in range(_MAX_STEPS):
-            if not translated("progress", self._worker.progress_once):
+            if not translated("UCX, progress", self._worker.progress_once):
                 break
         self._sending = [entry for entry in self._sending if not entry[0].completed]
 
     def messages(self) -> Iterator[bytes]:
-        """The control messages that have come; whatever else nobody waits for is swallowed."""
+        """Yield the control messages that have arrived; unexpected other messages are dropped."""
         for _ in range(_MAX_STEPS):
             if len(self._reading) >= _MAX_READING:
                 break
@@ -150,7 +149,7 @@ class UcxPort:
                     yield bytes(data)
 
     def close_endpoint(self, endpoint: Any) -> None:
-        """Nothing is sent to it or received from it any more."""
+        """End all sending to and receiving from the endpoint."""
         if endpoint.alive:  # a failed one is closed already
             quietly(endpoint.close_blocking)
 
@@ -158,7 +157,7 @@ class UcxPort:
         """Endpoints and requests of the caller must be gone. May be called again."""
         if self._worker is None:
             return
-        # The worker's end waits for the messages that nobody has received: there must be none.
+        # The worker's end waits for messages that were not received: there must be none.
         for _ in self.messages():
             pass
         # Each request keeps the worker alive, and the worker may use their memory to its end.
@@ -169,40 +168,24 @@ class UcxPort:
         buffers.clear()
 
     def _send(self, endpoint: Any, view: Any, tag: int) -> Any:
-        return translated("send", lambda: endpoint.tag_send(view, self._ucx.UCXXTag(tag)))
+        return translated("UCX, send", lambda: endpoint.tag_send(view, self._ucx.UCXXTag(tag)))
 
     def _accept(self, tag: Any, num_bytes: int) -> None:
         data = bytearray(num_bytes if num_bytes <= MAX_MESSAGE_BYTES else 0)
         if tag.value != _CONTROL_TAG:
             data = bytearray()
         if len(data) != num_bytes:
-            logger.warning("UCX, dropped a message of %d bytes that nobody expects", num_bytes)
-        request = translated("receive", lambda: self._worker.tag_recv(self._array(data), tag))
+            logger.warning("UCX, dropped an unexpected message of %d bytes", num_bytes)
+        request = translated("UCX, receive", lambda: self._worker.tag_recv(self._array(data), tag))
         self._reading.append((request, data))
 
 
 def finished(request: Any) -> bool:
-    """Whether a request is over; TransferError if it failed."""
+    """Return True if a request has ended; TransferError if it failed."""
     if not request.completed:
         return False
-    translated("transfer", request.check_error)
+    translated("UCX, transfer", request.check_error)
     return True
-
-
-def translated(doing: str, call: Callable[[], T]) -> T:
-    """The call's result, or its exception as a TransferError."""
-    try:
-        return call()
-    except Exception as exc:
-        raise TransferError(f"UCX, {doing}: {exc or type(exc).__name__}") from exc
-
-
-def quietly(call: Callable[[], object]) -> None:
-    """Clean up, whatever the library says."""
-    try:
-        call()
-    except Exception as exc:
-        logger.debug("UCX, cleaning up: %s", exc)
 
 
 def _succeeded(request: Any) -> bool:

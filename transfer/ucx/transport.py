@@ -1,18 +1,18 @@
 """The UCX transport: the Protocol of `transport.py` over two-sided messages, without NIXL.
 
-A WRITE asks; the receiver checks the pieces against its own pool, posts receives into it under a
-random tag and says GO; only then is the payload sent, and once it is in place the notice is
-delivered and DONE comes back. For a READ the reader posts the receives and the peer sends. So
+A WRITE is a request. The receiver checks the pieces against its own pool, posts receives into it
+under a random tag and answers GO. Only then is the payload sent. Once the payload is in place, the
+notice is delivered and DONE comes back. For a READ the reader posts the receives and the peer
+sends. Therefore
 
-- no address of memory crosses the wire, and only who was told the tag can write;
-- a stopped peer holds up its own transfers and costs no memory;
+- no address of memory crosses the wire, and only a process that was sent the tag can write;
+- a stopped peer delays its own transfers only, and costs no memory;
 - bytes land only inside the receiver's own calls to its transport.
 
-After `remove_peer` nothing of a write lands that had not been told GO. Of one that had, the library
-stops sending and revokes the peer's right to read our memory, so at most what already lies in the
-peer's queues (shared memory or sockets) still lands, in the peer's next calls to its transport, and
-nothing does after that transport has read our BYE or seen the connection end: it cancels the
-receives.
+After `remove_peer` nothing lands of a write without a GO. For a write with a GO, the library stops
+sending and revokes the peer's right to read this process's memory. At most the bytes in the peer's
+queues (shared memory or sockets) still land, in the peer's next calls to its transport. Nothing
+lands after that transport has read the BYE or seen the connection end: it cancels the receives.
 """
 
 import itertools
@@ -24,9 +24,9 @@ from typing import Any
 
 from tandem.runtime.errors import ProtocolError, TransferError
 from tandem.transfer.transport import BlockGrid, Indices, Operation, Parts
-from tandem.transfer.ucx.link import Link, Transfer
 from tandem.transfer.ucx.pieces import Pairing, Pieces, spans_of
 from tandem.transfer.ucx.port import Pool, UcxPort
+from tandem.transfer.ucx.session import UcxSession, UcxTransfer
 from tandem.transfer.ucx.wire import (
     KEY_BYTES,
     MAX_BODY_BYTES,
@@ -47,7 +47,7 @@ from tandem.transfer.ucx.wire import (
 )
 
 _MAX_SERVED = 1024  # transfers of one peer at once
-_PARTING_ROUNDS = 16  # rounds of progress that a BYE gets before its connection is closed
+_PARTING_ROUNDS = 16  # rounds of progress for a BYE before its connection is closed
 _ANSWERS = frozenset({Kind.GO, Kind.DONE, Kind.FAIL})
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    link: Link
+    session: UcxSession
     pairing: Pairing
 
 
@@ -69,11 +69,11 @@ class UcxTransport:
         self._address = self._port.address
         self._grid: BlockGrid | None = None
         self._pool: Pool | None = None
-        self._links: dict[int, Link] = {}
-        self._peers: dict[str, Link] = {}  # those that we opened
+        self._sessions: dict[int, UcxSession] = {}
+        self._peers: dict[str, UcxSession] = {}  # sessions that this process opened
         self._inbox: list[tuple[str, bytes]] = []
         self._ids = itertools.count(1)
-        self._handlers: dict[Kind, Callable[[Link, Message], None]] = {
+        self._handlers: dict[Kind, Callable[[UcxSession, Message], None]] = {
             Kind.NOTE: self._on_note,
             Kind.WRITE: self._on_write,
             Kind.READ: self._on_read,
@@ -102,22 +102,22 @@ class UcxTransport:
             )
         self.remove_peer(identity.name)
         endpoint = self._port.connect(identity.address)
-        session = secrets.randbits(64)
-        link = Link(identity.name, session, identity.key, endpoint, grid)
-        self._links[session] = self._peers[identity.name] = link
-        self._say(link, Kind.HELLO, body=encode_identity(self._identity()))
+        session_id = secrets.randbits(64)
+        session = UcxSession(identity.name, session_id, identity.key, endpoint, grid)
+        self._sessions[session_id] = self._peers[identity.name] = session
+        self._send_message(session, Kind.HELLO, body=encode_identity(self._identity()))
         return identity.name
 
     def remove_peer(self, peer: str) -> None:
-        link = self._peers.pop(peer, None)
-        if link is not None:
-            self._part(link, "removed")
+        session = self._peers.pop(peer, None)
+        if session is not None:
+            self._end(session, "removed")
 
     def prepare(self, peer: str, local_parts: Parts, remote_parts: Parts) -> object:
-        link = self._peers[peer]
-        assert self._grid is not None and link.grid is not None, "register() comes first"
-        pairing = Pairing.of(self._grid, local_parts, link.grid, remote_parts)
-        return _Tables(link, pairing)
+        session = self._peers[peer]
+        assert self._grid is not None and session.grid is not None, "register() comes first"
+        pairing = Pairing.of(self._grid, local_parts, session.grid, remote_parts)
+        return _Tables(session, pairing)
 
     def post(
         self,
@@ -128,49 +128,51 @@ class UcxTransport:
         notice: bytes,
     ) -> object:
         assert isinstance(tables, _Tables)
-        link = tables.link
-        self._check(link)
+        session = tables.session
+        self._check(session)
         spans, pieces = tables.pairing.pick(local_indices, remote_indices)
-        transfer = Transfer(link, next(self._ids), Kind[operation], spans)
+        transfer = UcxTransfer(session, next(self._ids), Kind[operation], spans)
         tag = secrets.randbits(PAYLOAD_TAG_BITS)
         reading = transfer.kind is Kind.READ
         body = encode_read(tag, pieces) if reading else encode_write(pieces, notice)
         if len(body) > MAX_BODY_BYTES:
-            raise TransferError(f"{operation} with {link.name}: {len(pieces)} pieces are too many")
+            raise TransferError(
+                f"{operation} with {session.name}: {len(pieces)} pieces are too many"
+            )
         if reading:
-            self._receive(transfer, tag)
-        link.transfers[transfer.transfer_id] = transfer
-        self._say(link, transfer.kind, transfer.transfer_id, body)
-        self._check(link)
+            self._receive_payload(transfer, tag)
+        session.transfers[transfer.transfer_id] = transfer
+        self._send_message(session, transfer.kind, transfer.transfer_id, body)
+        self._check(session)
         return transfer
 
     def poll(self, handle: object) -> bool:
-        assert isinstance(handle, Transfer)
+        assert isinstance(handle, UcxTransfer)
         self._advance()
         arrived = handle.settle() and (handle.answered or handle.kind is Kind.READ)
         if handle.error:
-            raise TransferError(f"{handle.kind.name} with {handle.link.name}: {handle.error}")
+            raise TransferError(f"{handle.kind.name} with {handle.session.name}: {handle.error}")
         handle.answered = handle.answered or arrived  # a READ's data are its answer
         return arrived
 
     def release(self, handle: object) -> None:
-        assert isinstance(handle, Transfer)
-        link = handle.link
-        if link.transfers.pop(handle.transfer_id, None) is None:
+        assert isinstance(handle, UcxTransfer)
+        session = handle.session
+        if session.transfers.pop(handle.transfer_id, None) is None:
             return
-        if not (handle.answered or handle.error or link.broken):
-            self._say(link, Kind.ABORT, handle.transfer_id)
+        if not (handle.answered or handle.error or session.broken):
+            self._send_message(session, Kind.ABORT, handle.transfer_id)
         handle.requests.clear()
 
     def notify(self, peer: str, notice: bytes) -> None:
-        link = self._peers.get(peer)
-        if link is None:
+        session = self._peers.get(peer)
+        if session is None:
             raise TransferError(f"notify {peer}: not connected")
         if len(notice) > MAX_BODY_BYTES:
             raise TransferError(f"notify {peer}: {len(notice)} bytes are too many")
-        self._check(link)
-        self._say(link, Kind.NOTE, body=notice)
-        self._check(link)
+        self._check(session)
+        self._send_message(session, Kind.NOTE, body=notice)
+        self._check(session)
 
     def notifications(self) -> list[tuple[str, bytes]]:
         self._advance()
@@ -178,165 +180,173 @@ class UcxTransport:
         return found
 
     def close(self) -> None:
-        for link in list(self._links.values()):
-            self._part(link, "this transport is closed")
+        for session in list(self._sessions.values()):
+            self._end(session, "this transport is closed")
         self._peers.clear()
-        self._handlers.clear()  # they refer to us: the worker must end here, on its own thread
+        self._handlers.clear()  # they refer to this object, and the worker must end on this thread
         self._port.close()
 
     def _identity(self) -> Identity:
         assert self._grid is not None, "register() comes first"
         return Identity(self._name, self._key, self._address, self._grid.block_bytes)
 
-    def _check(self, link: Link) -> None:
-        if link.broken:
-            raise TransferError(f"{link.name}: {link.broken}")
+    def _check(self, session: UcxSession) -> None:
+        if session.broken:
+            raise TransferError(f"{session.name}: {session.broken}")
 
-    def _say(self, link: Link, kind: Kind, transfer_id: int = 0, body: bytes = b"") -> None:
-        """Send a control message; a link that does not take it is broken."""
-        if link.broken:
+    def _send_message(
+        self, session: UcxSession, kind: Kind, transfer_id: int = 0, body: bytes = b""
+    ) -> None:
+        """Send a control message; a session that does not take it is broken."""
+        if session.broken:
             return
-        sealed = seal(link.key, Message(kind, link.session, transfer_id, body))
+        sealed = seal(session.key, Message(kind, session.session_id, transfer_id, body))
         try:
-            self._port.say(link.endpoint, sealed)
+            self._port.send_message(session.endpoint, sealed)
         except TransferError as exc:
-            link.sever(exc.message)
+            session.sever(exc.message)
 
-    def _part(self, link: Link, reason: str) -> None:
-        self._say(link, Kind.BYE)
+    def _end(self, session: UcxSession, reason: str) -> None:
+        self._send_message(session, Kind.BYE)
         for _ in range(_PARTING_ROUNDS):
-            # Not once more than it takes: payload under way would go on behind the BYE.
-            if self._port.all_said:
+            # No more rounds than needed: payload under way would be sent after the BYE.
+            if self._port.all_messages_sent:
                 break
             self._port.progress()
-        self._forget(link, reason)
+        self._forget(session, reason)
 
-    def _forget(self, link: Link, reason: str) -> None:
-        """Close the connection: cancels our receives, fails our sends."""
-        if self._links.pop(link.session, None) is not None:
-            self._port.close_endpoint(link.endpoint)
-            link.endpoint = None
-            link.sever(reason)
+    def _forget(self, session: UcxSession, reason: str) -> None:
+        """Close the connection, which cancels its receives and fails its sends."""
+        if self._sessions.pop(session.session_id, None) is not None:
+            self._port.close_endpoint(session.endpoint)
+            session.endpoint = None
+            session.sever(reason)
 
     def _advance(self) -> None:
-        """Move data, hear messages, notice deaths and finish what we serve."""
+        """Move data, handle messages, notice deaths and finish transfers that peers asked for."""
         self._port.progress()
         for sealed in self._port.messages():
             try:
-                self._hear(unseal(self._key, sealed))
+                self._handle_message(unseal(self._key, sealed))
             except (ProtocolError, TransferError) as exc:
                 logger.warning("%s, UCX, dropped a message: %s", self._name, exc.message)
-        for link in list(self._links.values()):
-            if not link.endpoint.alive:
-                link.sever("the connection is lost")
-            if not link.ours:
-                self._serve(link)
+        for session in list(self._sessions.values()):
+            if not session.endpoint.alive:
+                session.sever("the connection is lost")
+            if not session.is_own:
+                self._serve(session)
 
-    def _hear(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if message.kind is Kind.HELLO:
             self._on_hello(message)
             return
-        link = self._links.get(message.session)
-        if link is None or link.broken:
-            return  # of a session that is over here
+        session = self._sessions.get(message.session)
+        if session is None or session.broken:
+            return  # of a session that has ended here
         if message.kind is Kind.BYE:
-            link.sever("the peer closed the connection")
-        elif (message.kind in _ANSWERS) is link.ours:
-            self._handlers[message.kind](link, message)
+            session.sever("the peer closed the connection")
+        elif (message.kind in _ANSWERS) is session.is_own:
+            self._handlers[message.kind](session, message)
         else:
-            raise ProtocolError(f"{message.kind.name} from {link.name} in the wrong direction")
+            raise ProtocolError(f"{message.kind.name} from {session.name} in the wrong direction")
 
-    # What a transport hears from peers that opened a session with it.
+    # Messages of peers, in sessions that they opened.
 
     def _on_hello(self, message: Message) -> None:
         identity = decode_identity(message.body)
-        if message.session in self._links:
+        if message.session in self._sessions:
             return
-        for link in [link for link in self._links.values() if link.name == identity.name]:
-            if not link.ours:
-                self._forget(link, "replaced by a new connection")
+        for session in [
+            session for session in self._sessions.values() if session.name == identity.name
+        ]:
+            if not session.is_own:
+                self._forget(session, "replaced by a new connection")
         endpoint = self._port.connect(identity.address)
-        self._links[message.session] = Link(
+        self._sessions[message.session] = UcxSession(
             identity.name, message.session, identity.key, endpoint, grid=None
         )
 
-    def _on_note(self, link: Link, message: Message) -> None:
-        self._inbox.append((link.name, message.body))
+    def _on_note(self, session: UcxSession, message: Message) -> None:
+        self._inbox.append((session.name, message.body))
 
-    def _on_write(self, link: Link, message: Message) -> None:
+    def _on_write(self, session: UcxSession, message: Message) -> None:
         pieces, notice = decode_write(message.body)
-        transfer = self._accept(link, message, pieces)
+        transfer = self._accept(session, message, pieces)
         if transfer is not None:
             transfer.notice = notice
             tag = secrets.randbits(PAYLOAD_TAG_BITS)
-            self._receive(transfer, tag)
-            self._say(link, Kind.GO, transfer.transfer_id, encode_tag(tag))
+            self._receive_payload(transfer, tag)
+            self._send_message(session, Kind.GO, transfer.transfer_id, encode_tag(tag))
 
-    def _on_read(self, link: Link, message: Message) -> None:
+    def _on_read(self, session: UcxSession, message: Message) -> None:
         tag, pieces = decode_read(message.body)
-        transfer = self._accept(link, message, pieces)
+        transfer = self._accept(session, message, pieces)
         if transfer is not None:
-            self._send(transfer, tag)
+            self._send_payload(transfer, tag)
 
-    def _on_abort(self, link: Link, message: Message) -> None:
-        link.transfers.pop(message.transfer_id, None)
+    def _on_abort(self, session: UcxSession, message: Message) -> None:
+        session.transfers.pop(message.transfer_id, None)
 
-    def _accept(self, link: Link, message: Message, pieces: Pieces) -> Transfer | None:
-        """The transfer that a peer asks for, or None and a refusal sent."""
+    def _accept(self, session: UcxSession, message: Message, pieces: Pieces) -> UcxTransfer | None:
+        """Return the transfer that a peer asks for, or refuse it and return None."""
         assert self._grid is not None
         spans = spans_of(pieces, self._grid)
         refusal = ""
         if spans is None:
             refusal = f"pieces outside of the {self._grid.num_blocks} blocks of {self._name}"
-        elif len(link.transfers) >= _MAX_SERVED or message.transfer_id in link.transfers:
-            refusal = f"{len(link.transfers)} transfers are under way, or this very one"
+        elif len(session.transfers) >= _MAX_SERVED or message.transfer_id in session.transfers:
+            refusal = f"{len(session.transfers)} transfers are under way, or this very one"
         if spans is None or refusal:
-            logger.warning("%s, UCX, refused a transfer of %s: %s", self._name, link.name, refusal)
-            self._say(link, Kind.FAIL, message.transfer_id, refusal.encode())
+            logger.warning(
+                "%s, UCX, refused a transfer of %s: %s", self._name, session.name, refusal
+            )
+            self._send_message(session, Kind.FAIL, message.transfer_id, refusal.encode())
             return None
-        transfer = Transfer(link, message.transfer_id, message.kind, spans)
-        link.transfers[message.transfer_id] = transfer
+        transfer = UcxTransfer(session, message.transfer_id, message.kind, spans)
+        session.transfers[message.transfer_id] = transfer
         return transfer
 
-    def _serve(self, link: Link) -> None:
-        for transfer in [t for t in link.transfers.values() if t.settle()]:
-            del link.transfers[transfer.transfer_id]
+    def _serve(self, session: UcxSession) -> None:
+        for transfer in [t for t in session.transfers.values() if t.settle()]:
+            del session.transfers[transfer.transfer_id]
             if transfer.error:
-                self._say(link, Kind.FAIL, transfer.transfer_id, transfer.error.encode())
+                self._send_message(
+                    session, Kind.FAIL, transfer.transfer_id, transfer.error.encode()
+                )
             elif transfer.kind is Kind.WRITE:
-                self._inbox.append((link.name, transfer.notice))
-                self._say(link, Kind.DONE, transfer.transfer_id)
-        if link.broken:
-            self._forget(link, link.broken)
+                self._inbox.append((session.name, transfer.notice))
+                self._send_message(session, Kind.DONE, transfer.transfer_id)
+        if session.broken:
+            self._forget(session, session.broken)
 
-    # What it hears in the sessions that it opened itself.
+    # Messages of peers, in sessions that this process opened.
 
-    def _on_go(self, link: Link, message: Message) -> None:
+    def _on_go(self, session: UcxSession, message: Message) -> None:
         tag = decode_tag(message.body)
-        transfer = link.transfers.get(message.transfer_id)
-        if transfer is not None and transfer.kind is Kind.WRITE and not transfer.told_go:
-            transfer.told_go = True
-            self._send(transfer, tag)
+        transfer = session.transfers.get(message.transfer_id)
+        if transfer is not None and transfer.kind is Kind.WRITE and not transfer.has_go:
+            transfer.has_go = True
+            self._send_payload(transfer, tag)
 
-    def _on_done(self, link: Link, message: Message) -> None:
-        transfer = link.transfers.get(message.transfer_id)
-        if transfer is not None and transfer.told_go:
+    def _on_done(self, session: UcxSession, message: Message) -> None:
+        transfer = session.transfers.get(message.transfer_id)
+        if transfer is not None and transfer.has_go:
             transfer.answered = True
 
-    def _on_fail(self, link: Link, message: Message) -> None:
-        transfer = link.transfers.get(message.transfer_id)
+    def _on_fail(self, session: UcxSession, message: Message) -> None:
+        transfer = session.transfers.get(message.transfer_id)
         if transfer is not None:
             transfer.fail(message.body.decode(errors="replace") or "refused")
 
-    def _send(self, transfer: Transfer, tag: int) -> None:
-        self._move(transfer, tag, self._port.send)
+    def _send_payload(self, transfer: UcxTransfer, tag: int) -> None:
+        self._move(transfer, tag, self._port.send_payload)
 
-    def _receive(self, transfer: Transfer, tag: int) -> None:
-        self._move(transfer, tag, self._port.receive)
+    def _receive_payload(self, transfer: UcxTransfer, tag: int) -> None:
+        self._move(transfer, tag, self._port.receive_payload)
 
-    def _move(self, transfer: Transfer, tag: int, move: Callable[[Any, Any, int], Any]) -> None:
+    def _move(self, transfer: UcxTransfer, tag: int, move: Callable[[Any, Any, int], Any]) -> None:
         assert self._pool is not None
-        endpoint = transfer.link.endpoint
+        endpoint = transfer.session.endpoint
         try:
             for offset, num_bytes in transfer.spans:
                 transfer.requests.append(move(endpoint, self._pool.view(offset, num_bytes), tag))

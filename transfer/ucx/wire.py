@@ -6,7 +6,7 @@ A message is sealed with its receiver's key, which only readers of its metadata 
 
 A session is one side's connection to a peer; it chose the number, answers repeat it. Bodies:
 
-    HELLO   who is calling, as in metadata       to the peer, before anything else
+    HELLO   the identity, as in metadata         to the peer, before anything else
     NOTE    notice                               to the peer
     WRITE   number of pieces u32, pieces, notice to the peer, which answers GO, then DONE or FAIL
     READ    payload tag u64, number u32, pieces  to the peer, which sends the data, or answers FAIL
@@ -16,8 +16,8 @@ A session is one side's connection to a peer; it chose the number, answers repea
     FAIL    reason, UTF-8                        from the peer
     BYE     -                                    either way: forget this session
 
-A piece is (block u32, offset in the block u32, length u32) of the receiver's pool; it may run on
-into the blocks behind.
+A piece is (block u32, offset in the block u32, length u32) of the receiver's pool; it may extend
+into the next blocks.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a transport is and how to reach it; its metadata."""
+    """The name and address of a transport, sent as its metadata."""
 
     name: str
     key: bytes
@@ -76,13 +76,13 @@ class Message:
 
 
 def seal(key: bytes, message: Message) -> bytes:
-    """The message as the holder of `key` accepts it."""
+    """Return the message, signed for the holder of `key`."""
     data = _HEADER.pack(_MAGIC, message.kind, message.session, message.transfer_id) + message.body
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest() + data
 
 
 def unseal(key: bytes, sealed: bytes) -> Message:
-    """ProtocolError for whatever `seal` did not make with this key."""
+    """Return the message in `sealed`; ProtocolError unless `seal` made it with this key."""
     digest, data = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
     ours = hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()
     if not hmac.compare_digest(digest, ours) or len(data) < _HEADER.size:
@@ -103,7 +103,7 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(encoded: bytes) -> Identity:
-    """ProtocolError if a byte is wrong: the library does not survive a damaged address."""
+    """Return the identity; ProtocolError if a byte is wrong, which would crash the library."""
     digest, data = encoded[:_DIGEST_BYTES], encoded[_DIGEST_BYTES:]
     if len(data) < _IDENTITY.size or (
         digest != hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -5,7 +5,12 @@ import msgspec
 import pytest
 
 from tandem.bench.handoff.__main__ import main
-from tandem.bench.handoff.blocks import PROMPT_BLOCKS, fresh_descriptors, used_descriptors
+from tandem.bench.handoff.blocks import (
+    PROMPT_BLOCKS,
+    fresh_descriptors,
+    num_runs,
+    used_descriptors,
+)
 from tandem.bench.handoff.plan import QUICK
 from tandem.bench.handoff.served import (
     BLOCK_BYTES,
@@ -20,7 +25,6 @@ from tandem.bench.handoff.served_figures import ServedResults, served_figures
 from tandem.bench.handoff.wire import adjacent, check_arrival, in_runs, wire
 from tandem.bench.handoff.wire_figures import WireResults
 from tandem.runtime.errors import TransferError
-from tandem.transfer.layout import merge_adjacent
 
 
 def a_course(num_tokens: int, **stages_ms: float) -> Course:
@@ -52,8 +56,8 @@ def test_wire_time_grows_with_the_bytes_and_is_never_more_than_was_measured() ->
 def test_runs_name_every_block_once_at_both_ends() -> None:
     pairs = in_runs(64, 16)
     assert sorted(local for local, _ in pairs) == sorted(remote for _, remote in pairs)
-    assert len(merge_adjacent(pairs)) == 4
-    assert len(merge_adjacent(adjacent(64))) == 1
+    assert num_runs(pairs) == 4
+    assert num_runs(adjacent(64)) == 1
 
 
 def test_a_long_prompt_is_one_descriptor_between_fresh_pools_and_few_between_used_ones() -> None:

@@ -18,6 +18,7 @@ from tandem.transfer.handoff.actions import (
     Span,
     Verify,
 )
+from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed
 
@@ -35,6 +36,7 @@ GRANT = Claimed(
 FILL = (70, 71, 80)
 WHOLE = range(4)  # of the model's layers
 SPAN = Span(0, 0, WHOLE)
+EXPIRED = PrefillLocally(CloseCause.LEASE_EXPIRED, "lease expired", quarantined=False)
 
 
 def decode_handoff(*, verify: bool = True, tp_size: int = 1) -> DecodeHandoff:
@@ -89,6 +91,17 @@ def test_a_sequence_is_admitted_when_all_blocks_are_proven_and_its_first_token_i
     handoff.check_invariants()
 
 
+def test_nothing_has_landed_and_nothing_is_proven_before_a_claim() -> None:
+    handoff = decode_handoff()
+    handoff.published()
+    assert handoff.state is HandoffState.QUEUED
+    assert not handoff.all_landed and not handoff.all_proven
+    assert handoff.claim(Claim(ID, 1, "p", "e1", 4), 0.0) == GRANT
+    assert handoff.claimant_tp_size == 4
+    handoff.published()  # news of the ticket may come after the claim
+    assert handoff.state is HandoffState.CLAIMED
+
+
 def test_without_verification_landed_blocks_are_proven() -> None:
     handoff = decode_handoff(verify=False)
     handoff.claim(CLAIM, 0.0)
@@ -103,9 +116,13 @@ def test_before_a_claim_blocks_are_clean_whatever_ends_the_handoff() -> None:
     handoff = decode_handoff()
     assert handoff.next_tick == 20.0
     assert handoff.tick(19.9) == []
-    assert handoff.tick(20.0) == [PrefillLocally("deadline", quarantined=False)]
+    assert handoff.tick(20.0) == [
+        PrefillLocally(CloseCause.DEADLINE, "deadline", quarantined=False)
+    ]
     handoff = decode_handoff()
-    assert handoff.fail("no queue") == [PrefillLocally("no queue", quarantined=False)]
+    assert handoff.fail(CloseCause.QUEUE_LOST, "no queue") == [
+        PrefillLocally(CloseCause.QUEUE_LOST, "no queue", quarantined=False)
+    ]
 
 
 def test_after_a_claim_blocks_are_held_until_p_settles() -> None:
@@ -117,14 +134,14 @@ def test_after_a_claim_blocks_are_held_until_p_settles() -> None:
     assert handoff.settled(settled(0, 0, "cancelled"), 1.0) == [ReleaseQuarantined(FILL)]
     assert handoff.may_reuse_blocks
     assert handoff.settled(settled(), 1.0) == []
-    assert handoff.dropped == {"late": 2, "duplicate": 1}
+    assert handoff.dropped == {DropCause.LATE: 2, DropCause.DUPLICATE: 1}
 
 
 def test_a_deadline_within_the_lease_holds_blocks_until_the_lease_and_its_grace_are_over() -> None:
     handoff = claimed(now=15.0)
     assert handoff.next_tick == 20.0
     local, retract = handoff.tick(20.0)
-    assert local == PrefillLocally("deadline", quarantined=True)
+    assert local == PrefillLocally(CloseCause.DEADLINE, "deadline", quarantined=True)
     assert isinstance(retract, Retract)
     assert handoff.next_tick == 27.0
     assert handoff.tick(25.1) == handoff.tick(27.0) == []
@@ -136,21 +153,22 @@ def test_a_lease_that_runs_out_first_leaves_clean_blocks() -> None:
     handoff = claimed()
     handoff.landed(landed((4, 1)), 1.0)
     assert handoff.tick(12.0) == []
-    assert handoff.tick(12.1) == [PrefillLocally("lease expired", quarantined=False)]
+    assert handoff.tick(12.1) == [EXPIRED]
     assert handoff.landed(landed((5, 1)), 12.2) == []
 
 
 def test_a_notice_after_lease_and_grace_is_dropped_even_before_the_tick() -> None:
     handoff = claimed()
+    assert handoff.landed(landed((5, 1)), 12.0)
     assert handoff.landed(landed((4, 1)), 12.1) == []
-    assert handoff.dropped == {"late": 1}
+    assert handoff.dropped == {DropCause.LATE: 1}
 
 
 def test_the_same_claim_again_gets_the_same_answer_and_a_longer_lease() -> None:
     handoff = claimed()
     assert handoff.claim(CLAIM, 5.0) == GRANT
     assert handoff.tick(16.9) == []
-    assert handoff.tick(17.1) == [PrefillLocally("lease expired", quarantined=False)]
+    assert handoff.tick(17.1) == [EXPIRED]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +203,31 @@ def test_refusals_say_why() -> None:
     assert decode_handoff().claim(Claim(ID, 1, "p", "e1", 0), 0.0) == ClaimRefused("stale")
 
 
+@pytest.mark.parametrize(
+    ("claim", "now", "cause"),
+    [
+        (CLAIM, 20.0, DropCause.CLAIM_EXPIRED),
+        (Claim(ID, 2, "p", "e1"), 0.0, DropCause.CLAIM_STALE),
+    ],
+)
+def test_refusals_are_counted(claim: Claim, now: float, cause: DropCause) -> None:
+    handoff = decode_handoff()
+    handoff.claim(claim, now)
+    assert handoff.dropped == {cause: 1}
+
+
+def test_messages_after_the_end_are_counted_as_such() -> None:
+    handoff = claimed()
+    handoff.peer_gone("p", "e1")
+    assert handoff.settled(settled(), 1.0) == []
+    assert handoff.dropped == {DropCause.DUPLICATE: 1}
+    handoff = claimed()
+    handoff.cancel()
+    notices = [(0, encode_landed(landed((4, 1))))]
+    assert handoff.settled(Settled(ID, 1, 1, 0, notices=notices), 1.0)
+    assert handoff.dropped == {}
+
+
 def test_notices_with_another_secret_or_attempt_change_nothing() -> None:
     handoff = claimed()
     assert handoff.landed(landed((4, 9), secret=b"x" * 16), 1.0) == []
@@ -193,7 +236,7 @@ def test_notices_with_another_secret_or_attempt_change_nothing() -> None:
     assert handoff.settled(Settled(ID, 2, 0, 1), 1.0) == []
     assert handoff.first_token(FirstToken(ID, 2, token_id=1)) == []
     assert handoff.state is HandoffState.CLAIMED
-    assert handoff.dropped == {"bad secret": 2, "stale": 3}
+    assert handoff.dropped == {DropCause.BAD_SECRET: 2, DropCause.STALE: 3}
 
 
 def test_nothing_is_believed_before_a_claim() -> None:
@@ -214,7 +257,7 @@ def test_repeated_messages_are_counted_and_change_nothing() -> None:
     handoff.settled(settled(1), 1.0)
     assert handoff.settled(settled(0, 1), 1.0) == []
     assert handoff.state is HandoffState.WRITING
-    assert handoff.dropped == {"duplicate": 3}
+    assert handoff.dropped == {DropCause.DUPLICATE: 3}
 
 
 @pytest.mark.parametrize("blocks", [((4, 2),), ((9, 1),), ((5, 1), (4, 2))])
@@ -225,25 +268,30 @@ def test_a_conflicting_checksum_or_an_ordinal_never_given_ends_the_handoff(
     handoff.landed(landed((4, 1)), 1.0)
     local, _ = handoff.landed(landed(*blocks), 1.0)
     assert isinstance(local, PrefillLocally) and local.quarantined
-    assert "p.e1" in local.reason
+    assert local.cause is CloseCause.VIOLATION
+    assert "p.e1" in local.detail
+    [dropped] = handoff.dropped
+    assert dropped in (DropCause.CONFLICT, DropCause.UNKNOWN_ORDINAL)
 
 
 def test_a_checksum_that_does_not_match_ends_the_handoff_in_quarantine() -> None:
     handoff = claimed()
     handoff.landed(landed((4, 1), (5, 2)), 1.0)
     local, _ = handoff.verified(SPAN, 5, False)
-    assert local == PrefillLocally("checksum of ordinal 5 from p.e1 does not match", True)
+    assert local == PrefillLocally(
+        CloseCause.CORRUPT, "checksum of ordinal 5 from p.e1 does not match", quarantined=True
+    )
     assert handoff.verified(SPAN, 4, True) == []
-    assert handoff.dropped == {"checksum": 1, "late": 1}
+    assert handoff.dropped == {DropCause.CHECKSUM: 1, DropCause.LATE: 1}
 
 
 def test_a_failed_write_that_has_settled_leaves_clean_blocks() -> None:
     handoff = claimed()
     handoff.landed(landed((4, 1)), 1.0)
-    local = PrefillLocally("link down", quarantined=False)
+    local = PrefillLocally(CloseCause.FAILED, "link down", quarantined=False)
     assert handoff.settled(settled(1, 1, "link down"), 1.0) == [local]
     handoff = claimed()
-    local = PrefillLocally("1 writes of p.e1 failed", quarantined=False)
+    local = PrefillLocally(CloseCause.FAILED, "1 writes of p.e1 failed", quarantined=False)
     assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1)) == [local]
 
 
@@ -259,8 +307,9 @@ def test_a_lost_notice_comes_again_with_the_settling() -> None:
 def test_settling_with_too_little_written_ends_the_handoff_at_once() -> None:
     handoff = claimed()
     handoff.landed(landed((4, 1)), 1.0)
-    reason = "p.e1 settled and had not written everything"
-    assert handoff.settled(settled(3), 1.0) == [PrefillLocally(reason, quarantined=False)]
+    [local] = handoff.settled(settled(3), 1.0)
+    assert isinstance(local, PrefillLocally) and not local.quarantined
+    assert local.cause is CloseCause.INCOMPLETE and "p.e1" in local.detail
 
 
 def test_notices_that_are_lost_both_ways_cost_the_deadline_but_no_quarantine() -> None:
@@ -268,14 +317,18 @@ def test_notices_that_are_lost_both_ways_cost_the_deadline_but_no_quarantine() -
     handoff.landed(landed((4, 1)), 16.0)
     assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 3, 0)) == []
     assert handoff.peer_lost("p") == []
-    assert handoff.tick(20.0) == [PrefillLocally("deadline", quarantined=False)]
+    assert handoff.tick(20.0) == [
+        PrefillLocally(CloseCause.DEADLINE, "deadline", quarantined=False)
+    ]
 
 
 def test_notices_of_a_settling_that_reports_a_failure_are_not_taken() -> None:
-    handoff = claimed()
     notices = [(0, encode_landed(landed((4, 1), (5, 2), (6, 3))))]
-    failed = Settled(ID, 1, 1, 1, "link down", notices)
-    assert handoff.settled(failed, 1.0) == [PrefillLocally("link down", quarantined=False)]
+    for num_failed, error in ((1, "link down"), (0, "link down"), (1, "")):
+        handoff = claimed()
+        [local] = handoff.settled(Settled(ID, 1, 1, num_failed, error, notices), 1.0)
+        assert isinstance(local, PrefillLocally) and not local.quarantined
+        assert handoff.dropped == {}
 
 
 def test_garbage_in_place_of_a_settling_s_notice_is_no_notice() -> None:
@@ -307,7 +360,8 @@ def test_layers_that_overlap_those_of_another_notice_end_the_handoff(layers: ran
     handoff.landed(landed((4, 1), layers=range(2)), 1.0)
     local, _ = handoff.landed(landed((4, 2), layers=layers), 1.0)
     assert isinstance(local, PrefillLocally) and local.quarantined
-    assert handoff.dropped == {"conflict": 1}
+    assert local.cause is CloseCause.VIOLATION
+    assert handoff.dropped == {DropCause.CONFLICT: 1}
 
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2)])
@@ -329,7 +383,14 @@ def test_every_pair_of_ranks_that_share_heads_must_deliver(prefill_tp: int, deco
 
 @pytest.mark.parametrize(
     ("rank", "decode_rank", "layers"),
-    [(0, 1, WHOLE), (3, 0, WHOLE), (4, 2, WHOLE), (0, 2, WHOLE), (0, 0, range(2, 5))],
+    [
+        (0, 1, WHOLE),
+        (3, 0, WHOLE),
+        (4, 2, WHOLE),
+        (0, 2, WHOLE),
+        (0, 0, range(2, 5)),
+        (0, 0, range(2, 2)),
+    ],
 )
 def test_a_span_that_the_writer_has_no_part_in_ends_the_handoff(
     rank: int, decode_rank: int, layers: range
@@ -337,13 +398,13 @@ def test_a_span_that_the_writer_has_no_part_in_ends_the_handoff(
     handoff = claimed(tp_size=2, prefill_tp=4)
     local, _ = handoff.landed(landed((4, 1), rank=rank, layers=layers), 1.0, decode_rank)
     assert isinstance(local, PrefillLocally) and local.quarantined
-    assert handoff.dropped == {"unknown span": 1}
+    assert handoff.dropped == {DropCause.UNKNOWN_SPAN: 1}
 
 
 def test_a_lost_peer_is_feared_until_it_is_proven_gone() -> None:
     handoff = claimed()
     assert handoff.peer_lost("someone else") == []
     local, _ = handoff.peer_lost("p")
-    assert local == PrefillLocally("p.e1 was lost", quarantined=True)
+    assert local == PrefillLocally(CloseCause.PEER_LOST, "p.e1 was lost", quarantined=True)
     assert handoff.peer_gone("p", "e0") == []
     assert handoff.peer_gone("p", "e1") == [ReleaseQuarantined(FILL)]

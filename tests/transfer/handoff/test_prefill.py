@@ -1,9 +1,9 @@
 import pytest
 
 from tandem.runtime.messages import Claimed, SamplingParams, Settled
-from tandem.transfer.handoff.decode import PostedWrite, PrefillHandoff
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed, decode_settled
-from tandem.transfer.layout import Stream, streams
+from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
+from tandem.transfer.layout import RankPair, rank_pairs
 
 ID, SECRET = b"i" * 16, b"s" * 16
 GRANT = Claimed(
@@ -26,7 +26,7 @@ def prefill_handoff(prefill_tp: int = 1, decode_tp: int = 1) -> PrefillHandoff:
         claim_sent_at=0.0,
         margin_ms=1000,
         num_layers=len(WHOLE),
-        streams=streams(4, prefill_tp, decode_tp),
+        rank_pairs=rank_pairs(4, prefill_tp, decode_tp),
     )
 
 
@@ -87,11 +87,11 @@ def test_groups_of_layers_are_pinned_until_the_last_is_written() -> None:
 def test_every_block_goes_over_every_stream() -> None:
     handoff = prefill_handoff(prefill_tp=2, decode_tp=4)
     writes = handoff.post([4, 5, 6], WHOLE, 1.0)
-    assert [write.stream for write in writes] == [
-        Stream(0, 0, range(1), range(1)),
-        Stream(0, 1, range(1, 2), range(1)),
-        Stream(1, 2, range(1), range(1)),
-        Stream(1, 3, range(1, 2), range(1)),
+    assert [write.ranks for write in writes] == [
+        RankPair(0, 0, range(1), range(1)),
+        RankPair(0, 1, range(1, 2), range(1)),
+        RankPair(1, 2, range(1), range(1)),
+        RankPair(1, 3, range(1, 2), range(1)),
     ]
     assert [write.sequence_number for write in writes] == [0, 1, 2, 3]
     complete(handoff, *writes[:3])
@@ -105,6 +105,7 @@ def test_p_posts_nothing_close_to_the_end_of_its_lease() -> None:
     [write] = handoff.post([4], WHOLE, 8.9)
     assert write.post_before == 9.0
     assert handoff.post([5], WHOLE, 8.9, longest_write_s=0.2) == []
+    assert prefill_handoff().post([4], WHOLE, 9.0) == []
     assert handoff.pinned
     complete(handoff, write)
     assert not handoff.pinned
@@ -130,6 +131,15 @@ def test_p_settles_after_a_failure_only_when_the_siblings_have_ended() -> None:
     notices = [(0, b"notice 1")]
     assert handoff.settled() == Settled(ID, 1, 1, 1, "link down", notices)
     handoff.check_invariants()
+
+
+def test_both_planes_count_the_writes_that_failed() -> None:
+    handoff = prefill_handoff()
+    for write in handoff.post([4], WHOLE, 1.0) + handoff.post([5], WHOLE, 1.0):
+        handoff.failed(write, "link down")
+    assert handoff.settled().num_failed == 2
+    notice = decode_settled(handoff.settled_notice())
+    assert notice is not None and (notice.num_completed, notice.num_failed) == (0, 2)
 
 
 def test_p_that_stops_before_it_posted_anything_settles_at_once() -> None:

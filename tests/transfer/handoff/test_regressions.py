@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tandem.runtime.messages import FirstToken, Settled
+from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.decode import HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_settled
 from tests.transfer.schedules.decode import GRACE_MS
@@ -24,7 +25,7 @@ def test_a_prefix_that_both_sides_have_in_part_shifts_no_block() -> None:
     stage.finish(stage.decoding[0])
     case = stage.handoff(num_blocks=4)  # the same prompt, one block longer
     assert case.machine.grant.cached_ordinals == [0, 1]
-    job = stage.run_of(case, steps=(1, 3, 4))  # P's steps know nothing of D's prefix
+    job = stage.run_of(case, steps=(1, 3, 4))  # other steps than the decode worker's prefix
     assert stage.post(job) == []
     [first], [second] = stage.post(job), stage.post(job)
     assert (first.posted.ordinals, second.posted.ordinals) == ((2,), (3,))
@@ -59,7 +60,7 @@ def test_a_write_deferred_past_its_lease_is_not_posted_and_its_source_was_not_re
     job = stage.run_of(case)
     stage.compute(job, backwards=False, post=True)
     held = set(job.source.values())
-    stage.now += LEASE_S  # P was stopped; D's own deadline is later
+    stage.now += LEASE_S  # the prefill worker was stopped; the deadline is later
     assert job.machine is not None and job.machine.pinned
     other = stage.run_of(stage.handoff(1, 5), steps=(5,))
     assert other.source and not held & set(other.source.values())
@@ -67,8 +68,9 @@ def test_a_write_deferred_past_its_lease_is_not_posted_and_its_source_was_not_re
     assert not stage.writes and not job.machine.pinned
     stage.compute(job, backwards=False, post=True)
     assert not job.to_post
-    assert stage.settle(job).error == "its lease is over"
-    assert case.place == "gone" and case.machine.close_reason == "its lease is over"
+    settled = stage.settle(job)
+    assert settled.num_failed == 1 and settled.error
+    assert case.place == "gone" and case.machine.close_cause is CloseCause.FAILED
 
 
 def test_a_write_that_cannot_start_ends_the_wait_at_once() -> None:
@@ -183,7 +185,7 @@ def test_a_worker_that_was_refused_does_not_settle_for_the_claimant() -> None:
     body = stage.sent("settled", other).body
     assert isinstance(body, Settled)
     stage.hear_settled(case, body, other)
-    assert case.place == "fill" and case.machine.dropped["not the claimant"] == 1
+    assert case.place == "fill" and case.machine.dropped[DropCause.NOT_THE_CLAIMANT] == 1
     stage.now += 0.1
     stage.deliver(write)
     stage.prefill(job)
@@ -198,7 +200,7 @@ def test_a_ticket_that_comes_again_to_its_own_worker_is_not_run_again() -> None:
     stage.land(write)
     stage.end_write(write, fails=False)
     stage.hear_token(first)
-    stage.wind_up(first)  # and D has heard neither of the write nor of this yet
+    stage.wind_up(first)  # and no notice of the write or of this has arrived yet
     second = stage.run_of(case, steps=(4,))
     assert second.ended and second.machine is None
     stage.hear_notices()
@@ -218,7 +220,7 @@ def test_a_block_that_was_not_granted_is_nowhere_applied(ordinal: int) -> None:
     lie = Landed(machine.handoff_id, 1, machine.grant.secret, 0, 0, range(2), ((ordinal, 1),))
     stage.hear_landed(case, lie, 0)
     assert case.place == "quarantine" and not stage.checks
-    assert machine.dropped["unknown ordinal"] == 1
+    assert machine.dropped[DropCause.UNKNOWN_ORDINAL] == 1
 
 
 def test_a_reference_of_another_attempt_or_of_another_handoff_is_not_applied() -> None:
@@ -234,7 +236,7 @@ def test_a_reference_of_another_attempt_or_of_another_handoff_is_not_applied() -
         settled = SettledNotice(handoff_id, attempt, known, 1, 1)
         stage.hear_settled_notice(case, settled, None)
     assert case.machine.state is HandoffState.CLAIMED
-    assert case.machine.dropped == {"stale": 4, "bad secret": 2}
+    assert case.machine.dropped == {DropCause.STALE: 4, DropCause.BAD_SECRET: 2}
 
 
 def test_a_completion_that_comes_twice_changes_nothing() -> None:
@@ -293,7 +295,7 @@ def test_a_ticket_whose_work_is_believed_done_ends_by_its_deadline() -> None:
     case = stage.handoff()  # and somebody's late acknowledgement takes it from the queue
     stage.now += DEADLINE_S
     stage.tick(case)
-    assert case.machine.close_reason == "deadline" and case.place == "gone"
+    assert case.machine.close_cause is CloseCause.DEADLINE and case.place == "gone"
     refused = stage.run_of(case)  # should it come to somebody after all
     assert refused.ended
     stage.must_balance()
@@ -313,7 +315,7 @@ def test_a_bit_that_flips_on_the_way_is_caught_wherever_it_is() -> None:
         case.is_suspect = True
         stage.hear_token(job)
         stage.hear_notices()
-        assert case.place == "quarantine" and case.machine.dropped["checksum"] == 1
+        assert case.place == "quarantine" and case.machine.dropped[DropCause.CHECKSUM] == 1
         stage.end_write(write, fails=False)
         stage.settle(job)
         stage.must_balance()

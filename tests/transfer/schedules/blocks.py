@@ -21,7 +21,7 @@ class BlocksSide:
         self.now = 100.0
         self.pool = BlockPool(NUM_BLOCKS, 1)
         self.words = memory.pool(shape, shape.decode_tp, NUM_BLOCKS)
-        self.writable: dict[int, Case] = {}  # D's block |-> the handoff that may write it
+        self.writable: dict[int, Case] = {}  # block |-> the handoff that may write it
         self.cases: list[Case] = []
         self.num_open = 0  # of `cases`, those whose blocks are not free yet
         self.decoding: list[Decoding] = []

@@ -17,21 +17,23 @@ from tandem.transfer.handoff.actions import (
     Retract,
     Verify,
 )
+from tandem.transfer.handoff.causes import CloseCause
+from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tests.transfer.schedules.blocks import BlocksSide
-from tests.transfer.schedules.memory import Memory, Shape, streams_of
-from tests.transfer.schedules.parts import Build, Case, Check, Job, Process
+from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
+from tests.transfer.schedules.parts import Case, Check, Job, Process
 
 GRACE_MS = 200
+ACCUSATIONS = (CloseCause.VIOLATION, CloseCause.CORRUPT, CloseCause.INCOMPLETE)
 SAMPLING = SamplingParams()
 
 
 class DecodeSide(BlocksSide):
     """One decode worker: what it hears, and what its machines ask it for."""
 
-    def __init__(self, shape: Shape, build: Build, memory: Memory, *, verify: bool) -> None:
+    def __init__(self, shape: Shape, memory: Memory, *, verify: bool) -> None:
         super().__init__(shape, memory)
-        self.build = build
         self.verify = verify
         self.checks: list[Check] = []
 
@@ -54,7 +56,7 @@ class DecodeSide(BlocksSide):
             fill=list(enumerate(blocks))[num_cached:],
             cached_ordinals=list(range(num_cached)),
         )
-        machine = self.build.decode(
+        machine = DecodeHandoff(
             b"handof%010d" % number,
             1,
             grant,
@@ -116,7 +118,7 @@ class DecodeSide(BlocksSide):
         self.act(case, actions)
         went_well = not settled.num_failed and not settled.error
         if went_well and not case.is_suspect and self.now <= case.fear_until:
-            was_live = before in (self.build.states.CLAIMED, self.build.states.WRITING)
+            was_live = before in (HandoffState.CLAIMED, HandoffState.WRITING)
             assert machine.is_live or machine.complete or not was_live, "all went well, and it ends"
         if not case.has_settled:
             self.note_settled(case)
@@ -131,7 +133,7 @@ class DecodeSide(BlocksSide):
             return
         self.act(case, actions)
         if job.machine is not None and not job.machine.error:
-            was_live = before in (self.build.states.CLAIMED, self.build.states.WRITING)
+            was_live = before in (HandoffState.CLAIMED, HandoffState.WRITING)
             assert machine.is_live or not was_live, "all went well, and it ends"
         if not case.has_settled:
             self.note_settled(case)
@@ -153,13 +155,13 @@ class DecodeSide(BlocksSide):
         self.act(case, actions)
 
     def verify_now(self, check: Check) -> None:
-        """Compute the checksum of what is in D's block now."""
+        """Compute the checksum of the decode worker's block as it is now."""
         span = check.span
-        for stream in streams_of(self.shape):
-            if (stream.prefill_rank, stream.decode_rank) == (span.prefill_rank, span.decode_rank):
+        for ranks in rank_pairs_of(self.shape):
+            if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank):
                 assert span.layers.stop <= self.shape.num_layers, "verifies what does not exist"
                 [found] = self.words.checksums(
-                    span.decode_rank, stream.decode_heads, span.layers, [check.block_id]
+                    span.decode_rank, ranks.decode_heads, span.layers, [check.block_id]
                 )
                 check.ok = found == check.announced
                 return
@@ -187,14 +189,18 @@ class DecodeSide(BlocksSide):
         assert is_over or case.claimant is not process, "I4: waits for a dead peer"
 
     def tick(self, case: Case) -> None:
-        machine, states = case.machine, self.build.states
+        machine = case.machine
         self.watch(case)
         actions = machine.tick(self.now)
         is_early = self.now < machine.deadline or case.place == "quarantine"
         if is_early and (case.claimant is None or self.now <= case.fear_until - 1e-6):
             assert not actions, "a timer ends a handoff before its time"
         self.act(case, actions)
-        has_ended = machine.state in (states.ADMITTED, states.CLOSING, states.CLOSED)
+        has_ended = machine.state in (
+            HandoffState.ADMITTED,
+            HandoffState.CLOSING,
+            HandoffState.CLOSED,
+        )
         assert has_ended or self.now < machine.deadline, "I4: not ended by its deadline"
 
     def watch(self, case: Case) -> None:
@@ -210,18 +216,19 @@ class DecodeSide(BlocksSide):
         assert case.place != "fill", "I4: waits for what nobody wants"
 
     def give_up(self, case: Case) -> None:
-        self.act(case, case.machine.fail("no prefill worker took it"))
+        self.act(case, case.machine.fail(CloseCause.UNCLAIMED, "no prefill worker took it"))
         assert case.place != "fill", "I4: waits although it was given up"
 
     def check_deadlines(self, slack_s: float) -> None:
         """After timers that were on time."""
-        states = self.build.states
         for case in self.cases:
             machine = case.machine
             if self.now > machine.deadline + 2 * slack_s:
-                assert machine.state in (states.ADMITTED, states.CLOSING, states.CLOSED), (
-                    f"I4: handoff {case.number} has not ended by its deadline"
-                )
+                assert machine.state in (
+                    HandoffState.ADMITTED,
+                    HandoffState.CLOSING,
+                    HandoffState.CLOSED,
+                ), f"I4: handoff {case.number} has not ended by its deadline"
 
     def act(self, case: Case, actions: list[Action]) -> None:
         """Carry out what the machine of `case` asks for."""
@@ -235,10 +242,10 @@ class DecodeSide(BlocksSide):
                         self.checks.append(Check(case, span, ordinal, block_id, announced))
                 case Admit(first):
                     self.admit(case, first)
-                case PrefillLocally(reason, quarantined):
+                case PrefillLocally(cause, _, quarantined):
                     assert not case.is_cancelled, "goes on with what nobody wants"
                     assert not quarantined or Retract in map(type, actions)
-                    self.must_be_fair(case, reason)
+                    self.must_be_fair(case, cause)
                     self.give_back(case, quarantined)
                     self.prefill_locally(case)
                 case Abort(quarantined):
@@ -254,15 +261,14 @@ class DecodeSide(BlocksSide):
                     self.pool.release_quarantined(block_ids)
                     self.leave(case)
         machine.check_invariants()
-        is_closing = machine.state is self.build.states.CLOSING
+        is_closing = machine.state is HandoffState.CLOSING
         assert is_closing == (case.place == "quarantine"), "I6: the machine and the pool disagree"
         assert machine.may_reuse_blocks == (case.place in ("decoding", "gone"))
 
-    def must_be_fair(self, case: Case, reason: str) -> None:
-        """Who keeps to the protocol is not accused of breaking it."""
+    def must_be_fair(self, case: Case, cause: CloseCause) -> None:
+        """A worker that keeps to the protocol is not accused of breaking it."""
         if not case.is_suspect and self.now <= case.fear_until:
-            for accusation in (" wrote ", "announced", "checksum", "had not written"):
-                assert accusation not in reason, f"an honest worker is accused: {reason}"
+            assert cause not in ACCUSATIONS, f"an honest worker is accused: {cause}"
 
     def retract(self, case: Case, instance: str) -> None:
         """Tell the claimant to stop."""

@@ -264,14 +264,14 @@ def lie(schedule: "Schedule") -> None:
 def lie_again(schedule: "Schedule", case: Case, write: Write) -> None:
     """What has landed is announced once more, cut otherwise, or with other checksums."""
     world, posted = schedule.world, write.posted
-    stream, span = posted.stream, posted.layers
+    ranks, span = posted.ranks, posted.layers
     notice = decode_landed(write.notice)
     assert notice is not None
     layers, sums = span, [checksum for _, checksum in notice.blocks]
     if not schedule.trouble.flip and schedule.chance() < 0.7:  # else what is there is not true
         layers = range(span.start + int(schedule.chance() * len(span)), span.stop)
         sums = world.words.checksums(
-            stream.decode_rank, stream.decode_heads, layers, posted.remote_blocks
+            ranks.decode_rank, ranks.decode_heads, layers, posted.remote_blocks
         )
     if schedule.chance() < 0.3:
         sums[0] ^= 1
@@ -280,13 +280,13 @@ def lie_again(schedule: "Schedule", case: Case, write: Write) -> None:
         case.machine.handoff_id,
         1,
         case.machine.grant.secret,
-        stream.prefill_rank,
+        ranks.prefill_rank,
         99,
         layers,
         tuple(zip(posted.ordinals, sums, strict=True)),
     )
     schedule.say(f"again of handoff {case.number}: {lie.layers} {lie.blocks}")
-    world.hear_landed(case, lie, stream.decode_rank)
+    world.hear_landed(case, lie, ranks.decode_rank)
 
 
 # how often, against the others; a schedule leaves about half of them out

@@ -1,7 +1,7 @@
 """Runs many random schedules of handoffs, or one.
 
-python tests/transfer/schedules/explore.py --seeds 0:1000000 [--processes 2]
-python tests/transfer/schedules/explore.py --seed 4711 -v
+python -m tests.transfer.schedules.explore --seeds 0:1000000 [--processes 2]
+python -m tests.transfer.schedules.explore --seed 4711 -v
 """
 
 import argparse
@@ -11,17 +11,16 @@ import sys
 import time
 import traceback
 
-from tests.transfer.schedules.parts import Build
-from tests.transfer.schedules.steps import REAL, Schedule
+from tests.transfer.schedules.steps import Schedule
 
 PART = 10_000  # seeds between two signs of life
 
 
-def first_failure(seeds: range, build: Build = REAL) -> tuple[int, Exception] | None:
+def first_failure(seeds: range) -> tuple[int, Exception] | None:
     """The first seed whose schedule fails, and how."""
     for seed in seeds:
         try:
-            Schedule(random.Random(seed), build).run()
+            Schedule(random.Random(seed)).run()
         except Exception as error:
             return seed, error
     return None

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from tandem.transfer.checksum import part_checksums
-from tandem.transfer.layout import KvLayout, Stream, streams
+from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
 from tandem.transfer.loopback import LoopbackFabric, LoopbackTransport, PendingTransfer
 from tandem.transfer.transport import BlockGrid
 
@@ -37,8 +37,8 @@ class Shape:
 
 
 @cache
-def streams_of(shape: Shape) -> tuple[Stream, ...]:
-    return streams(shape.num_heads, shape.prefill_tp, shape.decode_tp)
+def rank_pairs_of(shape: Shape) -> tuple[RankPair, ...]:
+    return rank_pairs(shape.num_heads, shape.prefill_tp, shape.decode_tp)
 
 
 @cache
@@ -133,19 +133,19 @@ class Words:
 class WordFlight:
     near: Words
     far: Words
-    stream: Stream
+    ranks: RankPair
     layers: range
     pairs: list[tuple[int, int]]  # (local, remote) block ids
 
     def copy(self, num_blocks: int, torn: bool) -> None:
-        stream, near, far = self.stream, self.near, self.far
-        origins = positions(near.num_heads, stream.prefill_heads, self.layers)
-        targets = positions(far.num_heads, stream.decode_heads, self.layers)
+        ranks, near, far = self.ranks, self.near, self.far
+        origins = positions(near.num_heads, ranks.prefill_heads, self.layers)
+        targets = positions(far.num_heads, ranks.decode_heads, self.layers)
         if torn:
             origins = origins[: len(origins) // 2]
         for local, remote in self.pairs[:num_blocks]:
-            source = near.block(stream.prefill_rank, local)
-            target = far.block(stream.decode_rank, remote)
+            source = near.block(ranks.prefill_rank, local)
+            target = far.block(ranks.decode_rank, remote)
             for origin, where in zip(origins, targets, strict=False):
                 target[where] = source[origin]
 
@@ -160,11 +160,11 @@ class WordMemory:
         self,
         near: Words,
         far: Words,
-        stream: Stream,
+        ranks: RankPair,
         layers: range,
         pairs: list[tuple[int, int]],
     ) -> Flight:
-        return WordFlight(near, far, stream, layers, pairs)
+        return WordFlight(near, far, ranks, layers, pairs)
 
 
 class LoopbackWords(Words):
@@ -221,16 +221,16 @@ class LoopbackMemory:
         self,
         near: Words,
         far: Words,
-        stream: Stream,
+        ranks: RankPair,
         layers: range,
         pairs: list[tuple[int, int]],
     ) -> Flight:
         assert isinstance(near, LoopbackWords) and isinstance(far, LoopbackWords)
-        transport = near.transports[stream.prefill_rank]
-        target = far.transports[stream.decode_rank]
+        transport = near.transports[ranks.prefill_rank]
+        target = far.transports[ranks.decode_rank]
         peer = transport.add_peer(target.metadata(), target.grid)
-        local_parts = near.layout.head_parts(stream.prefill_heads)
-        remote_parts = far.layout.head_parts(stream.decode_heads)
+        local_parts = near.layout.head_parts(ranks.prefill_heads)
+        remote_parts = far.layout.head_parts(ranks.decode_heads)
         tables = transport.prepare(peer, local_parts, remote_parts)
         chosen, count = range(2 * layers.start, 2 * layers.stop), len(local_parts)
         transfer = transport.post(
@@ -253,7 +253,7 @@ class Memory(Protocol):
         self,
         near: Words,
         far: Words,
-        stream: Stream,
+        ranks: RankPair,
         layers: range,
         pairs: list[tuple[int, int]],
     ) -> Flight: ...

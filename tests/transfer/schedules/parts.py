@@ -7,22 +7,14 @@ from typing import Literal
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.actions import Span
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState, PostedWrite, PrefillHandoff
+from tandem.transfer.handoff.decode import DecodeHandoff
+from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tests.transfer.schedules.memory import Flight, Words
 
 WATCH_S = 0.05  # between looks at whether a claimant stands still
 
 Place = Literal["fill", "quarantine", "decoding", "gone"]
 Fate = Literal["posted", "landed", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """The machines that a schedule drives: the real ones, or some with a guard taken out."""
-
-    decode: type[DecodeHandoff] = DecodeHandoff
-    prefill: type[PrefillHandoff] = PrefillHandoff
-    states: type[HandoffState] = HandoffState
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +80,7 @@ class Job:
     run: int
     plan: list[tuple[int, int]]
     machine: PrefillHandoff | None = None
-    source: dict[int, int] = field(default_factory=dict)  # ordinal |-> P's block
+    source: dict[int, int] = field(default_factory=dict)  # ordinal |-> own block
     num_layers: dict[int, int] = field(default_factory=dict)  # ordinal |-> computed by now
     to_post: deque[PostedWrite] = field(default_factory=deque)
     num_steps: int = 0
@@ -147,7 +139,7 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """A sequence of D whose KV is complete."""
+    """A sequence of the decode worker whose KV is complete."""
 
     prompt: int
     blocks: list[int]

@@ -6,7 +6,7 @@ from tandem.runtime.messages import Claim, FirstToken, Settled
 from tandem.transfer.handoff.landed import decode_landed
 from tests.transfer.schedules.blocks import NUM_BLOCKS
 from tests.transfer.schedules.memory import Memory, Shape, WordMemory
-from tests.transfer.schedules.parts import Build, Case, Job, Message, Write
+from tests.transfer.schedules.parts import Case, Job, Message, Write
 from tests.transfer.schedules.world import World
 
 LEASE_S, DEADLINE_S = 1.0, 1.5
@@ -17,7 +17,7 @@ class Stage(World):
 
     def __init__(self, memory: Memory | None = None) -> None:
         memory = memory or WordMemory()
-        super().__init__(Shape(1, 1, 2), Build(), memory, verify=True, longest_s=0.0)
+        super().__init__(Shape(1, 1, 2), memory, verify=True, longest_s=0.0)
 
     def handoff(self, prompt: int = 0, num_blocks: int = 4) -> Case:
         assert self.start_case(prompt, num_blocks, LEASE_S, DEADLINE_S)
@@ -25,7 +25,7 @@ class Stage(World):
         return self.cases[-1]
 
     def run_of(self, case: Case, worker: int = 0, steps: Sequence[int] = (2, 4)) -> Job:
-        """A prefill worker takes the ticket and claims; whatever D answers is heard."""
+        """A prefill worker takes the ticket and claims; the decode worker's answer is handled."""
         job = self.take_ticket(self.processes[worker], case, [(step, 2) for step in steps])
         assert job is not None
         self.claim(job, 1)
@@ -50,7 +50,7 @@ class Stage(World):
         return [write for write in self.writes if write not in before]
 
     def deliver(self, write: Write) -> None:
-        """A write lands, D hears of it and verifies it, and P hears that it is done."""
+        """A write lands, the decode worker verifies it, and the prefill worker sees its end."""
         self.land(write)
         self.hear_notices()
         self.end_write(write, fails=False)

@@ -14,12 +14,11 @@ from tandem.transfer.handoff.landed import decode_landed, decode_settled
 from tests.transfer.schedules.clock import TICK_SLACK_S, pass_time
 from tests.transfer.schedules.events import ALWAYS, EVENTS, MAX_CASES, finish, publish, start_case
 from tests.transfer.schedules.memory import Memory, Shape, WordMemory
-from tests.transfer.schedules.parts import Build, Case, Job, Message, Write
+from tests.transfer.schedules.parts import Case, Job, Message, Write
 from tests.transfer.schedules.world import World
 
 T = TypeVar("T")
-REAL = Build()
-WIDTHS = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (4, 2))  # ranks of P, of D
+WIDTHS = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (4, 2))  # (prefill ranks, decode ranks)
 STEPS = (40, 60, 90, 120)
 MAX_ENDS = 100  # timers until all is over; a worker that is stopped goes on some time
 
@@ -42,7 +41,6 @@ class Schedule:
     def __init__(
         self,
         draw: random.Random,
-        build: Build = REAL,
         memory: Memory | None = None,
         log: list[str] | None = None,
     ) -> None:
@@ -53,7 +51,6 @@ class Schedule:
         verify = self.chance() < 0.7
         self.world = World(
             shape,
-            build,
             memory or WordMemory(),
             verify=verify,
             longest_s=self.pick((0.0, 0.0, 0.15)),
@@ -266,9 +263,9 @@ class Schedule:
         """A faulty link: a bit of what landed is another."""
         world, posted = self.world, write.posted
         block_id = self.pick(posted.remote_blocks)
-        rank = posted.stream.decode_rank
+        rank = posted.ranks.decode_rank
         width = 2 * world.words.num_heads
-        layer, head = self.pick(list(posted.layers)), self.pick(list(posted.stream.decode_heads))
+        layer, head = self.pick(list(posted.layers)), self.pick(list(posted.ranks.decode_heads))
         position = layer * width + head
         word = world.words.get(rank, block_id)[position]
         world.words.put(rank, block_id, position, [word ^ 1 << int(self.chance() * 40)])

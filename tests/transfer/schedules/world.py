@@ -6,10 +6,11 @@ schedule's.
 
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.transfer.handoff.prefill import PrefillHandoff
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide
-from tests.transfer.schedules.memory import Memory, Shape, streams_of
-from tests.transfer.schedules.parts import Build, Case, Job, Message, Process, Write
+from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
+from tests.transfer.schedules.parts import Case, Job, Message, Process, Write
 
 NUM_BLOCKS = 12  # of a prefill worker
 MARGIN_MS = 100
@@ -18,15 +19,13 @@ MARGIN_MS = 100
 class World(DecodeSide):
     """What there is, and what each side does; the schedule says when."""
 
-    def __init__(
-        self, shape: Shape, build: Build, memory: Memory, *, verify: bool, longest_s: float
-    ) -> None:
-        super().__init__(shape, build, memory, verify=verify)
+    def __init__(self, shape: Shape, memory: Memory, *, verify: bool, longest_s: float) -> None:
+        super().__init__(shape, memory, verify=verify)
         self.memory = memory
-        self.longest_s = longest_s  # the longest write that P has measured
+        self.longest_s = longest_s  # the longest write that a prefill worker has measured
         self.flight_s = (MARGIN_MS + GRACE_MS) / 1e3 + longest_s - 1e-6  # what leases rest on
         self.wire: list[Message] = []
-        self.inbox: list[tuple[Job, int, bytes]] = []  # (from, D's rank, notice)
+        self.inbox: list[tuple[Job, int, bytes]] = []  # (from, decode rank, notice)
         self.num_runs = 0
         self.num_starts = 0
         self.dead: list[Process] = []
@@ -59,14 +58,14 @@ class World(DecodeSide):
         if isinstance(answer, ClaimRefused):
             self.end_job(job)
             return
-        job.machine = machine = self.build.prefill(
+        job.machine = machine = PrefillHandoff(
             job.case.machine.handoff_id,
             1,
             answer,
             claim_sent_at=sent_at,
             margin_ms=MARGIN_MS,
             num_layers=self.shape.num_layers,
-            streams=streams_of(self.shape),
+            rank_pairs=rank_pairs_of(self.shape),
             run=job.name,
         )
         source = job.process.pool.allocate(len(answer.fill))
@@ -121,18 +120,16 @@ class World(DecodeSide):
         """The transfer thread's turn: checksum, look at the lease, post."""
         machine, posted = job.machine, job.to_post.popleft()
         assert machine is not None
-        stream, words = posted.stream, job.process.words
+        ranks, words = posted.ranks, job.process.words
         local_blocks = [job.source[ordinal] for ordinal in posted.ordinals]
         must_own(job, local_blocks)
         if fails or self.now >= posted.post_before:
             machine.failed(posted, "link down" if fails else "its lease is over")
             machine.check_invariants()
             return
-        sums = words.checksums(
-            stream.prefill_rank, stream.prefill_heads, posted.layers, local_blocks
-        )
+        sums = words.checksums(ranks.prefill_rank, ranks.prefill_heads, posted.layers, local_blocks)
         pairs = list(zip(local_blocks, posted.remote_blocks, strict=True))
-        flight = self.memory.post(words, self.words, stream, posted.layers, pairs)
+        flight = self.memory.post(words, self.words, ranks, posted.layers, pairs)
         notice = machine.landed_notice(posted, sums)
         self.writes.append(Write(job, posted, notice, flight, self.now + self.flight_s))
 
@@ -152,7 +149,7 @@ class World(DecodeSide):
         """All of a write is there, and its notice."""
         self.move(write, len(write.posted.ordinals))
         write.fate = "landed"
-        self.inbox.append((write.job, write.posted.stream.decode_rank, write.notice))
+        self.inbox.append((write.job, write.posted.ranks.decode_rank, write.notice))
         if not write.job.process.alive:
             self.writes.remove(write)
 
@@ -163,7 +160,7 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def end_write(self, write: Write, *, fails: bool) -> None:
-        """P hears how a write ended."""
+        """A prefill worker is told of the end of a write."""
         machine = write.job.machine
         assert machine is not None and write.fate != "posted"
         self.writes.remove(write)
@@ -225,7 +222,7 @@ class World(DecodeSide):
         self.processes[index] = self.start_process(process.name)
 
     def tear_down(self, process: Process) -> None:
-        """The connection of a dead process is cut on D's side."""
+        """The decode worker cuts the connection of a dead process."""
         process.gone = True
         self.writes = [w for w in self.writes if w.job.process is not process]
 

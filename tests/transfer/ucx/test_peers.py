@@ -61,18 +61,18 @@ def test_garbage_is_dropped_and_does_no_harm(pair: tuple[Side, Side]) -> None:
     endpoint = stranger.connect(identity.address)
     generator = random.Random(1)
     for size in (0, 1, 15, 16, 17, 40, 600, 9000, 100_000, MAX_MESSAGE_BYTES + 1):
-        stranger.say(endpoint, generator.randbytes(size))
+        stranger.send_message(endpoint, generator.randbytes(size))
     payload = np.ones(200_000, np.uint8)
     strays = [
-        stranger.send(endpoint, stranger.pool(_grid_of(payload)).view(0, size), tag)
+        stranger.send_payload(endpoint, stranger.pool(_grid_of(payload)).view(0, size), tag)
         for tag, size in ((0, 100), (5, 200_000), (7, 9000))
     ]
     for kind in Kind:
         for body in (b"", b"\xff" * 4, b"\xff" * 400, generator.randbytes(64)):
             for session in (0, generator.getrandbits(64)):
-                stranger.say(endpoint, seal(identity.key, Message(kind, session, 1, body)))
+                stranger.send_message(endpoint, seal(identity.key, Message(kind, session, 1, body)))
     deadline = time.perf_counter() + 20
-    while not (stranger.all_said and all(request.completed for request in strays)):
+    while not (stranger.all_messages_sent and all(request.completed for request in strays)):
         assert time.perf_counter() < deadline
         stranger.progress()
         d.listen()
@@ -91,11 +91,11 @@ def test_nonsense_in_an_open_session_is_dropped_and_the_session_goes_on(
     p, d = pair
     tables = p.add(d)
     key = decode_identity(d.transport.metadata()).key
-    link = tables.link  # type: ignore[attr-defined]
+    session = tables.session  # type: ignore[attr-defined]
     for kind in (Kind.WRITE, Kind.READ, Kind.GO, Kind.DONE, Kind.FAIL, Kind.ABORT, Kind.HELLO):
         for body in (b"", b"\x01\0\0\0", b"\xff" * 12, secrets.token_bytes(100)):
-            message = Message(kind, link.session, secrets.randbits(64), body)
-            p.transport._port.say(link.endpoint, seal(key, message))
+            message = Message(kind, session.session_id, secrets.randbits(64), body)
+            p.transport._port.send_message(session.endpoint, seal(key, message))
     rounds(p, d)
     assert not d.blocks.any() and not d.heard
     finish(p, p.transport.post("WRITE", tables, [1], [1], b"fine"), d)
@@ -184,7 +184,7 @@ def test_a_stopped_peer_can_be_removed_at_once_and_delays_nobody_else(
     finish(p, p.transport.post("WRITE", stuck, [0], [0], b"warm"))
     tables = p.add(d)
     handles = [p.transport.post("WRITE", stuck, everything, everything, b"") for _ in range(4)]
-    until(lambda: handles[0].told_go, p)  # type: ignore[attr-defined]
+    until(lambda: handles[0].has_go, p)  # type: ignore[attr-defined]
     peer.signal(signal.SIGSTOP)
     finish(p, p.transport.post("WRITE", tables, everything, everything, b"by"), d)
     began = time.perf_counter()

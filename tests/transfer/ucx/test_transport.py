@@ -168,7 +168,7 @@ def test_nothing_of_a_write_lands_once_its_peer_was_removed_before_it_answered(
     handle = p.transport.post("WRITE", tables, list(range(64)), list(range(64)), b"late")
     p.transport.remove_peer("d")
     d.blocks[:] = 0
-    until(lambda: not d.transport._links, p, d)
+    until(lambda: not d.transport._sessions, p, d)
     rounds(p, d)
     assert not d.blocks.any() and d.heard == [("p", b"warm")]
     with pytest.raises(TransferError, match="removed"):
@@ -185,7 +185,7 @@ def test_nothing_lands_after_the_peer_knows_that_it_was_removed(make: Callable[.
     handle = p.transport.post("WRITE", tables, everything, everything, b"cut off")
     until(lambda: bool(d.blocks.any()), p, d)
     p.transport.remove_peer("d")
-    until(lambda: not d.transport._links, p, d)
+    until(lambda: not d.transport._sessions, p, d)
     d.blocks[:] = 0
     rounds(p, d)
     assert not d.blocks.any() and len(d.heard) <= 1
@@ -205,7 +205,7 @@ def test_a_released_write_that_had_not_begun_does_not_land(pair: tuple[Side, Sid
     p.transport.notify("d", b"behind them")
     until(lambda: bool(d.heard), p, d)
     rounds(p, d)
-    (session,) = d.transport._links.values()
+    (session,) = d.transport._sessions.values()
     assert not session.transfers
     assert not d.blocks.any() and d.heard == [("p", b"behind them")]
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from tandem.decode.publisher import CachePublisher
+from tandem.decode.kv_events import KvEventPublisher
 from tandem.router.kv_follower import decode_kv_event
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.events import MemoryEvents, kv_subject
@@ -14,9 +14,9 @@ async def test_a_lost_last_event_is_noticed_at_the_next_beat() -> None:
     await events.subscribe(
         kv_subject("n"), lambda _, payload: heard.append(index.apply(decode_kv_event(payload)))
     )
-    publisher = CachePublisher(events, "n", "w", "e")
+    publisher = KvEventPublisher(events, "n", "w", "e")
     publisher.beat()
-    assert heard == []  # nothing was ever said
+    assert heard == []  # there was no event
     publisher.stored([A, B])
     await asyncio.sleep(0)
     publisher.beat()  # the event itself was news enough

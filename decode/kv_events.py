@@ -1,41 +1,14 @@
-"""What a decode worker tells the others about itself: its model and its prefix cache."""
+"""The events by which a decode worker publishes the content of its prefix cache."""
 
 import asyncio
-import time
 from collections import deque
 
-from tandem.engine.engine import Engine
-from tandem.runtime.address import EndpointAddress
 from tandem.runtime.events import Events, kv_subject
-from tandem.runtime.messages import KvEvent, ModelCard, ModelFiles, encode
-from tandem.runtime.model_files import files_digest
-from tandem.runtime.node import Node
+from tandem.runtime.messages import KvEvent, encode
 
 
-def model_card(
-    node: Node,
-    endpoint: EndpointAddress,
-    engine: Engine,
-    files: ModelFiles,
-    weights_digest: str,
-) -> ModelCard:
-    """Return the card of the model that a decode worker serves at `endpoint`."""
-    return ModelCard(
-        name=node.model,
-        context_length=engine.max_model_len,
-        block_size=engine.block_pool.block_size,
-        vocab_size=engine.runner.model_config.vocab_size,
-        files_digest=files_digest(files),
-        instance_id=node.instance_id,
-        created_s=int(time.time()),
-        endpoint=str(endpoint),
-        sends_kv_events=True,
-        weights_digest=weights_digest,
-    )
-
-
-class CachePublisher:
-    """Turns the block pool's callbacks into gapless KvEvents.
+class KvEventPublisher:
+    """Turns the block pool's callbacks into KvEvents without gaps.
 
     `stored` and `removed` are called on the engine thread, everything else on the event loop.
     """
@@ -81,13 +54,16 @@ class CachePublisher:
         self._events.publish(self._subject, encode(event))
 
     def beat(self) -> None:
-        """Call it regularly: without news it shows who missed the last event that it was lost."""
+        """Repeat the number of the last event if none has followed, to reveal a lost event.
+
+        Must be called regularly.
+        """
         if self._event_id and self._event_id == self._event_id_at_beat:
             self._send([], [])
         self._event_id_at_beat = self._event_id
 
     def snapshot(self) -> KvEvent:
-        """Everything stored now, as of the last event."""
+        """Return the whole content of the cache, as of the last event."""
         return KvEvent(
             self._instance_id, self._epoch, self._event_id, list(self._hashes), cleared=True
         )

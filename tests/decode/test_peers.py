@@ -1,6 +1,6 @@
-"""Who is excluded for corrupt KV, when, and for how long."""
+"""Exclusion of prefill workers for corrupt KV."""
 
-from tandem.decode.peer_health import WINDOW_S, PeerHealth
+from tandem.decode.peers import WINDOW_S, PeerHealth
 
 BAD, GOOD = ("bad", "1"), ("good", "1")
 

@@ -1,4 +1,4 @@
-"""Sessions of the UCX transport and the transfers in them."""
+"""Sessions of the UCX transport, and their transfers."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from tandem.transfer.ucx.wire import Kind
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class UcxTransfer:
     """One WRITE or READ, at either end."""
 
-    link: "Link"
+    session: "UcxSession"
     transfer_id: int
     kind: Kind
     spans: list[Span]
     notice: bytes = b""
     requests: deque[Any] = field(default_factory=deque)  # payload under way, in order
-    told_go: bool = False
+    has_go: bool = False
     answered: bool = False
     error: str = ""
 
     def settle(self) -> bool:
-        """Whether no payload is under way any more; the first failure ends all of it."""
+        """Return True once no payload is under way any more; the first failure ends all."""
         try:
             while self.requests and finished(self.requests[0]):
                 self.requests.popleft()
@@ -35,28 +35,30 @@ class Transfer:
         return not self.requests
 
     def fail(self, error: str) -> None:
+        """End the transfer with its first error."""
         self.error = self.error or error
         self.requests.clear()  # which cancels receives that nothing has matched
 
 
 @dataclass(slots=True, eq=False)
-class Link:
-    """A session with a peer: one that we opened (`ours`), or one that it opened."""
+class UcxSession:
+    """A session with a peer, opened by this process (`is_own`) or by the peer."""
 
     name: str
-    session: int
+    session_id: int
     key: bytes  # the peer's
     endpoint: Any
     grid: BlockGrid | None  # the peer's pool; None if the peer opened the session
-    transfers: dict[int, Transfer] = field(default_factory=dict)
-    broken: str = ""  # why it is of no use any more
+    transfers: dict[int, UcxTransfer] = field(default_factory=dict)
+    broken: str = ""  # the reason why it can't be used any more
 
     @property
-    def ours(self) -> bool:
-        """Whether we opened the session."""
+    def is_own(self) -> bool:
+        """This process opened the session."""
         return self.grid is not None
 
     def sever(self, reason: str) -> None:
+        """Fail all transfers of the session, which can't be used any more."""
         self.broken = self.broken or reason
         for transfer in self.transfers.values():
             transfer.fail(reason)

@@ -1,0 +1,269 @@
+"""The open handoffs of a decode worker: their table, their tickets and their endpoints.
+
+Runs on the event loop.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+
+import msgspec
+
+from tandem.decode.config import DisaggConfig
+from tandem.decode.handoff import HandoffTools, RemotePrefill
+from tandem.decode.metrics import DecodeMetrics
+from tandem.decode.peers import PeerHealth
+from tandem.decode.requests import ActiveRequest
+from tandem.engine.loop import EngineLoop
+from tandem.engine.outputs import Reservation
+from tandem.queue.prefill_queue import PrefillQueue
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.messages import (
+    Ack,
+    Claim,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    Instance,
+    PrefillJob,
+    PrefixBlocks,
+    PrefixRequest,
+    Settled,
+    encode,
+    pack_tokens,
+)
+from tandem.runtime.node import Node
+from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.token_rate import TokenRate
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.causes import CloseCause
+from tandem.transfer.handoff.decode import DecodeHandoff
+from tandem.transfer.handoff.landed import decode_landed, decode_settled
+
+logger = logging.getLogger(__name__)
+
+
+class RemotePrefills:
+    """The open handoffs of a decode worker, by handoff id."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        queue: PrefillQueue,
+        group: TransferGroup,
+        loop: EngineLoop,
+        thresholds: Callable[[], DisaggConfig],
+        transfer: TransferConfig,
+        deployment: str,
+        prefill_instances: Mapping[str, Instance],
+        metrics: DecodeMetrics,
+        rate: TokenRate,
+    ) -> None:
+        self._node = node
+        self._queue = queue
+        self._group = group
+        self._thresholds = thresholds
+        self._transfer = transfer
+        self._deployment = deployment
+        self._health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
+        self._tools = HandoffTools(
+            group=group,
+            loop=loop,
+            metrics=metrics,
+            health=self._health,
+            rate=rate,
+            thresholds=thresholds,
+            prefill_instances=prefill_instances,
+            spawn=self._spawn,
+            on_ended=self._remove,
+        )
+        self._aio = asyncio.get_running_loop()
+        self._open: dict[bytes, RemotePrefill] = {}
+        self._by_request: dict[str, RemotePrefill] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_taken = 0  # handoffs that were claimed or given up; read by the engine thread
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of every open handoff that hold between any two events."""
+        for handoff_id, remote in self._open.items():
+            assert remote.machine.handoff_id == handoff_id
+            remote.machine.check_invariants()
+
+    def excluded(self) -> list[str]:
+        """Return the prefill workers that get no work from here now. From any thread."""
+        return self._health.excluded(time.perf_counter())
+
+    def find(self, handoff_id: bytes) -> RemotePrefill | None:
+        return self._open.get(handoff_id)
+
+    # ---- from a reservation to a ticket -------------------------------------------------------
+
+    def start(self, active: ActiveRequest, reservation: Reservation) -> None:
+        """Offer the prompt of `active`, whose blocks are reserved, to the prefill workers."""
+        num_uncached = active.seq.num_given_tokens - reservation.num_cached_tokens
+        config = self._thresholds()
+        timeout_ms = config.handoff_timeout_ms + round(
+            config.handoff_timeout_ms_per_token * num_uncached
+        )
+        machine = self._machine(active, reservation, timeout_ms)
+        cached_blocks = active.seq.block_table[: len(reservation.cached_ordinals)]
+        remote = RemotePrefill(self._tools, active, machine, num_uncached, cached_blocks)
+        active.num_cached_tokens = reservation.num_cached_tokens
+        active.handoff_id = machine.handoff_id.hex()
+        self._open[machine.handoff_id] = self._by_request[active.request.request_id] = remote
+        if active.done.done():
+            remote.cancel()
+            return
+        remote.run([])  # sets its first timer
+        self._spawn(self._publish(remote, timeout_ms))
+        self._aio.call_later(
+            config.claim_timeout_ms / 1e3,
+            remote.give_up_unclaimed,
+            CloseCause.UNCLAIMED,
+            "no prefill worker claimed it in time",
+        )
+
+    def _machine(
+        self, active: ActiveRequest, reservation: Reservation, timeout_ms: int
+    ) -> DecodeHandoff:
+        request, layout = active.request, self._group.layout
+        grant = Claimed(
+            secret=secrets.token_bytes(16),
+            lease_ms=timeout_ms,
+            token_ids=pack_tokens(active.seq.token_ids),
+            sampling=request.sampling,
+            stop=request.stop,
+            fill=reservation.fill,
+            cached_ordinals=reservation.cached_ordinals,
+            cache_salt=request.cache_salt,
+            num_generated=request.num_generated,
+        )
+        return DecodeHandoff(
+            secrets.token_bytes(16),
+            1,
+            grant,
+            deadline=time.perf_counter() + timeout_ms / 1e3,
+            grace_ms=self._transfer.grace_ms,
+            num_layers=layout.num_layers,
+            tp_size=layout.tp_size,
+            verify=self._transfer.verify,
+        )
+
+    async def _publish(self, remote: RemotePrefill, timeout_ms: int) -> None:
+        active, machine = remote.active, remote.machine
+        job = PrefillJob(
+            handoff_id=machine.handoff_id,
+            attempt=machine.attempt,
+            deployment=self._deployment,
+            decode_instance=self._node.instance_id,
+            decode_address=self._node.server.address,
+            decode_epoch=self._node.epoch,
+            num_tokens=active.seq.num_given_tokens,
+            num_uncached_tokens=remote.num_uncached_tokens,
+            deadline_ms=timeout_ms,
+            trace=active.context.headers,
+        )
+        try:
+            await self._queue.publish(job)
+        except ServiceError as error:
+            logger.warning("request %s: no ticket: %s", active.request.request_id, error)
+            # A claim proves that the queue has the ticket, and that only its answer was late.
+            remote.give_up_unclaimed(CloseCause.QUEUE_LOST, "the prefill queue is not reachable")
+            return
+        active.timeline.mark("queued")
+        machine.published()
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def cancel(self, request_id: str) -> None:
+        """End the handoff of a request that is over, if it has one."""
+        remote = self._by_request.get(request_id)
+        if remote is not None:
+            remote.cancel()
+
+    async def close(self) -> None:
+        """Retract all open handoffs, while the engine still runs and the pool is registered."""
+        for remote in list(self._open.values()):
+            remote.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _remove(self, remote: RemotePrefill) -> None:
+        del self._open[remote.machine.handoff_id]
+        request_id = remote.active.request.request_id
+        if self._by_request.get(request_id) is remote:  # else the id is in use again
+            del self._by_request[request_id]
+        if remote.machine.claimant is None:
+            self.num_taken += 1
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._aio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- messages of prefill workers; those of unknown handoffs are dropped -------------------
+
+    def register(self, server: RequestServer) -> None:
+        """Serve the handoff endpoints."""
+        server.register("claim", self._on_claim)
+        server.register("first_token", self._on_first_token)
+        server.register("settled", self._on_settled)
+        server.register("prefix_blocks", self._on_prefix_blocks)
+
+    async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        """Answer a claim; the stream of a granted one stays open until the handoff has ended."""
+        claim = msgspec.msgpack.decode(payload, type=Claim)
+        remote = self.find(claim.handoff_id)
+        if remote is None:
+            answer.send(encode(ClaimRefused("unknown")))
+            return
+        was_unclaimed = remote.is_unclaimed
+        if not remote.claim(claim, answer):
+            return
+        self.num_taken += was_unclaimed
+        forget = context.on_cancel(lambda: remote.claim_stream_lost(claim, answer))
+        try:
+            await remote.ended.wait()
+        finally:
+            forget()
+
+    async def _on_first_token(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        first = msgspec.msgpack.decode(payload, type=FirstToken)
+        if (remote := self.find(first.handoff_id)) is not None:
+            remote.first_token(first)
+        answer.send(encode(Ack()))
+
+    async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        settled = msgspec.msgpack.decode(payload, type=Settled)
+        if (remote := self.find(settled.handoff_id)) is not None:
+            remote.settled(settled)
+        answer.send(encode(Ack()))
+
+    async def _on_prefix_blocks(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
+        remote = self.find(request.handoff_id)
+        blocks = PrefixBlocks() if remote is None else await remote.prefix_blocks(request)
+        answer.send(encode(blocks))
+
+    def on_notification(self, decode_rank: int, data: bytes) -> None:
+        """Handle a message of the transfer plane to one of the own ranks, from any sender."""
+        if (landed := decode_landed(data)) is not None:
+            if (remote := self.find(landed.handoff_id)) is not None:
+                remote.landed(landed, decode_rank)
+        elif (settled := decode_settled(data)) is not None:
+            if (remote := self.find(settled.handoff_id)) is not None:
+                remote.settled_notice(settled)
+        else:
+            logger.warning("dropped %d bytes over the transfer plane: no such message", len(data))

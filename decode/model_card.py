@@ -1,0 +1,31 @@
+"""The model card of a decode worker."""
+
+import time
+
+from tandem.engine.engine import Engine
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.messages import ModelCard, ModelFiles
+from tandem.runtime.model_files import files_digest
+from tandem.runtime.node import Node
+
+
+def model_card(
+    node: Node,
+    endpoint: EndpointAddress,
+    engine: Engine,
+    files: ModelFiles,
+    weights_digest: str,
+) -> ModelCard:
+    """Return the card of the model that a decode worker serves at `endpoint`."""
+    return ModelCard(
+        name=node.model,
+        context_length=engine.max_model_len,
+        block_size=engine.block_pool.block_size,
+        vocab_size=engine.runner.model_config.vocab_size,
+        files_digest=files_digest(files),
+        instance_id=node.instance_id,
+        created_s=int(time.time()),
+        endpoint=str(endpoint),
+        sends_kv_events=True,
+        weights_digest=weights_digest,
+    )

@@ -1,0 +1,101 @@
+"""One run of a ticket towards its decode worker: the claim, and the messages that follow it."""
+
+import contextlib
+import logging
+import secrets
+
+import msgspec
+
+from tandem.prefill.tools import JobTools
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import DeadlineError, TandemError, TransferError
+from tandem.runtime.messages import (
+    Claim,
+    ClaimAnswer,
+    FirstToken,
+    PrefillJob,
+    Settled,
+    TransferMetadata,
+    encode,
+)
+from tandem.runtime.plane.client import ResponseStream
+
+logger = logging.getLogger(__name__)
+
+SETTLE_TIMEOUT_S = 5.0
+PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
+_CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
+
+
+class Claimant:
+    """Speaks for one run of a ticket. `run_id` tells the runs of one ticket apart."""
+
+    def __init__(self, tools: JobTools, ticket: PrefillJob) -> None:
+        self.run_id = secrets.token_bytes(8)
+        self.request_id = f"{ticket.handoff_id.hex()}.{ticket.attempt}"
+        self._tools = tools
+        self._ticket = ticket
+
+    async def find_peer(self) -> TransferMetadata | None:
+        """Return the decode worker's transfer metadata, or None after a short wait.
+
+        The ticket of a new decode worker can arrive before its metadata.
+        """
+        peers, decode_instance = self._tools.peers, self._ticket.decode_instance
+        if decode_instance not in peers.items:
+            with contextlib.suppress(DeadlineError):
+                await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
+        return peers.items.get(decode_instance)
+
+    async def claim(self, context: RequestContext) -> ResponseStream:
+        """Claim the ticket; the answer is the first item of the stream."""
+        node, ticket = self._tools.node, self._ticket
+        claim = Claim(
+            ticket.handoff_id,
+            ticket.attempt,
+            node.instance_id,
+            node.epoch,
+            self._tools.group.layout.tp_size,
+            self.run_id,
+        )
+        return await node.client.open(ticket.decode_address, "claim", encode(claim), context)
+
+    async def read_answer(self, stream: ResponseStream) -> ClaimAnswer:
+        """Return the answer to the claim. Settle if it cannot be read."""
+        try:
+            answer: ClaimAnswer = _CLAIM_ANSWER.decode(await anext(stream, b""))
+            return answer
+        except (TandemError, msgspec.MsgspecError) as error:
+            # The claim may have been granted: without this the lease would have to run out.
+            reason = str(error)
+            await self.settle_unwritten(reason)
+            raise
+
+    async def send_first_token(self, first: FirstToken) -> None:
+        await self.tell("first_token", encode(first))
+
+    async def settle_unwritten(self, reason: str) -> None:
+        """Tell the decode worker that nothing was written, and why."""
+        ticket = self._ticket
+        await self.settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, reason, run=self.run_id))
+
+    async def settle(self, settled: Settled, notice: bytes | None = None) -> None:
+        """Tell the decode worker that nothing can land any more.
+
+        Send `notice` over the transfer plane if the request plane fails.
+        """
+        try:
+            await self.tell("settled", encode(settled))
+        except TandemError as error:
+            logger.warning("handoff %s: not settled: %s", self.request_id, error)
+            if notice is not None:
+                with contextlib.suppress(TransferError):
+                    await self._tools.group.notify(self._ticket.decode_instance, notice)
+
+    async def tell(self, endpoint: str, payload: bytes) -> bytes:
+        """Call an endpoint of the decode worker and return its answer."""
+        context = RequestContext(timeout_s=SETTLE_TIMEOUT_S)
+        async with context:
+            return await self._tools.node.client.call(
+                self._ticket.decode_address, endpoint, payload, context
+            )

@@ -1,0 +1,120 @@
+"""Computing the prompt of one granted claim."""
+
+import asyncio
+import time
+
+from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.sequence import LayerProgress, Sequence
+from tandem.prefill.claim import Claimant
+from tandem.prefill.tools import JobTools, Step
+from tandem.prefill.writer import BlockWriter
+from tandem.runtime.errors import TandemError, TransferError
+from tandem.runtime.messages import FirstToken, unpack_tokens
+from tandem.runtime.timeline import Timeline
+
+
+class PromptComputation:
+    """Computes a prompt, has each block written once it is full, and sends the first token."""
+
+    def __init__(
+        self,
+        tools: JobTools,
+        claimant: Claimant,
+        writer: BlockWriter,
+        timeline: Timeline,
+    ) -> None:
+        self._tools = tools
+        self._request_id = claimant.request_id
+        self._claimant = claimant
+        self._writer = writer
+        self._timeline = timeline
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Compute until the end of the prompt, or until the machine has an error."""
+        self._tools.steps[self._request_id] = self._steps
+        try:
+            await self._run()
+        finally:
+            del self._tools.steps[self._request_id]
+
+    def stop(self, reason: str) -> None:
+        """End `run` with a TransferError."""
+        error = TransferError(reason)
+        self._steps.put_nowait(
+            SequenceOutput(self._request_id, [], finish_reason="error", error=error)
+        )
+
+    async def _run(self) -> None:
+        tools, writer = self._tools, self._writer
+        seq = self._sequence()
+        num_pulled = await self._pull_prefix(seq)
+        started_at = time.perf_counter()
+        await tools.loop.call(lambda engine: engine.add(seq))
+        while not writer.machine.error:
+            step = await self._steps.get()
+            if isinstance(step, LayerProgress):
+                writer.write_ready(seq, step)
+                continue
+            if step.error is not None:
+                raise step.error
+            is_last = step.finish_reason is not None
+            if is_last:
+                self._timeline.mark("computed")
+                computed_s = time.perf_counter() - started_at
+                tools.puller.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
+                tools.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
+            num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
+            num_layers = tools.group.layout.num_layers
+            writer.write_ready(seq, LayerProgress(self._request_id, num_tokens, num_layers, None))
+            if is_last:  # after the write, which takes longer to arrive
+                writer.spawn(self._send_first_token(seq, step))
+                return
+
+    def _sequence(self) -> Sequence:
+        grant = self._writer.machine.grant
+        token_ids = unpack_tokens(grant.token_ids)
+        return Sequence(
+            request_id=self._request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids) - grant.num_generated,
+            sampling=grant.sampling,
+            stop=grant.stop,
+            cache_salt=grant.cache_salt,
+            prefill_only=True,
+            num_layer_groups=self._num_layer_groups(len(grant.fill)),
+        )
+
+    def _num_layer_groups(self, num_fill_blocks: int) -> int:
+        """Return the number of groups of layers in which the prompt's last chunk is written."""
+        tools, layout, rates = self._tools, self._tools.group.layout, self._writer.link.rates
+        if rates is None or not tools.transfer.stream_layers:
+            return 1
+        num_blocks = min(num_fill_blocks, -(-tools.max_chunk_tokens // tools.block_size))
+        return rates.num_groups(num_blocks, layout.block_bytes, layout.num_layers)
+
+    async def _pull_prefix(self, seq: Sequence) -> int:
+        """READ the decode worker's cached prefix if that is faster; return its tokens."""
+        if not self._tools.transfer.pull_prefixes:
+            return 0
+        num_tokens = await self._tools.puller.pull(
+            seq, self._writer.machine, self._writer.link, self._claimant.tell
+        )
+        if num_tokens:
+            self._timeline.mark("prefix_pulled")
+        return num_tokens
+
+    async def _send_first_token(self, seq: Sequence, output: SequenceOutput) -> None:
+        machine = self._writer.machine
+        first = FirstToken(
+            handoff_id=machine.handoff_id,
+            attempt=machine.attempt,
+            token_id=output.token_ids[0],
+            logprobs=output.logprobs[0] if output.logprobs else None,
+            num_cached_tokens=seq.num_cached_tokens,
+            timeline_ms=self._timeline.since("claimed"),
+        )
+        try:
+            await self._claimant.send_first_token(first)
+        except TandemError as error:
+            machine.stop(f"the first token was not delivered: {error.message}")

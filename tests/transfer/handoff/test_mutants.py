@@ -1,0 +1,41 @@
+"""Every change of a condition, a comparison or a statement of the state machines is noticed."""
+
+import pytest
+
+from tests.transfer.handoff import test_decode, test_prefill
+from tests.transfer.handoff.killers import fails_a_test
+from tests.transfer.schedules.explore import first_failure
+from tests.transfer.schedules.mutants import Mutant, mutants
+
+ENOUGH = 2_000  # schedules; most mutants fail within a hundred
+# These behave like the original.
+EQUIVALENT = {
+    "Coverage.includes swap 0": "between as many ranks on both sides, wide and narrow are the same",
+}
+ALL = [mutant for mutant in mutants() if mutant.name not in EQUIVALENT]
+SOME = ALL[::20]
+
+
+def is_noticed(mutant: Mutant) -> bool:
+    with mutant.applied():
+        is_found = fails_a_test(test_decode, test_prefill)
+        return is_found or first_failure(range(ENOUGH)) is not None
+
+
+def test_the_machines_themselves_pass() -> None:
+    assert not fails_a_test(test_decode, test_prefill)
+
+
+@pytest.mark.parametrize("mutant", SOME, ids=lambda mutant: mutant.name)
+def test_some_mutants_are_noticed(mutant: Mutant) -> None:
+    assert is_noticed(mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_noticed(mutant: Mutant) -> None:
+    assert is_noticed(mutant)
+
+
+def test_every_equivalent_mutant_is_one_that_exists() -> None:
+    assert {mutant.name for mutant in mutants()} >= EQUIVALENT.keys()
