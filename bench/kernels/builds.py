@@ -39,7 +39,7 @@ BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of
 VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
-SINGLE_TOKENS = "_adjust_kernel"  # reads the logits of listed tokens, wherever they stand
+SINGLE_TOKENS = "adjust_kernel"  # reads the logits of listed tokens, wherever they stand
 # What these read narrower than an int64 would be the data themselves.
 WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
 

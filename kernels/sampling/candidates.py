@@ -1,6 +1,6 @@
 """The candidates of a row: its tokens at or above a bound, found by their groups.
 
-A group is GROUP tokens with consecutive ids, of which the survey (launch.py) stores the best. At
+A group is GROUP tokens with consecutive ids, of which the survey (survey.py) stores the best. At
 least n tokens reach the n-th best of these, so a bound that holds the n best is known without the
 row, and only groups that reach it are read again.
 """
