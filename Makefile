@@ -1,5 +1,6 @@
 # make serve    set everything up and serve the bundled model on 127.0.0.1:8000
 # make test     run the tests          make check    formatter, linter, types
+# make test-slow   faults on whole clusters, every mutant of the state machines
 # make install  set up only            make clean    remove what these made
 # make bench-kernels   test and measure the kernels on this machine's GPU; installs nothing
 # make bench-engine    measure the engine on this machine's GPU; installs nothing
@@ -19,7 +20,7 @@ ROOMS := bench decode engine frontend kernels launch models prefill queue router
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
-.PHONY: serve test check install install-dev typing-links bench-kernels bench-engine clean
+.PHONY: serve test test-slow check install install-dev typing-links bench-kernels bench-engine clean
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
@@ -29,7 +30,12 @@ serve: $(READY)
 # two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
 # none may claim every core for itself. A process that dies is not replaced: it ends the run
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart 0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile \
+		--max-worker-restart 0
+
+# alone: these need both cores
+test-slow: $(READY_DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .
