@@ -30,6 +30,9 @@ SAMPLINGS: dict[str, dict[str, object]] = {
     "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 1234},
 }
 NAMED = ("before claim", "after claim", "mid-write", "before settled")
+SHORT = "mid-write"  # the only point of `make test`
+
+
 FINISHED_S = 3.0  # from a prefill worker's end to the whole answer
 SLACK_S = 3.0  # a loaded machine
 CAUGHT_S = 30.0
@@ -38,6 +41,10 @@ NUM_FILLING = 8
 FILLING_TOKENS = 350
 TIMEOUTS = {"handoff_timeout_ms", "handoff_timeout_ms_per_token"}
 _salts = itertools.count()
+
+
+def at(point: str, *values: object) -> Any:
+    return pytest.param(point, *values, marks=() if point == SHORT else pytest.mark.slow)
 
 
 def prompt(seed: int) -> list[int]:
@@ -197,7 +204,7 @@ def is_typed_error(answer: Answer) -> bool:
 
 
 @pytest.mark.parametrize("action", ["kill", "stop"])
-@pytest.mark.parametrize("point", NAMED)
+@pytest.mark.parametrize("point", [at(point) for point in NAMED])
 async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
     stage: Stage, point: str, action: Action
 ) -> None:
@@ -216,7 +223,7 @@ async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize("action", ["kill", "stop"])
-@pytest.mark.parametrize("point", NAMED)
+@pytest.mark.parametrize("point", [at(point) for point in NAMED])
 async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     stage: Stage, point: str, action: Action
 ) -> None:
@@ -235,7 +242,9 @@ async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     await stage.healed()
 
 
-@pytest.mark.parametrize("point", ["after claim", "mid-write", "inside a post"])
+@pytest.mark.parametrize(
+    "point", [at(point) for point in ("after claim", "mid-write", "inside a post")]
+)
 async def test_a_prefill_worker_that_wakes_after_its_lease_harms_nobody(
     stage: Stage, point: str
 ) -> None:
@@ -263,7 +272,7 @@ async def test_a_prefill_worker_that_wakes_after_its_lease_harms_nobody(
 
 @pytest.mark.parametrize("service", ["nats", "etcd"])
 @pytest.mark.parametrize(
-    ("point", "empty"), [*((point, False) for point in NAMED), ("mid-write", True)]
+    ("point", "empty"), [*(at(point, False) for point in NAMED), at("mid-write", True)]
 )
 async def test_losing_a_service_in_the_middle_of_a_handoff_changes_no_answer(
     stage: Stage, point: str, service: str, empty: bool

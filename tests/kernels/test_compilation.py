@@ -40,6 +40,7 @@ def bad_builds(environment: dict[str, str]) -> dict[str, KernelBuild]:
     return {built.shape: built for built in found}
 
 
+@pytest.mark.slow
 def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
     broken = [
         f"sm_{built.arch} {built.kernel} {built.shape} ({built.config}): {rule}"
@@ -49,6 +50,7 @@ def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
     expected = {
         name
@@ -58,6 +60,7 @@ def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
     assert {built.kernel for built in builds} == expected
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
         "run python -m tandem.bench.kernels.builds --output docs/kernels.md"
