@@ -117,7 +117,7 @@ def _block_checksums_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
 ):
     # grid: (num_programs,); an item is one piece of one block, and each program has a run of them.
-    # What a block's programs add up does not depend on their order.
+    # The sum of a block's programs does not depend on their order.
     lanes = tl.arange(0, TILE)
     lane_steps = lanes.to(tl.int64) * STEP
     tile_step = tl.full([], TILE, tl.int64) * STEP

@@ -1,1 +1,1 @@
-"""What every process needs: addresses, discovery, the request plane, events, messages, errors."""
+"""Parts of every process: addresses, discovery, the request plane, events, messages, errors."""

@@ -22,7 +22,7 @@ KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
 TOKENS = {"few": 64, "many": 8192}
 # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
-# What changes the build of an attention besides, tried on one chip: the code is the same on all.
+# Other options that change an attention's build, tried on one chip: the code is the same on all.
 OTHER_GROUPS = ((128, 64, 1), (128, 64, 8))
 OTHERS_ARCH = 90
 

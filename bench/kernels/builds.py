@@ -40,7 +40,7 @@ VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
 SINGLE_TOKENS = "adjust_kernel"  # reads the logits of listed tokens, wherever they stand
-# What these read narrower than an int64 would be the data themselves.
+# Any load of these families narrower than an int64 would read the data themselves.
 WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
 
 

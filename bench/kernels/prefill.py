@@ -208,7 +208,7 @@ def _sdpa_case(
     group_size = heads // k.shape[2]
     is_grouped = _takes_groups(backend, q[0], k[0], v[0])
     if not is_grouped:
-        # What such a backend is given in practice: every KV head once per query head.
+        # Such a backend gets every KV head once per query head, as in practice.
         k, v = k.repeat_interleave(group_size, 2), v.repeat_interleave(group_size, 2)
 
     def launch(index: int, _config: None = None) -> torch.Tensor:

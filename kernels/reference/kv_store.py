@@ -9,7 +9,7 @@ from tandem.kernels.reference.norm import inverse_rms
 
 @dataclass(slots=True, frozen=True)
 class StorePlan:
-    """What the stores of all layers of a step share."""
+    """Indices that the stores of all layers of a step share."""
 
     cos: torch.Tensor  # [num_tokens, 1, head_dim], float32
     sin: torch.Tensor  # [num_tokens, 1, head_dim], negated in its first half

@@ -22,7 +22,7 @@ class _Group:
 
 @dataclass(slots=True, frozen=True)
 class DecodePlan:
-    """What the attention of all layers of a step shares."""
+    """Indices and masks that the attention of all layers of a step shares."""
 
     order: torch.Tensor | None  # sequences with a context, by length; None: all, as they stand
     groups: tuple[_Group, ...]

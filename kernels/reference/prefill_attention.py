@@ -23,7 +23,7 @@ class _Run:
 
 @dataclass(slots=True, frozen=True)
 class PrefillPlan:
-    """What the attention of all layers of a step shares."""
+    """Indices and masks that the attention of all layers of a step shares."""
 
     runs: tuple[_Run, ...]
     # [PART_TOKENS, longest + PART_TOKENS] 0 or -inf: column `longest` is row 0's own position

@@ -55,7 +55,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one worker runs: a GPU that `num_sharing` workers share, or None for the CPU."""
+    """The place of one worker: a GPU that `num_sharing` workers share, or None for the CPU."""
 
     spec: RoleSpec
     ordinal: int
