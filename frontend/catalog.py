@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tandem.frontend.openai.errors import shown
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
@@ -128,7 +129,7 @@ class Catalog:
         model = self._models.get(name)
         if model is None:
             known = ", ".join(repr(each) for each in sorted(self._models)) or "none yet"
-            raise NotFoundError(f"no model {name!r}; served: {known}", param="model")
+            raise NotFoundError(f"no model {shown(name)!r}; served: {known}", param="model")
         return model
 
     def members(self, model: ServedModel) -> Mapping[str, Instance]:

@@ -19,7 +19,13 @@ from tandem.runtime.errors import (
 )
 
 logger = logging.getLogger(__name__)
+_MAX_NAME_CHARACTERS = 64
 _encode = msgspec.json.Encoder().encode
+
+
+def shown(name: str) -> str:
+    """Return a name of the caller's, cut to the length at which an error repeats it."""
+    return name if len(name) <= _MAX_NAME_CHARACTERS else name[:_MAX_NAME_CHARACTERS] + "…"
 
 
 class BodyTooLargeError(TandemError):

@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.errors import shown
 from tandem.runtime.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound="RequestBody")
 MAX_TOKEN_ID = 2**32 - 1
+_MAX_I32 = 2**31 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
+Count = Annotated[int, Field(ge=1, le=_MAX_I32)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -38,13 +41,13 @@ class ResponseFormat(BaseModel):
 class RequestBody(BaseModel):
     """The fields that chat and completions have in common."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -54,10 +57,10 @@ class RequestBody(BaseModel):
     seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
 
     # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_I32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
@@ -104,6 +107,7 @@ class RequestBody(BaseModel):
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         for name, value in (self.model_extra or {}).items():
             if value is not None:
+                name = shown(name)
                 raise InvalidRequestError(f"`{name}` is not supported", param=name)
         if (self.n or 1) > config.max_n:
             raise InvalidRequestError(f"`n` is {self.n}, the most is {config.max_n}", param="n")
@@ -149,9 +153,8 @@ class ChatMessage(BaseModel):
         """
         for name, value in (self.model_extra or {}).items():
             if value:
-                raise InvalidRequestError(
-                    f"`{where}.{name}` is not supported", param=f"{where}.{name}"
-                )
+                field = f"{where}.{shown(name)}"
+                raise InvalidRequestError(f"`{field}` is not supported", param=field)
         if isinstance(self.content, str):
             return self.content
         if self.content is None:
@@ -160,9 +163,10 @@ class ChatMessage(BaseModel):
             raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
+                field = f"{where}.content[{index}]"
                 raise InvalidRequestError(
-                    f"`{where}.content[{index}]` has type {part.type!r}; only text is supported",
-                    param=f"{where}.content[{index}].type",
+                    f"`{field}` has type {shown(part.type)!r}; only text is supported",
+                    param=f"{field}.type",
                 )
         return "".join(part.text or "" for part in self.content)
 
@@ -171,9 +175,9 @@ class ChatRequest(RequestBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -207,7 +211,7 @@ class ChatRequest(RequestBody):
             raise InvalidRequestError("`tools` is not supported", param="tools")
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
-                f"`response_format.type` is {self.response_format.type!r}; only 'text' is "
+                f"`response_format.type` is {shown(self.response_format.type)!r}; only 'text' is "
                 "supported",
                 param="response_format.type",
             )
@@ -226,9 +230,9 @@ class CompletionRequest(RequestBody):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    best_of: int | None = None
+    best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -316,4 +320,6 @@ def _translate(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError("the body must be a JSON object")
     if first["type"] == "missing":
         return InvalidRequestError(f"`{where}` is required", param=where)
+    if first["type"] == "finite_number":
+        return InvalidRequestError(f"`{where}` is not a finite number", param=where)
     return InvalidRequestError(f"`{where}`: {first['msg']}", param=where)

@@ -55,6 +55,17 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"seed": "x"}, "seed"),
     ({"seed": 2**63}, "seed"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"top_k": 2**63 + 5}, "top_k"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+    ({"max_tokens": 10**400}, "max_tokens"),
+    ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+    ({"min_tokens": 2**63 - 1}, "min_tokens"),
+    ({"n": 10**30}, "n"),
+    ({"logprobs": True, "top_logprobs": 2**63}, "top_logprobs"),
     ({"min_p": 1.5}, "min_p"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -116,6 +127,12 @@ async def test_each_bad_field_of_a_completion_is_a_400_that_names_it(stack: Stac
     for fields, param in BAD_COMPLETIONS:
         await check(stack, "/v1/completions", COMPLETION | fields, param)
     assert not stack.worker.requests
+
+
+async def test_an_error_repeats_no_more_of_a_name_than_its_beginning(stack: Stack) -> None:
+    for fields in ({"x" * 100_000: 1}, {"model": "x" * 100_000}):
+        error = error_of(await stack.http.post("/v1/chat/completions", json=CHAT | fields))
+        assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
 
 
 async def test_a_missing_field_is_named(stack: Stack) -> None:
