@@ -61,6 +61,11 @@ class TokenModel(ServedModel):
 
     text: ModelText
 
+    @property
+    def max_characters(self) -> int:
+        """The characters of the longest prompt that may fit the context."""
+        return self.card.context_length * self.text.longest_token
+
     def new_parser(self) -> OutputParser:
         """Return a parser of one chat choice, for the output format of the model."""
         return PlainParser()
