@@ -78,8 +78,8 @@ class ChatTemplate:
 
 def _with_checks(template: jinja2.nodes.Template) -> jinja2.nodes.Template:
     """Return the parsed template with a check of the time in every loop and macro."""
-    loops, macros = template.find_all(jinja2.nodes.For), template.find_all(jinja2.nodes.Macro)
-    for node in (*loops, *macros):
+    loops: list[jinja2.nodes.For | jinja2.nodes.Macro] = [*template.find_all(jinja2.nodes.For)]
+    for node in [*loops, *template.find_all(jinja2.nodes.Macro)]:
         name = jinja2.nodes.Name(_CHECK_TIME, "load", lineno=node.lineno)
         call = jinja2.nodes.Call(name, [], [], None, None, lineno=node.lineno)
         node.body.insert(0, jinja2.nodes.ExprStmt(call, lineno=node.lineno))
