@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 
 from starlette.types import Receive, Scope, Send
@@ -12,7 +12,13 @@ from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import ClientGoneError, Exchange
 from tandem.frontend.generation import generate, new_answer
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.errors import error_body, http_error_body, public_error
+from tandem.frontend.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.openai.errors import (
+    TooManyRequestsError,
+    error_body,
+    http_error_body,
+    public_error,
+)
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
 from tandem.frontend.openai.sse import StreamSink, event
 from tandem.frontend.openai.whole import WholeSink
@@ -67,7 +73,9 @@ class RequestHandler:
     def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
         self._deps = deps
         self._planner = Planner(deps.config, executor)
+        self._bodies = OpenBodies(deps.config.max_open_body_bytes)
         self._contexts: set[RequestContext] = set()
+        self._num_answering = 0  # requests whose body has been read
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -115,24 +123,49 @@ class RequestHandler:
         if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
         config = self._deps.config
-        raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s)
+        share = BodyShare(self._bodies)
+        try:
+            raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s, share)
+            if self._num_answering >= config.max_inflight_requests:
+                raise TooManyRequestsError(
+                    f"the frontend answers {config.max_inflight_requests} requests, and no more"
+                )
+            self._num_answering += 1
+            try:
+                generation = await self._generation(raw, exchange, kind, context, record)
+                del raw  # not needed for as long as the answer takes
+                share.give_back()
+                watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
+                await generation
+                del watcher  # it ends with the response; the loop holds it until then
+            finally:
+                self._num_answering -= 1
+        finally:
+            share.give_back()
+
+    async def _generation(
+        self,
+        raw: bytes,
+        exchange: Exchange,
+        kind: Body,
+        context: RequestContext,
+        record: RequestRecord,
+    ) -> Coroutine[None, None, None]:
+        """Return the generation of the answer to a body. It has not begun."""
         route: Route = "chat" if kind is ChatRequest else "completions"
         if self._is_for_text_model(raw):
             text_body = parse_text(route, raw)
             model = self._model(text_body.model, route, record)
             text = TextGeneration(text_body, model, context, exchange, self._deps)
-            record.summarize, generation = text.summary, text.run()
-        else:
-            body = parse(kind, raw, config)
-            model = self._model(body.model, route, record)
-            plan = await self._planner.plan(body, model, context, exchange.headers)
-            answer = new_answer(plan, self._deps)
-            sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
-            record.summarize = answer.summary
-            generation = generate(answer, sink, exchange, self._deps)
-        watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
-        await generation
-        del watcher  # it ends with the response; the loop holds it until then
+            record.summarize = text.summary
+            return text.run()
+        body = parse(kind, raw, self._deps.config)
+        model = self._model(body.model, route, record)
+        plan = await self._planner.plan(body, model, context, exchange.headers)
+        answer = new_answer(plan, self._deps)
+        sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
+        record.summarize = answer.summary
+        return generate(answer, sink, exchange, self._deps)
 
     def _is_for_text_model(self, raw: bytes) -> bool:
         catalog = self._deps.catalog

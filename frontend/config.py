@@ -16,6 +16,26 @@ class FrontendConfig(BaseModel):
     body_timeout_s: float = Field(
         60.0, gt=0, description="longest time for a request's body to arrive (s); after it 408"
     )
+    max_open_body_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description="most bytes of request bodies at one time (bytes), of each body those beyond "
+        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After",
+    )
+    max_inflight_requests: int = Field(
+        4096,
+        ge=1,
+        description="most requests that are answered at one time, those that wait for a worker "
+        "included; above it 429 with Retry-After",
+    )
+    max_head_bytes: int = Field(
+        64 * 1024,
+        ge=1024,
+        description="largest head of a request, its line and headers (bytes); above it 431",
+    )
+    head_timeout_s: float = Field(
+        10.0, gt=0, description="longest time for a request's head to arrive (s); after it 408"
+    )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(
         256, ge=1, description="most choices of one request: its prompts times `n`"

@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from tandem.frontend.open_bodies import BodyShare
 from tandem.frontend.openai.errors import BodyTimeoutError, BodyTooLargeError, error_body
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
@@ -47,25 +48,29 @@ class Exchange:
             headers.append((b"x-request-id", own))
         return headers
 
-    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body.
+    async def read_body(self, max_bytes: int, timeout_s: float, share: BodyShare) -> bytes:
+        """Return the whole body. `share` grows with it and is the caller's to give back.
 
-        Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError.
+        Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError,
+        TooManyRequestsError.
         """
         declared = self.headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdigit() and int(declared[:20]) > max_bytes:
             raise _too_large(max_bytes)
+        parts: list[bytes] = []
+        num_bytes, is_whole = 0, False
         try:
             async with asyncio.timeout(timeout_s):
-                body, is_whole = await self._read_part()
-                while not is_whole and len(body) <= max_bytes:
+                while not is_whole:
                     part, is_whole = await self._read_part()
-                    body += part
+                    parts.append(part)
+                    num_bytes += len(part)
+                    if num_bytes > max_bytes:
+                        raise _too_large(max_bytes)
+                    share.grow_to(num_bytes)
         except TimeoutError:
             raise BodyTimeoutError(f"the body did not arrive within {timeout_s:g} s") from None
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _read_part(self) -> tuple[bytes, bool]:
         """Return the next part of the body, and True when it is the last one."""
@@ -117,6 +122,8 @@ class Exchange:
 
     async def respond_error(self, error: TandemError, headers: list[Header]) -> None:
         """Send an error with its status, in OpenAI's shape."""
+        if isinstance(error, BodyTimeoutError):
+            headers = [*headers, (b"connection", b"close")]  # the rest of the body may come
         if isinstance(error, OverloadedError):
             seconds = max(1, round(error.retry_after_s))
             headers = [*headers, (b"retry-after", b"%d" % seconds)]

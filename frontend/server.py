@@ -8,6 +8,7 @@ from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.http_protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
@@ -48,6 +49,7 @@ class FrontendServer:
             param="frontend.port",
             grace_s=_GRACE_S,
             keep_alive_s=frontend.keep_alive_s,
+            protocol=limited_protocol(frontend),
         )
 
     async def start(self) -> None:

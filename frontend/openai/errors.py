@@ -19,6 +19,14 @@ from tandem.runtime.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+_HTTP_CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "head_timeout",
+    431: "head_too_large",
+}
 _MAX_NAME_CHARACTERS = 64
 _encode = msgspec.json.Encoder().encode
 
@@ -40,6 +48,13 @@ class BodyTimeoutError(TandemError):
 
     code = "body_timeout"
     status = 408
+
+
+class TooManyRequestsError(OverloadedError):
+    """The frontend has as many requests, or as much of their bodies, as it takes at one time."""
+
+    code = "too_many_requests"
+    status = 429
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -78,8 +93,8 @@ def _detail(error: TandemError) -> ErrorDetail:
 
 
 def http_error_body(status: int, message: str) -> bytes:
-    """Return the JSON of an error about the path or the method of a request."""
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    """Return the JSON of an error about the head of a request."""
+    code = _HTTP_CODES.get(status)
     return _encode(ErrorBody(ErrorDetail(message, "invalid_request_error", None, code)))
 
 
