@@ -5,11 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import ClientGoneError, Exchange
+from tandem.frontend.exchange import ClientGoneError, Exchange, caller_id
 from tandem.frontend.generation import generate, new_answer
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.open_bodies import BodyShare, OpenBodies
@@ -27,6 +27,7 @@ from tandem.frontend.plan import Planner
 from tandem.frontend.request_log import RequestRecord, log_request
 from tandem.frontend.text.body import Route, model_named_in, parse_text
 from tandem.frontend.text.generation import TextGeneration
+from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
 
@@ -57,14 +58,14 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _GENERATE.get(scope["path"]) if scope["type"] == "http" else None
         if kind is None:
-            await self._others(scope, receive, send)
+            await self._others(scope, receive, _with_request_id(scope, send))
             return
         exchange = Exchange(scope, receive, send)
         if scope["method"] == "POST":
             await self._handler.handle(exchange, kind, scope["path"])
         else:
             body = http_error_body(405, f"{scope['path']} takes POST only")
-            await exchange.respond(405, body, [(b"allow", b"POST")])
+            await exchange.respond(405, body, [(b"allow", b"POST"), *exchange.id_headers(new_id())])
 
 
 class RequestHandler:
@@ -122,6 +123,7 @@ class RequestHandler:
     ) -> None:
         if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
+        exchange.check_is_json()
         config = self._deps.config
         share = BodyShare(self._bodies)
         try:
@@ -196,6 +198,19 @@ class RequestHandler:
             await exchange.end_stream(event(error_body(shown)))
         else:
             await exchange.respond_error(shown, exchange.id_headers(record.request_id))
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """Return a `send` that adds the caller's own id of the request, or a new one."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = caller_id(dict(scope["headers"]).get(b"x-request-id", b""))
+            header = (b"x-request-id", own or new_id().encode())
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return send_with_id
 
 
 def _trace(exchange: Exchange) -> dict[str, str]:

@@ -23,6 +23,7 @@ from tandem.runtime.errors import (
     InvalidRequestError,
     NotFoundError,
     TandemError,
+    UnavailableError,
 )
 from tandem.runtime.messages import Instance, ModelCard, ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 _PATHS: dict[str, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _FILES_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
+_FIRST_LOAD_S = 5.0
 _decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
 
 
@@ -87,6 +89,7 @@ class Catalog:
         self._cards_view = watch_models(discovery, namespace)
         self._endpoints: dict[str, TypedView[Instance]] = {}  # by a card's `endpoint`
         self._models: dict[str, ServedModel] = {}
+        self._loading: set[str] = set()  # names whose workers are there, and their files not yet
         self._texts: dict[str, ModelText] = {}  # by files digest
         self._loads: dict[str, asyncio.Task[None]] = {}  # by files digest
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
@@ -97,11 +100,13 @@ class Catalog:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
-        """Read the present state of the cluster. Models may still be loading afterwards."""
+        """Read the present state of the cluster, and load its models for a few seconds."""
         self._cards_view.subscribe(self._on_card)
         await self._cards_view.ready()
         for view in list(self._endpoints.values()):
             await view.ready()
+        if self._loads:
+            await asyncio.wait(self._loads.values(), timeout=_FIRST_LOAD_S)
 
     async def close(self) -> None:
         """Stop following."""
@@ -130,8 +135,13 @@ class Catalog:
         return model is not None and not isinstance(model, TokenModel)
 
     def get(self, name: str) -> ServedModel:
-        """Return the model under this name, which may have no worker left. Raises NotFoundError."""
+        """Return the model under this name, which may have no worker left.
+
+        Raises NotFoundError, UnavailableError while the model is being loaded.
+        """
         model = self._models.get(name)
+        if model is None and name in self._loading:
+            raise UnavailableError(f"model {shown(name)!r} is being loaded")
         if model is None:
             known = ", ".join(repr(each) for each in sorted(self._models)) or "none yet"
             raise NotFoundError(f"no model {shown(name)!r}; served: {known}", param="model")
@@ -221,6 +231,7 @@ class Catalog:
                 self._models[name] = replace(model, instances={})
         for name, group in by_name.items():
             self._update_model(name, group)
+        self._loading = by_name.keys() - self._models.keys()
         self.has_text_models = any(map(self.reads_text, self._models))
         digests = {card.files_digest for card in cards}
         used = digests | {model.card.files_digest for model in self._models.values()}

@@ -10,6 +10,11 @@ class FrontendConfig(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback by default")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    cors_origins: str = Field(
+        "",
+        description="origins of web pages that may call from a browser, commas between several; "
+        "`*` is every page",
+    )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"
     )

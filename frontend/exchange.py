@@ -7,7 +7,13 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.open_bodies import BodyShare
-from tandem.frontend.openai.errors import BodyTimeoutError, BodyTooLargeError, error_body
+from tandem.frontend.openai.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    UnsupportedMediaError,
+    error_body,
+    shown,
+)
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 
@@ -42,11 +48,23 @@ class Exchange:
 
     def id_headers(self, request_id: str) -> list[Header]:
         """Return the headers with our id of the request, and the caller's own id if it sent one."""
-        headers = [(b"x-tandem-request-id", request_id.encode())]
-        own = self.headers.get(b"x-request-id")
-        if own is not None and len(own) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(own):
-            headers.append((b"x-request-id", own))
-        return headers
+        ours = request_id.encode()
+        own = caller_id(self.headers.get(b"x-request-id", b""))
+        return [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
+
+    def check_is_json(self) -> None:
+        """Raise UnsupportedMediaError for a body that is not JSON by its headers.
+
+        A page in a browser can send any other type to any server without asking it first.
+        """
+        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding != b"identity":
+            name = shown(encoding.decode("latin-1"))
+            raise UnsupportedMediaError(f"`Content-Encoding: {name}` is not supported")
+        media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            name = shown(media_type.decode("latin-1")) or "missing"
+            raise UnsupportedMediaError(f"`Content-Type` must be application/json; it is {name}")
 
     async def read_body(self, max_bytes: int, timeout_s: float, share: BodyShare) -> bytes:
         """Return the whole body. `share` grows with it and is the caller's to give back.
@@ -128,6 +146,11 @@ class Exchange:
             seconds = max(1, round(error.retry_after_s))
             headers = [*headers, (b"retry-after", b"%d" % seconds)]
         await self.respond(error.status, error_body(error), headers)
+
+
+def caller_id(value: bytes) -> bytes:
+    """Return the `x-request-id` of a caller; nothing for one that cannot go into a header."""
+    return value if len(value) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(value) else b""
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

@@ -115,9 +115,10 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
     return SamplingParams(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
+        temperature=0.0 if is_greedy else _or(body.temperature, 1.0),
+        top_p=1.0 if is_greedy else _or(body.top_p, 1.0),
         top_k=max(0, body.top_k or 0),
         min_p=_or(body.min_p, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),

@@ -82,8 +82,8 @@ class PromptMaker:
             return Prompt(prompt, echo, stop)
         _check_characters(prompt, model, "prompt")
         token_ids = await self._encode(prompt, model, is_short, is_chat=False)
-        if not token_ids and model.text.bos_token_id is not None:
-            token_ids = [model.text.bos_token_id]
+        if not token_ids and model.text.start_token_id is not None:
+            token_ids = [model.text.start_token_id]
         if not token_ids:
             raise InvalidRequestError("`prompt` has no tokens", param="prompt")
         stop = stop_conditions(body, model, len(token_ids))

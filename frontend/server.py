@@ -4,6 +4,9 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
@@ -43,7 +46,7 @@ class FrontendServer:
         deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
         self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
-            App(self.handler, self.catalog, self.metrics),
+            _with_cors(App(self.handler, self.catalog, self.metrics), frontend.cors_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -76,6 +79,20 @@ class FrontendServer:
         await self._worker_events.close()
         await self.catalog.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Return `app` open to web pages of these origins, which commas separate."""
+    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "x-tandem-request-id"],
+    )
 
 
 async def run_frontend(

@@ -36,18 +36,29 @@ def shown(name: str) -> str:
     return name if len(name) <= _MAX_NAME_CHARACTERS else name[:_MAX_NAME_CHARACTERS] + "…"
 
 
-class BodyTooLargeError(TandemError):
+class BodyError(TandemError):
+    """A body that is refused before it is read to its end."""
+
+
+class BodyTooLargeError(BodyError):
     """The request's body is over the limit."""
 
     code = "body_too_large"
     status = 413
 
 
-class BodyTimeoutError(TandemError):
+class BodyTimeoutError(BodyError):
     """The request's body did not arrive in time."""
 
     code = "body_timeout"
     status = 408
+
+
+class UnsupportedMediaError(BodyError):
+    """The request's body is not JSON by its headers."""
+
+    code = "unsupported_media_type"
+    status = 415
 
 
 class TooManyRequestsError(OverloadedError):
@@ -82,9 +93,7 @@ def _detail(error: TandemError) -> ErrorDetail:
         return ErrorDetail(
             error.message, "invalid_request_error", error.param, "context_length_exceeded"
         )
-    if isinstance(
-        error, InvalidRequestError | NotFoundError | BodyTooLargeError | BodyTimeoutError
-    ):
+    if isinstance(error, InvalidRequestError | NotFoundError | BodyError):
         is_model = isinstance(error, NotFoundError) and error.param == "model"
         code = "model_not_found" if is_model else error.code
         return ErrorDetail(error.message, "invalid_request_error", error.param, code)
@@ -125,7 +134,6 @@ _SHOWN = (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
-    BodyTooLargeError,
-    BodyTimeoutError,
+    BodyError,
     CapacityError,
 )

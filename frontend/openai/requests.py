@@ -48,7 +48,7 @@ class RequestBody(BaseModel):
     model: str
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

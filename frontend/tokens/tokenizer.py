@@ -11,6 +11,7 @@ from tandem.frontend.tokens.template import ChatTemplate
 from tandem.runtime.errors import InvalidRequestError, ModelError
 
 _SHORT_CHARACTERS = 4096
+_END_OF_TEXT = "<|endoftext|>"
 
 
 class ModelText:
@@ -66,11 +67,17 @@ class ModelText:
         return ids
 
     @property
-    def bos_token_id(self) -> int | None:
-        """The first token of every text; None where the model has none."""
-        token = self._special_tokens.get("bos_token")
-        token_id: int | None = None if token is None else self._tokenizer.token_to_id(token)
-        return token_id
+    def start_token_id(self) -> int | None:
+        """The token that stands for the start of a text; None where the model has none.
+
+        A model without one was trained on texts that follow each other after an end token.
+        """
+        names = self._special_tokens
+        for token in (names.get("bos_token"), _END_OF_TEXT, names.get("eos_token")):
+            token_id: int | None = self._tokenizer.token_to_id(token) if token else None
+            if token_id is not None:
+                return token_id
+        return None
 
 
 def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:

@@ -251,7 +251,8 @@ class Stack:
         self._exits.push_async_callback(self.server.stop)
         await self.server.start()
         self.url = f"http://{self.server.address}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+        is_json = {"content-type": "application/json"}
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers=is_json)
         await self._exits.enter_async_context(self.http)
         if self.num_workers:
             await self.wait_until(lambda: bool(self.server.catalog.models))

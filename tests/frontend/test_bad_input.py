@@ -37,7 +37,7 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "1"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"n": 0}, "n"),
     ({"n": 17}, "n"),
@@ -100,7 +100,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
 BAD_COMPLETIONS: list[tuple[dict[str, object], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
-    ({"prompt": ""}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [[1], []]}, "prompt"),
     ({"prompt": [[1], "a"]}, "prompt"),
@@ -222,11 +221,40 @@ async def test_a_body_that_does_not_come_is_a_408() -> None:
     async with Stack(config=FrontendConfig(port=0, body_timeout_s=0.1)) as stack:
         host, _, port = stack.server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 5\r\n\r\n{"
+        )
         async with asyncio.timeout(5):
-            assert b" 408 " in await reader.readline()
+            answer = await reader.read()  # to the end of the connection
+        assert b" 408 " in answer and b"connection: close" in answer
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"content-type": "text/plain"}, "text/plain"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "urlencoded"),
+        ({"content-encoding": "gzip"}, "gzip"),
+    ],
+)
+async def test_a_body_that_is_not_json_by_its_headers_is_a_415(
+    stack: Stack, headers: dict[str, str], named: str
+) -> None:
+    raw = json.dumps(CHAT).encode()
+    response = await stack.http.post("/v1/chat/completions", content=raw, headers=headers)
+    assert response.status_code == 415 and named in str(error_of(response)["message"])
+    assert error_of(response)["code"] == "unsupported_media_type"
+    assert not stack.worker.requests
+
+
+async def test_a_charset_does_not_matter(stack: Stack) -> None:
+    raw = json.dumps(CHAT).encode()
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    response = await stack.http.post("/v1/chat/completions", content=raw, headers=headers)
+    assert response.status_code == 200
 
 
 async def test_a_huge_list_of_wrong_values_does_not_hold_up_the_loop(stack: Stack) -> None:

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from tandem.frontend.server import FrontendServer
+from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack
 from tests.frontend.text.text_stack import add_text_worker, delta, says
 
@@ -149,3 +152,63 @@ async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
     stranger = KvEvent("f" * 16, "epoch", 1, stored=hashes)
     worker.events.publish(kv_subject("pipeline", "f" * 16), encode(stranger))
     assert index.match(hashes) == {worker.instance_id: 1}
+
+
+class SlowWorker(FakeWorker):
+    """A worker whose model files come when `gate` is open."""
+
+    gate: asyncio.Event
+
+    async def _model_files(
+        self, payload: bytes, context: RequestContext, responder: Responder
+    ) -> None:
+        await self.gate.wait()
+        await super()._model_files(payload, context, responder)
+
+
+async def slow_worker(stack: Stack) -> SlowWorker:
+    worker = SlowWorker(stack.store, stack.listeners)
+    worker.gate = asyncio.Event()
+    await stack.join(worker)
+    return worker
+
+
+async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stack) -> None:
+    worker = await slow_worker(stack)
+    for response in (await stack.chat(), await stack.http.get(f"/v1/models/{MODEL}")):
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    assert (await stack.chat(model="none")).status_code == 404
+    worker.gate.set()
+    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    assert await answered_by(stack, MODEL) == worker.instance_id
+
+
+async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(
+    stack: Stack,
+) -> None:
+    worker = await slow_worker(stack)
+    node = stack.node()
+    await node.discovery.start()
+    await node.events.start()
+    server = FrontendServer(stack.config, stack.router, node)
+    starting = asyncio.create_task(server.start())
+    try:
+        await asyncio.sleep(0.05)
+        assert not starting.done()
+        worker.gate.set()
+        async with asyncio.timeout(5):
+            await starting
+        assert [model.card.name for model in server.catalog.models] == [MODEL]
+    finally:
+        await server.stop()
+        await node.client.close()
+
+
+async def test_files_that_do_not_come_do_not_keep_a_frontend_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.frontend.catalog._FIRST_LOAD_S", 0.05)
+    async with Stack(num_workers=0) as first:
+        await slow_worker(first)
+        async with Stack(num_workers=0, store=first.store) as stack:
+            assert (await stack.chat()).status_code == 503

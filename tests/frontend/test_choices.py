@@ -18,6 +18,7 @@ from tests.frontend.frontend_stack import (
     MODEL,
     REPORT,
     Stack,
+    byte_level_tokenizer,
     events_of,
     prompt_tokens,
     token_ids,
@@ -90,6 +91,22 @@ async def test_defaults_are_openais_and_the_seed_is_random(stack: Stack) -> None
     assert first.stop.max_tokens == 128 - len(prompt_tokens(first))  # what the context leaves
     await stack.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"})
     assert stack.worker.requests[-1].stop.max_tokens == 16
+
+
+async def test_a_nucleus_without_mass_takes_the_likeliest_token(stack: Stack) -> None:
+    assert (await stack.chat(top_p=0, temperature=1.5)).status_code == 200
+    (request,) = stack.worker.requests
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("prompt", ["", [""], ["", "Hi"]])
+async def test_an_empty_prompt_is_the_start_of_a_text(
+    stack: Stack, prompt: str | list[str]
+) -> None:
+    response = await stack.complete(prompt=prompt)
+    assert response.status_code == 200, response.text
+    start = byte_level_tokenizer().token_to_id("<|im_end|>")  # the model has no other
+    assert [start] in [prompt_tokens(request) for request in stack.worker.requests]
 
 
 async def test_choices_have_derived_seeds_and_the_first_the_seed_itself(stack: Stack) -> None:

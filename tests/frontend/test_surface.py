@@ -47,6 +47,54 @@ async def test_a_model_is_described_with_its_context(stack: Stack) -> None:
     assert (await stack.http.get("/v1/models/none")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/live"),
+        ("GET", "/v1/models/none"),
+        ("GET", "/nothing"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/completions"),
+    ],
+)
+async def test_every_answer_has_a_request_id(stack: Stack, method: str, path: str) -> None:
+    own = await stack.http.request(method, path, headers={"x-request-id": "mine"})
+    assert own.headers["x-request-id"] == "mine"
+    other = await stack.http.request(method, path)
+    assert len(other.headers["x-request-id"]) == 16
+    assert (await stack.chat()).headers["x-request-id"]
+
+
+PAGE = {"origin": "https://page.example"}
+PREFLIGHT = PAGE | {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type",
+}
+
+
+async def test_a_web_page_may_not_call_by_default(stack: Stack) -> None:
+    response = await stack.http.options("/v1/chat/completions", headers=PREFLIGHT)
+    assert response.status_code == 405
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "origins", ["https://page.example", "https://a.example, https://page.example", "*"]
+)
+async def test_a_web_page_of_a_listed_origin_may_call(origins: str) -> None:
+    async with Stack(config=FrontendConfig(port=0, cors_origins=origins)) as stack:
+        asked = await stack.http.options("/v1/chat/completions", headers=PREFLIGHT)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] in ("https://page.example", "*")
+        body = {"model": MODEL, "prompt": "Hi", "stream": True}
+        response = await stack.http.post("/v1/completions", json=body, headers=PAGE)
+        assert response.text.endswith("[DONE]\n\n")
+        assert response.headers["access-control-allow-origin"] in ("https://page.example", "*")
+        other = PREFLIGHT | {"origin": "https://other.example"}
+        if origins != "*":
+            assert (await stack.http.options("/v1/models", headers=other)).status_code == 400
+
+
 async def test_metrics_count_what_happened(stack: Stack) -> None:
     await stack.chat()
     await stack.chat(max_tokens=0)

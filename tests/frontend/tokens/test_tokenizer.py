@@ -67,6 +67,21 @@ def test_a_template_file_wins_over_the_config() -> None:
     assert render(ModelText(files)) == "from the file"
 
 
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        ({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}, "<|im_start|>"),
+        ({"bos_token": None, "eos_token": {"content": "<|im_end|>"}}, "<|im_end|>"),
+        ({"bos_token": "not a token"}, None),
+    ],
+)
+def test_a_text_starts_with_the_models_own_token(
+    config: dict[str, object], token: str | None
+) -> None:
+    expected = None if token is None else byte_level_tokenizer().token_to_id(token)
+    assert text_with("", **config).start_token_id == expected
+
+
 def test_broken_files_are_named() -> None:
     files = model_files().files
     for name in ("tokenizer.json", "tokenizer_config.json"):
