@@ -6,6 +6,7 @@ from tandem.frontend.plan import derived_seed
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
     GenerateRequest,
+    ModelFiles,
     SamplingParams,
     StopConditions,
     TokenDelta,
@@ -17,12 +18,15 @@ from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
     REPORT,
+    FakeWorker,
     Stack,
     byte_level_tokenizer,
     events_of,
+    model_files,
     prompt_tokens,
     token_ids,
 )
+from tests.frontend.tokens.test_detokenizer import sentencepiece_like
 
 
 async def echo_prompt(
@@ -167,6 +171,31 @@ async def test_echo_puts_the_prompt_before_the_answer(stack: Stack, stream: bool
         else response.json()["choices"][0]["text"]
     )
     assert text == "Say: " + ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_space_between_prompt_and_answer_is_kept(stream: bool) -> None:
+    """By a SentencePiece tokenizer, which drops a space at the start of a text."""
+    tokenizer = sentencepiece_like()
+    answer = tokenizer.encode("Hello world").ids[len(tokenizer.encode("Hello").ids) :]
+
+    async def world(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(TokenDelta(answer, finish_reason="length", prefill=REPORT)))
+
+    files = model_files().files | {"tokenizer.json": tokenizer.to_str().encode()}
+    async with Stack(num_workers=0) as stack:
+        worker = FakeWorker(stack.store, stack.listeners, files=ModelFiles(files), script=world)
+        await stack.join(worker)
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        response = await stack.complete(prompt="Hello", echo=True, stream=stream)
+        choices = (
+            [event["choices"][0] for event in events_of(response)]
+            if stream
+            else response.json()["choices"]
+        )
+        assert "".join(choice["text"] for choice in choices) == "Hello world"
 
 
 async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:
