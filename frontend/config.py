@@ -64,6 +64,12 @@ class FrontendConfig(BaseModel):
         description="time an answer that has begun waits for a worker to register when none is "
         "left to resume it (s); then it ends with an error",
     )
+    model_grace_s: float = Field(
+        60.0,
+        ge=0,
+        description="time a model without a worker is still known (s): its requests get 503 with "
+        "Retry-After; after it, 404",
+    )
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )

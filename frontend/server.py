@@ -39,7 +39,9 @@ class FrontendServer:
         self._node = node
         self._endpoint = EndpointAddress(namespace, node.component, "http")
         self._executor = ThreadPoolExecutor(frontend.tokenizer_threads, "tokenizer")
-        self.catalog = Catalog(node.discovery, node.client, namespace, self._executor)
+        self.catalog = Catalog(
+            node.discovery, node.client, namespace, self._executor, frontend.model_grace_s
+        )
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)

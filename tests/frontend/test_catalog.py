@@ -6,13 +6,21 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
 from tandem.runtime.plane.server import Responder
-from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack
+from tests.frontend.frontend_stack import (
+    MODEL,
+    FakeWorker,
+    Stack,
+    model_files,
+    prompt_tokens,
+    token_ids,
+)
 from tests.frontend.text.text_stack import add_text_worker, delta, says
 
 
@@ -212,3 +220,82 @@ async def test_files_that_do_not_come_do_not_keep_a_frontend_from_starting(
         await slow_worker(first)
         async with Stack(num_workers=0, store=first.store) as stack:
             assert (await stack.chat()).status_code == 503
+
+
+class ForgingWorker(FakeWorker):
+    """A worker that sends other files than those whose digest its card has."""
+
+    async def _model_files(
+        self, _payload: bytes, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(model_files("forged")))
+
+
+async def test_files_that_do_not_have_the_digest_asked_for_are_not_used(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    forger = ForgingWorker(stack.store, stack.listeners, instance_id="0" * 16)
+    await stack.join(forger)
+    await stack.wait_until(lambda: "sent files with the digest" in caplog.text)
+    assert (await stack.chat()).status_code == 503
+    honest = await stack.add_worker()
+    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    assert (await stack.chat()).status_code == 200
+    (request,) = forger.requests + honest.requests
+    assert prompt_tokens(request) == token_ids(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_files_that_are_too_large_are_not_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tandem.frontend.model_texts._MAX_FILES_BYTES", 1024)
+    await stack.add_worker()
+    await stack.wait_until(lambda: "the most is 1024" in caplog.text)
+    assert (await stack.chat()).status_code == 503
+
+
+@pytest.mark.parametrize("fields", [{"block_size": 0}, {"context_length": 1}])
+async def test_one_card_does_not_take_a_model_down(
+    stack: Stack, fields: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    false = msgspec.structs.replace(worker.card(), instance_id="0" * 16, **fields)
+    instance = msgspec.structs.replace(worker.instance(), instance_id="0" * 16)
+    discovery = MemoryDiscovery(stack.store)
+    await discovery.start()
+    await register_instance(discovery, instance)
+    await register_model(discovery, "tandem", false)
+    assert next(iter(fields)) in caplog.text
+    for _ in range(3):
+        assert await answered_by(stack, MODEL) == worker.instance_id
+    await discovery.close()
+
+
+async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten() -> None:
+    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.3)) as stack:
+        await stack.worker.leave()
+        unknown = (await stack.chat(model="other")).json()["error"]["message"]
+        assert MODEL not in unknown and "none now" in unknown
+        assert (await stack.http.get(f"/v1/models/{MODEL}")).status_code == 200
+        response = await stack.chat()
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        async with asyncio.timeout(5):
+            while (await stack.chat()).status_code == 503:
+                await asyncio.sleep(0.02)
+        assert (await stack.chat()).status_code == 404
+        for path in (f"/v1/models/{MODEL}", f"/v1/models/{MODEL}/ready"):
+            assert (await stack.http.get(path)).status_code == 404
+        worker = await stack.add_worker()
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        assert await answered_by(stack, MODEL) == worker.instance_id
+
+
+async def test_a_worker_that_returns_in_time_keeps_its_model() -> None:
+    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.1)) as stack:
+        await stack.worker.leave()
+        worker = await stack.add_worker()
+        assert await answered_by(stack, MODEL) == worker.instance_id
+        await asyncio.sleep(0.2)
+        assert await answered_by(stack, MODEL) == worker.instance_id

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
@@ -13,8 +12,8 @@ from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
-from tandem.runtime.messages import KvEvent, ModelCard, encode
-from tests.frontend.frontend_stack import MODEL, Stack, token_ids
+from tandem.runtime.messages import KvEvent, encode
+from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files, token_ids
 
 
 async def test_health_follows_the_workers() -> None:
@@ -206,12 +205,8 @@ async def test_a_prompt_is_hashed_only_where_its_prefix_can_be_held(
 
 async def test_a_worker_with_other_files_gets_no_requests() -> None:
     async with Stack() as stack:
-        other = await stack.add_worker()
-        key = next(k for k in stack.store.items if k.endswith(other.instance_id) and "models" in k)
-        assert key.startswith(models_prefix("tandem"))
-        card = msgspec.json.decode(stack.store.items[key], type=ModelCard)
-        changed = msgspec.structs.replace(card, files_digest="other")
-        stack.store.set(key, msgspec.json.encode(changed))
+        other = FakeWorker(stack.store, stack.listeners, files=model_files("{{ messages }}"))
+        await stack.join(other)
         for _ in range(4):
             assert (await stack.chat()).status_code == 200
         assert not other.requests
