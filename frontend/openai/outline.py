@@ -27,7 +27,7 @@ _NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_prompt = msgspec.json.Decoder(str | list[int | str | list[int]]).decode
+_decode_prompts = msgspec.json.Decoder(list[int | str | list[int]]).decode
 
 
 def read_fields(raw: bytes) -> Fields:
@@ -119,6 +119,8 @@ def _check_messages(raw: msgspec.Raw, known: Collection[str]) -> None:
 
 
 def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
+    if begins(raw, b'"'):
+        return
     items = _decode_list(raw) if begins(raw, b"[") else []
     is_list_of_prompts = items and (begins(items[0], b"[") or begins(items[0], b'"'))
     if is_list_of_prompts and len(items) > max_prompts:
@@ -127,10 +129,10 @@ def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
         )
     _check_num_tokens(len(items))
     try:
-        prompt = _decode_prompt(raw)
+        prompts = _decode_prompts(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
-    _check_num_tokens(sum(len(each) for each in prompt if isinstance(each, list)))
+    _check_num_tokens(sum(len(each) for each in prompts if isinstance(each, list)))
 
 
 def _check_num_tokens(num_tokens: int) -> None:

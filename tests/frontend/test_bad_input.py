@@ -155,6 +155,11 @@ async def test_an_error_repeats_no_more_of_a_name_than_its_beginning(stack: Stac
         assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
 
 
+async def test_an_error_repeats_no_more_of_a_path_than_its_beginning(stack: Stack) -> None:
+    error = error_of(await stack.http.get("/" + "x" * 10_000))
+    assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
+
+
 async def test_a_missing_field_is_named(stack: Stack) -> None:
     for missing in ("model", "messages"):
         body = {key: value for key, value in CHAT.items() if key != missing}
