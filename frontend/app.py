@@ -2,17 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import ClientGoneError, Exchange
+from tandem.frontend.exchange import ClientGoneError, Exchange, caller_id
 from tandem.frontend.generation import generate, new_answer
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.errors import error_body, http_error_body, public_error
+from tandem.frontend.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.openai.errors import (
+    TooManyRequestsError,
+    error_body,
+    http_error_body,
+    public_error,
+)
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
 from tandem.frontend.openai.sse import StreamSink, event
 from tandem.frontend.openai.whole import WholeSink
@@ -21,6 +27,7 @@ from tandem.frontend.plan import Planner
 from tandem.frontend.request_log import RequestRecord, log_request
 from tandem.frontend.text.body import Route, model_named_in, parse_text
 from tandem.frontend.text.generation import TextGeneration
+from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
 
@@ -51,14 +58,14 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _GENERATE.get(scope["path"]) if scope["type"] == "http" else None
         if kind is None:
-            await self._others(scope, receive, send)
+            await self._others(scope, receive, _with_request_id(scope, send))
             return
         exchange = Exchange(scope, receive, send)
         if scope["method"] == "POST":
             await self._handler.handle(exchange, kind, scope["path"])
         else:
             body = http_error_body(405, f"{scope['path']} takes POST only")
-            await exchange.respond(405, body, [(b"allow", b"POST")])
+            await exchange.respond(405, body, [(b"allow", b"POST"), *exchange.id_headers(new_id())])
 
 
 class RequestHandler:
@@ -67,7 +74,9 @@ class RequestHandler:
     def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
         self._deps = deps
         self._planner = Planner(deps.config, executor)
+        self._bodies = OpenBodies(deps.config.max_open_body_bytes)
         self._contexts: set[RequestContext] = set()
+        self._num_answering = 0  # requests whose body has been read
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -114,25 +123,51 @@ class RequestHandler:
     ) -> None:
         if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
+        exchange.check_is_json()
         config = self._deps.config
-        raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s)
+        share = BodyShare(self._bodies)
+        try:
+            raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s, share)
+            if self._num_answering >= config.max_inflight_requests:
+                raise TooManyRequestsError(
+                    f"the frontend answers {config.max_inflight_requests} requests, and no more"
+                )
+            self._num_answering += 1
+            try:
+                generation = await self._generation(raw, exchange, kind, context, record)
+                del raw  # not needed for as long as the answer takes
+                share.give_back()
+                watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
+                await generation
+                del watcher  # it ends with the response; the loop holds it until then
+            finally:
+                self._num_answering -= 1
+        finally:
+            share.give_back()
+
+    async def _generation(
+        self,
+        raw: bytes,
+        exchange: Exchange,
+        kind: Body,
+        context: RequestContext,
+        record: RequestRecord,
+    ) -> Coroutine[None, None, None]:
+        """Return the generation of the answer to a body. It has not begun."""
         route: Route = "chat" if kind is ChatRequest else "completions"
         if self._is_for_text_model(raw):
             text_body = parse_text(route, raw)
             model = self._model(text_body.model, route, record)
             text = TextGeneration(text_body, model, context, exchange, self._deps)
-            record.summarize, generation = text.summary, text.run()
-        else:
-            body = parse(kind, raw, config)
-            model = self._model(body.model, route, record)
-            plan = await self._planner.plan(body, model, context, exchange.headers)
-            answer = new_answer(plan, self._deps)
-            sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
-            record.summarize = answer.summary
-            generation = generate(answer, sink, exchange, self._deps)
-        watcher = asyncio.get_running_loop().create_task(exchange.cancel_when_gone(context))
-        await generation
-        del watcher  # it ends with the response; the loop holds it until then
+            record.summarize = text.summary
+            return text.run()
+        body = parse(kind, raw, self._deps.config)
+        model = self._model(body.model, route, record)
+        plan = await self._planner.plan(body, model, context, exchange.headers)
+        answer = new_answer(plan, self._deps)
+        sink = (StreamSink if body.stream else WholeSink)(answer, exchange)
+        record.summarize = answer.summary
+        return generate(answer, sink, exchange, self._deps)
 
     def _is_for_text_model(self, raw: bytes) -> bool:
         catalog = self._deps.catalog
@@ -163,6 +198,19 @@ class RequestHandler:
             await exchange.end_stream(event(error_body(shown)))
         else:
             await exchange.respond_error(shown, exchange.id_headers(record.request_id))
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """Return a `send` that adds the caller's own id of the request, or a new one."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = caller_id(dict(scope["headers"]).get(b"x-request-id", b""))
+            header = (b"x-request-id", own or new_id().encode())
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return send_with_id
 
 
 def _trace(exchange: Exchange) -> dict[str, str]:

@@ -7,32 +7,34 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-import msgspec
-
+from tandem.frontend.model_texts import ModelTexts
+from tandem.frontend.openai.errors import shown
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
 from tandem.frontend.tokens.tokenizer import ModelText
-from tandem.frontend.variants import compatibility_key, narrowest, variant_in_force
+from tandem.frontend.variants import (
+    agreeing,
+    compatibility_key,
+    fault_of,
+    narrowest,
+    variant_in_force,
+)
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models
 from tandem.runtime.errors import (
     ConfigError,
     InvalidRequestError,
     NotFoundError,
-    TandemError,
+    UnavailableError,
 )
-from tandem.runtime.messages import Instance, ModelCard, ModelFiles
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
+from tandem.runtime.messages import Instance, ModelCard
 from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 
 _PATHS: dict[str, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_FILES_TIMEOUT_S = 30.0
-_RETRY_S = 0.5
-_decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
+_FIRST_LOAD_S = 5.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +62,11 @@ class TokenModel(ServedModel):
 
     text: ModelText
 
+    @property
+    def max_characters(self) -> int:
+        """The characters of the longest prompt that may fit the context."""
+        return self.card.context_length * self.text.longest_token
+
     def new_parser(self) -> OutputParser:
         """Return a parser of one chat choice, for the output format of the model."""
         return PlainParser()
@@ -73,16 +80,21 @@ class Catalog:
     """
 
     def __init__(
-        self, discovery: Discovery, client: RequestClient, namespace: str, executor: Executor
+        self,
+        discovery: Discovery,
+        client: RequestClient,
+        namespace: str,
+        executor: Executor,
+        model_grace_s: float,
     ) -> None:
         self._discovery = discovery
-        self._client = client
-        self._executor = executor
+        self._model_grace_s = model_grace_s
         self._cards_view = watch_models(discovery, namespace)
         self._endpoints: dict[str, TypedView[Instance]] = {}  # by a card's `endpoint`
         self._models: dict[str, ServedModel] = {}
-        self._texts: dict[str, ModelText] = {}  # by files digest
-        self._loads: dict[str, asyncio.Task[None]] = {}  # by files digest
+        self._loading: set[str] = set()  # names whose workers are there, and their files not yet
+        self._texts = ModelTexts(client, executor, self._holders, self._on_change)
+        self._departures: dict[str, asyncio.TimerHandle] = {}  # of models without a worker
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
         self._excluded_until_s: dict[str, float] = {}
         self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
@@ -91,18 +103,19 @@ class Catalog:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
-        """Read the present state of the cluster. Models may still be loading afterwards."""
+        """Read the present state of the cluster, and load its models for a few seconds."""
         self._cards_view.subscribe(self._on_card)
         await self._cards_view.ready()
         for view in list(self._endpoints.values()):
             await view.ready()
+        await self._texts.wait_for_loads(_FIRST_LOAD_S)
 
     async def close(self) -> None:
         """Stop following."""
-        loads = list(self._loads.values())
-        for load in loads:
-            load.cancel()
-        await asyncio.gather(*loads, *self._closings, return_exceptions=True)
+        for departure in self._departures.values():
+            departure.cancel()
+        await self._texts.close()
+        await asyncio.gather(*self._closings, return_exceptions=True)
         await self._cards_view.close()
         for view in self._endpoints.values():
             await view.close()
@@ -124,18 +137,25 @@ class Catalog:
         return model is not None and not isinstance(model, TokenModel)
 
     def get(self, name: str) -> ServedModel:
-        """Return the model under this name, which may have no worker left. Raises NotFoundError."""
+        """Return the model under this name, which may have no worker left.
+
+        Raises NotFoundError, UnavailableError while the model is being loaded.
+        """
         model = self._models.get(name)
+        if model is None and name in self._loading:
+            raise UnavailableError(f"model {shown(name)!r} is being loaded")
         if model is None:
-            known = ", ".join(repr(each) for each in sorted(self._models)) or "none yet"
-            raise NotFoundError(f"no model {name!r}; served: {known}", param="model")
+            served = sorted(model.card.name for model in self.models)
+            known = ", ".join(map(repr, served)) or "none now"
+            raise NotFoundError(f"no model {shown(name)!r}; served: {known}", param="model")
         return model
 
     def members(self, model: ServedModel) -> Mapping[str, Instance]:
         """Return the present instances of the variant of `model`, by instance id."""
-        current = self._models.get(model.card.name, model)
-        is_same = compatibility_key(current.card) == compatibility_key(model.card)
-        return current.instances if is_same else {}
+        current = self._models.get(model.card.name)
+        if current is None or compatibility_key(current.card) != compatibility_key(model.card):
+            return {}
+        return current.instances
 
     def candidates(self, model: ServedModel) -> list[str]:
         """Return the ids of the instances that a request for this model may go to now."""
@@ -164,7 +184,9 @@ class Catalog:
         card = self._cards.get(instance_id)
         return card is not None and card.sends_kv_events
 
-    def _on_card(self, _name: str, _card: ModelCard | None) -> None:
+    def _on_card(self, _name: str, card: ModelCard | None) -> None:
+        if card is not None and (fault := fault_of(card)):
+            logger.warning("ignored a model card of %s: %s", card.instance_id, fault)
         self._follow_endpoints()
         self._on_change()
 
@@ -198,7 +220,7 @@ class Catalog:
 
     def _refresh(self) -> None:
         """Compute everything anew from the views, which are small and change rarely."""
-        cards = list(self._cards_view.items.values())
+        cards = [card for card in self._cards_view.items.values() if not fault_of(card)]
         instances: dict[str, Instance] = {}
         by_name: dict[str, list[ModelCard]] = {}
         self._cards = {}
@@ -210,23 +232,41 @@ class Catalog:
                 if card.sends_kv_events or card.instance_id not in self._cards:
                     self._cards[card.instance_id] = card
         self.instances = instances
-        for name, model in list(self._models.items()):
-            if name not in by_name:
-                self._models[name] = replace(model, instances={})
+        for name in self._models.keys() - by_name.keys():
+            self._note_departure(name)
         for name, group in by_name.items():
             self._update_model(name, group)
+        self._loading = by_name.keys() - self._models.keys()
         self.has_text_models = any(map(self.reads_text, self._models))
         digests = {card.files_digest for card in cards}
-        used = digests | {model.card.files_digest for model in self._models.values()}
-        self._texts = {digest: text for digest, text in self._texts.items() if digest in used}
+        self._texts.keep(digests | {model.card.files_digest for model in self._models.values()})
+
+    def _note_departure(self, name: str) -> None:
+        """Keep a model that has no worker for a while: its requests are told to come back."""
+        self._models[name] = replace(self._models[name], instances={})
+        if name not in self._departures:
+            loop = asyncio.get_running_loop()
+            self._departures[name] = loop.call_later(self._model_grace_s, self._forget, name)
+
+    def _forget(self, name: str) -> None:
+        del self._departures[name]
+        del self._models[name]
+        logger.info("model %s has had no worker for %g s", name, self._model_grace_s)
+        self._on_change()
 
     def _update_model(self, name: str, cards: list[ModelCard]) -> None:
+        departure = self._departures.pop(name, None)
+        if departure is not None:
+            departure.cancel()
         present = self._models.get(name)
-        members = variant_in_force(cards, present.card if present else None)
+        card_in_use = present.card if present else None
+        members = agreeing(variant_in_force(cards, card_in_use), card_in_use)
         card = narrowest(members)
         if len(members) < len(cards):
             num_others = len(cards) - len(members)
-            logger.warning("model %s: %d workers serve another variant", name, num_others)
+            logger.warning(
+                "model %s: %d workers serve another variant or a shorter context", name, num_others
+            )
         instances = {
             member.instance_id: instance
             for member in members
@@ -236,32 +276,8 @@ class Catalog:
             self._models[name] = ServedModel(card, instances)
         elif text := self._texts.get(card.files_digest):
             self._models[name] = TokenModel(card, instances, text)
-        else:
-            if present is not None:
-                self._models[name] = replace(present, instances={})
-            self._load(card.files_digest)
-
-    def _load(self, digest: str) -> None:
-        if digest not in self._loads:
-            task = asyncio.get_running_loop().create_task(self._load_text(digest))
-            self._loads[digest] = task
-
-    async def _load_text(self, digest: str) -> None:
-        """Fetch and parse the files of this digest from any worker that has them."""
-        try:
-            while holders := self._holders(digest):
-                for instance in holders:
-                    try:
-                        self._texts[digest] = await self._fetch(instance, digest)
-                    except (TandemError, msgspec.MsgspecError) as error:
-                        logger.warning("model files of %s: %s", instance.instance_id, error)
-                    else:
-                        return
-                await asyncio.sleep(_RETRY_S)
-        finally:
-            del self._loads[digest]
-            if digest in self._texts:
-                self._on_change()
+        elif present is not None:
+            self._models[name] = replace(present, instances={})
 
     def _holders(self, digest: str) -> list[Instance]:
         return [
@@ -269,14 +285,3 @@ class Catalog:
             for card in self._cards_view.items.values()
             if card.files_digest == digest and (instance := self._instance_of(card))
         ]
-
-    async def _fetch(self, instance: Instance, digest: str) -> ModelText:
-        async with RequestContext(timeout_s=_FILES_TIMEOUT_S) as context:
-            answer = await self._client.call(
-                instance.address, MODEL_FILES_ENDPOINT, digest.encode(), context
-            )
-        files = _decode_files(answer).files
-        loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self._executor, ModelText, files)
-        logger.info("loaded the tokenizer with digest %s from %s", digest, instance.instance_id)
-        return text

@@ -1,5 +1,7 @@
 """From the tokens of one choice to pieces: detokenizing, stop strings, parsing, counts."""
 
+from collections.abc import Sequence
+
 from tandem.frontend.openai.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -26,10 +28,15 @@ class ChoiceText:
     )  # fmt: skip
 
     def __init__(
-        self, factory: DetokenizerFactory, parser: OutputParser, stops: list[str], min_tokens: int
+        self,
+        factory: DetokenizerFactory,
+        parser: OutputParser,
+        stops: list[str],
+        min_tokens: int,
+        prompt: Sequence[int] = (),
     ) -> None:
         self._factory = factory
-        self._detokenizer = factory.new()
+        self._detokenizer = factory.new(prompt)
         self._parser = parser
         self._matcher = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens

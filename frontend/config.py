@@ -10,11 +10,36 @@ class FrontendConfig(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback by default")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    cors_origins: str = Field(
+        "",
+        description="origins of web pages that may call from a browser, commas between several; "
+        "`*` is every page",
+    )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"
     )
     body_timeout_s: float = Field(
         60.0, gt=0, description="longest time for a request's body to arrive (s); after it 408"
+    )
+    max_open_body_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description="most bytes of request bodies at one time (bytes), of each body those beyond "
+        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After",
+    )
+    max_inflight_requests: int = Field(
+        4096,
+        ge=1,
+        description="most requests that are answered at one time, those that wait for a worker "
+        "included; above it 429 with Retry-After",
+    )
+    max_head_bytes: int = Field(
+        64 * 1024,
+        ge=1024,
+        description="largest head of a request, its line and headers (bytes); above it 431",
+    )
+    head_timeout_s: float = Field(
+        10.0, gt=0, description="longest time for a request's head to arrive (s); after it 408"
     )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(
@@ -38,6 +63,12 @@ class FrontendConfig(BaseModel):
         ge=0,
         description="time an answer that has begun waits for a worker to register when none is "
         "left to resume it (s); then it ends with an error",
+    )
+    model_grace_s: float = Field(
+        60.0,
+        ge=0,
+        description="time a model without a worker is still known (s): its requests get 503 with "
+        "Retry-After; after it, 404",
     )
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"

@@ -6,7 +6,14 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.openai.errors import BodyTimeoutError, BodyTooLargeError, error_body
+from tandem.frontend.open_bodies import BodyShare
+from tandem.frontend.openai.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    UnsupportedMediaError,
+    error_body,
+    shown,
+)
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 
@@ -41,31 +48,47 @@ class Exchange:
 
     def id_headers(self, request_id: str) -> list[Header]:
         """Return the headers with our id of the request, and the caller's own id if it sent one."""
-        headers = [(b"x-tandem-request-id", request_id.encode())]
-        own = self.headers.get(b"x-request-id")
-        if own is not None and len(own) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(own):
-            headers.append((b"x-request-id", own))
-        return headers
+        ours = request_id.encode()
+        own = caller_id(self.headers.get(b"x-request-id", b""))
+        return [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
 
-    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body.
+    def check_is_json(self) -> None:
+        """Raise UnsupportedMediaError for a body that is not JSON by its headers.
 
-        Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError.
+        A page in a browser can send any other type to any server without asking it first.
+        """
+        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding != b"identity":
+            name = shown(encoding.decode("latin-1"))
+            raise UnsupportedMediaError(f"`Content-Encoding: {name}` is not supported")
+        media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            name = shown(media_type.decode("latin-1")) or "missing"
+            raise UnsupportedMediaError(f"`Content-Type` must be application/json; it is {name}")
+
+    async def read_body(self, max_bytes: int, timeout_s: float, share: BodyShare) -> bytes:
+        """Return the whole body. `share` grows with it and is the caller's to give back.
+
+        Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError,
+        TooManyRequestsError.
         """
         declared = self.headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdigit() and int(declared[:20]) > max_bytes:
             raise _too_large(max_bytes)
+        parts: list[bytes] = []
+        num_bytes, is_whole = 0, False
         try:
             async with asyncio.timeout(timeout_s):
-                body, is_whole = await self._read_part()
-                while not is_whole and len(body) <= max_bytes:
+                while not is_whole:
                     part, is_whole = await self._read_part()
-                    body += part
+                    parts.append(part)
+                    num_bytes += len(part)
+                    if num_bytes > max_bytes:
+                        raise _too_large(max_bytes)
+                    share.grow_to(num_bytes)
         except TimeoutError:
             raise BodyTimeoutError(f"the body did not arrive within {timeout_s:g} s") from None
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _read_part(self) -> tuple[bytes, bool]:
         """Return the next part of the body, and True when it is the last one."""
@@ -117,10 +140,17 @@ class Exchange:
 
     async def respond_error(self, error: TandemError, headers: list[Header]) -> None:
         """Send an error with its status, in OpenAI's shape."""
+        if isinstance(error, BodyTimeoutError):
+            headers = [*headers, (b"connection", b"close")]  # the rest of the body may come
         if isinstance(error, OverloadedError):
             seconds = max(1, round(error.retry_after_s))
             headers = [*headers, (b"retry-after", b"%d" % seconds)]
         await self.respond(error.status, error_body(error), headers)
+
+
+def caller_id(value: bytes) -> bytes:
+    """Return the `x-request-id` of a caller; nothing for one that cannot go into a header."""
+    return value if len(value) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(value) else b""
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

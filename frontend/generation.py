@@ -125,6 +125,7 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
             parser,
             plan.body.stop_strings,
             choice.request.stop.min_tokens,
+            choice.prompt.token_ids,
         )
         failover = Failover(choice.request.request_id, model, plan.context, deps)
         return ChoiceRun(choice, text, failover)

@@ -13,26 +13,18 @@ from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, RequestBody
 from tandem.frontend.openai.responses import ResponseHead, new_head
+from tandem.frontend.prompts import Prompt, PromptMaker, check_token_ids
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ContextLengthError, InvalidRequestError
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     GenerateRequest,
     PrefillPlace,
     SamplingParams,
-    StopConditions,
     pack_tokens,
 )
 
 _PREFILL_HEADER = "x-tandem-prefill"
 _TIMELINE_HEADER = "x-tandem-timeline"
-
-
-@dataclass(slots=True, frozen=True)
-class Prompt:
-    """One prompt; `echo` is its text where the answer repeats it."""
-
-    token_ids: list[int]
-    echo: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,8 +58,7 @@ class Planner:
     """Tokenizes a body and fits it to its model."""
 
     def __init__(self, config: FrontendConfig, executor: Executor) -> None:
-        self._config = config
-        self._executor = executor
+        self._prompt_maker = PromptMaker(config, executor)
 
     async def plan(
         self,
@@ -81,36 +72,11 @@ class Planner:
             raise InvalidRequestError(f"model {model.card.name!r} cannot read this body")
         placement = _placement(headers)
         wants_timeline = _wants_timeline(headers)
-        if isinstance(body, ChatRequest):
-            prompts = [await self._chat_prompt(body, model)]
-        else:
-            texts = body.prompts(self._config)
-            prompts = [await self._completion_prompt(each, body, model) for each in texts]
+        prompts = await self._prompt_maker.prompts(body, model)
         is_chat = isinstance(body, ChatRequest)
         head = new_head(context.id, model.card.name, is_chat, body.include_usage)
         choices = _choices(body, model, prompts, context, placement)
         return Plan(model, body, prompts, choices, context, head, wants_timeline)
-
-    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
-        text = model.text.render(body.conversation(), body.chat_template_kwargs or {})
-        token_ids = await model.text.encode(text, is_chat=True, executor=self._executor)
-        if not token_ids:
-            raise InvalidRequestError("the messages have no tokens", param="messages")
-        return Prompt(token_ids, "")
-
-    async def _completion_prompt(
-        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel
-    ) -> Prompt:
-        if isinstance(prompt, list):
-            _check_token_ids(prompt, model, "prompt")
-            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
-            return Prompt(prompt, echo)
-        token_ids = await model.text.encode(prompt, is_chat=False, executor=self._executor)
-        if not token_ids and model.text.bos_token_id is not None:
-            token_ids = [model.text.bos_token_id]
-        if not token_ids:
-            raise InvalidRequestError("`prompt` has no tokens", param="prompt")
-        return Prompt(token_ids, prompt if body.echo else "")
 
 
 def _choices(
@@ -126,7 +92,6 @@ def _choices(
     is_single = len(prompts) * n == 1
     choices: list[Choice] = []
     for prompt in prompts:
-        stop = _stop_conditions(body, model, len(prompt.token_ids))
         token_ids = pack_tokens(prompt.token_ids)
         for ordinal in range(n):
             index = len(choices)
@@ -137,7 +102,7 @@ def _choices(
                 model=model.card.name,
                 token_ids=token_ids,
                 sampling=_with_derived_seed(sampling, seed_ordinal),
-                stop=stop,
+                stop=prompt.stop,
                 deadline_ms=deadline_ms,
                 cache_salt=body.cache_salt or "",
                 prefill_place=placement,
@@ -148,11 +113,12 @@ def _choices(
 
 def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
     biases = body.token_biases
-    _check_token_ids(biases, model, "logit_bias")
+    check_token_ids(biases, model, "logit_bias")
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
     return SamplingParams(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
+        temperature=0.0 if is_greedy else _or(body.temperature, 1.0),
+        top_p=1.0 if is_greedy else _or(body.top_p, 1.0),
         top_k=max(0, body.top_k or 0),
         min_p=_or(body.min_p, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
@@ -166,43 +132,6 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _stop_conditions(
-    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
-) -> StopConditions:
-    context_length = model.card.context_length
-    limit = body.token_limit
-    num_left = context_length - num_prompt_tokens
-    where = "messages" if isinstance(body, ChatRequest) else "prompt"
-    if num_left < 1 or (limit is not None and limit > num_left):
-        asked = "" if limit is None else f" and {limit} for the answer"
-        raise ContextLengthError(
-            f"the model's context is {context_length} tokens; this request has "
-            f"{num_prompt_tokens} in the prompt{asked}",
-            param=where if num_left < 1 else "max_tokens",
-        )
-    max_tokens = num_left if limit is None else limit
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidRequestError(
-            f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens of the answer",
-            param="min_tokens",
-        )
-    stop_token_ids = body.stop_token_ids or []
-    _check_token_ids(stop_token_ids, model, "stop_token_ids")
-    return StopConditions(max_tokens, min_tokens, stop_token_ids, bool(body.ignore_eos))
-
-
-def _check_token_ids(
-    token_ids: list[int] | dict[int, float], model: TokenModel, param: str
-) -> None:
-    if token_ids and max(token_ids) >= model.card.vocab_size:
-        raise InvalidRequestError(
-            f"`{param}` has token {max(token_ids)}; the model's vocabulary ends at "
-            f"{model.card.vocab_size - 1}",
-            param=param,
-        )
 
 
 def _with_derived_seed(sampling: SamplingParams, ordinal: int) -> SamplingParams:

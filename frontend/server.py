@@ -4,10 +4,14 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.http_protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
@@ -35,19 +39,22 @@ class FrontendServer:
         self._node = node
         self._endpoint = EndpointAddress(namespace, node.component, "http")
         self._executor = ThreadPoolExecutor(frontend.tokenizer_threads, "tokenizer")
-        self.catalog = Catalog(node.discovery, node.client, namespace, self._executor)
+        self.catalog = Catalog(
+            node.discovery, node.client, namespace, self._executor, frontend.model_grace_s
+        )
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
         deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
         self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
-            App(self.handler, self.catalog, self.metrics),
+            _with_cors(App(self.handler, self.catalog, self.metrics), frontend.cors_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
             grace_s=_GRACE_S,
             keep_alive_s=frontend.keep_alive_s,
+            protocol=limited_protocol(frontend),
         )
 
     async def start(self) -> None:
@@ -74,6 +81,20 @@ class FrontendServer:
         await self._worker_events.close()
         await self.catalog.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Return `app` open to web pages of these origins, which commas separate."""
+    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "x-tandem-request-id"],
+    )
 
 
 async def run_frontend(

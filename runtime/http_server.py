@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -29,6 +29,7 @@ class HttpServer:
         param: str,
         grace_s: int = 1,
         keep_alive_s: int = 5,
+        protocol: type[asyncio.Protocol] | Literal["httptools"] = "httptools",
     ) -> None:
         self._host = host
         self._param = param
@@ -38,7 +39,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -136,7 +136,10 @@ class Streams:
     async def _read(self, stream: Stream) -> None:
         stream.on_text = lambda: self._note(stream)
         body = stream.body()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: {self._pool.host}\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: {self._pool.host}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         try:
             connection = await self._pool.acquire()
             await connection.exchange(f"{head}\r\n\r\n".encode() + body, stream)

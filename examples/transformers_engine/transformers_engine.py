@@ -2,7 +2,7 @@
 
     tandem serve                                                  # a cluster, in one terminal
     python transformers_engine.py --model tandem-tiny --model-name mine      # in another
-    curl localhost:8000/v1/completions -d '{"model": "mine", "prompt": "Once upon a time"}'
+    curl localhost:8000/v1/completions --json '{"model": "mine", "prompt": "Once upon a time"}'
 
 Start it more than once to share the requests. Stop one in the middle of an answer, and another one
 resumes it: the tokens generated so far become a part of the prompt, and a draw depends only on the

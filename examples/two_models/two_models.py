@@ -3,7 +3,7 @@
     tandem serve                       # a cluster, in one terminal
     python two_models.py               # in a second one, and in a third
     curl localhost:8000/v1/models
-    curl localhost:8000/v1/completions -d '{"model": "slow", "prompt": "a b c", "max_tokens": 8}'
+    curl localhost:8000/v1/completions --json '{"model": "slow", "prompt": "a b c"}'
 
 Requests go to the processes in turn. Kill one in the middle of an answer, and the other resumes it
 without a missing token. Stop the last one, and both models are gone.

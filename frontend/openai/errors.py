@@ -19,21 +19,53 @@ from tandem.runtime.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+_HTTP_CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "head_timeout",
+    431: "head_too_large",
+}
+_MAX_NAME_CHARACTERS = 64
 _encode = msgspec.json.Encoder().encode
 
 
-class BodyTooLargeError(TandemError):
+def shown(name: str) -> str:
+    """Return a name of the caller's, cut to the length at which an error repeats it."""
+    return name if len(name) <= _MAX_NAME_CHARACTERS else name[:_MAX_NAME_CHARACTERS] + "…"
+
+
+class BodyError(TandemError):
+    """A body that is refused before it is read to its end."""
+
+
+class BodyTooLargeError(BodyError):
     """The request's body is over the limit."""
 
     code = "body_too_large"
     status = 413
 
 
-class BodyTimeoutError(TandemError):
+class BodyTimeoutError(BodyError):
     """The request's body did not arrive in time."""
 
     code = "body_timeout"
     status = 408
+
+
+class UnsupportedMediaError(BodyError):
+    """The request's body is not JSON by its headers."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class TooManyRequestsError(OverloadedError):
+    """The frontend has as many requests, or as much of their bodies, as it takes at one time."""
+
+    code = "too_many_requests"
+    status = 429
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -61,9 +93,7 @@ def _detail(error: TandemError) -> ErrorDetail:
         return ErrorDetail(
             error.message, "invalid_request_error", error.param, "context_length_exceeded"
         )
-    if isinstance(
-        error, InvalidRequestError | NotFoundError | BodyTooLargeError | BodyTimeoutError
-    ):
+    if isinstance(error, InvalidRequestError | NotFoundError | BodyError):
         is_model = isinstance(error, NotFoundError) and error.param == "model"
         code = "model_not_found" if is_model else error.code
         return ErrorDetail(error.message, "invalid_request_error", error.param, code)
@@ -72,8 +102,8 @@ def _detail(error: TandemError) -> ErrorDetail:
 
 
 def http_error_body(status: int, message: str) -> bytes:
-    """Return the JSON of an error about the path or the method of a request."""
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    """Return the JSON of an error about the head of a request."""
+    code = _HTTP_CODES.get(status)
     return _encode(ErrorBody(ErrorDetail(message, "invalid_request_error", None, code)))
 
 
@@ -104,7 +134,6 @@ _SHOWN = (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
-    BodyTooLargeError,
-    BodyTimeoutError,
+    BodyError,
     CapacityError,
 )

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's chat and completions requests, checked field by field.
 
 Types are strict, as they are at OpenAI: a number in a string is refused. A field that is not
-supported is refused by name, unless it is null or can be ignored safely.
+supported is refused by name (see `outline`), unless it is null or can be ignored safely.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -9,12 +9,17 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.errors import shown
+from tandem.frontend.openai.outline import PROMPT_FORMS, check_outline
 from tandem.runtime.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound="RequestBody")
 MAX_TOKEN_ID = 2**32 - 1
+_MAX_I32 = 2**31 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
+_MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
+Count = Annotated[int, Field(ge=1, le=_MAX_I32)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -38,28 +43,30 @@ class ResponseFormat(BaseModel):
 class RequestBody(BaseModel):
     """The fields that chat and completions have in common."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_TOKEN_LIST)] | None = None
     seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
 
     # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_I32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_TOKEN_LIST)] | None
+    ) = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
     # Accepted without effect, because official clients send them.
@@ -102,9 +109,6 @@ class RequestBody(BaseModel):
 
     def check(self, config: FrontendConfig) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
-        for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                raise InvalidRequestError(f"`{name}` is not supported", param=name)
         if (self.n or 1) > config.max_n:
             raise InvalidRequestError(f"`n` is {self.n}, the most is {config.max_n}", param="n")
         if self.stream_options is not None and not self.stream:
@@ -127,7 +131,7 @@ class RequestBody(BaseModel):
 class ContentPart(BaseModel):
     """A part of a message's content; only text is supported."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: str
     text: str | None = None
@@ -136,7 +140,7 @@ class ContentPart(BaseModel):
 class ChatMessage(BaseModel):
     """One message of a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
@@ -147,11 +151,6 @@ class ChatMessage(BaseModel):
 
         Raises InvalidRequestError naming the field.
         """
-        for name, value in (self.model_extra or {}).items():
-            if value:
-                raise InvalidRequestError(
-                    f"`{where}.{name}` is not supported", param=f"{where}.{name}"
-                )
         if isinstance(self.content, str):
             return self.content
         if self.content is None:
@@ -160,9 +159,10 @@ class ChatMessage(BaseModel):
             raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
+                field = f"{where}.content[{index}]"
                 raise InvalidRequestError(
-                    f"`{where}.content[{index}]` has type {part.type!r}; only text is supported",
-                    param=f"{where}.content[{index}].type",
+                    f"`{field}` has type {shown(part.type)!r}; only text is supported",
+                    param=f"{field}.type",
                 )
         return "".join(part.text or "" for part in self.content)
 
@@ -171,9 +171,9 @@ class ChatRequest(RequestBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -207,7 +207,7 @@ class ChatRequest(RequestBody):
             raise InvalidRequestError("`tools` is not supported", param="tools")
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
-                f"`response_format.type` is {self.response_format.type!r}; only 'text' is "
+                f"`response_format.type` is {shown(self.response_format.type)!r}; only 'text' is "
                 "supported",
                 param="response_format.type",
             )
@@ -226,9 +226,9 @@ class CompletionRequest(RequestBody):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    best_of: int | None = None
+    best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -257,11 +257,7 @@ class CompletionRequest(RequestBody):
         is_texts = all(type(prompt) is str for prompt in self.prompt)
         is_ids = all(type(p) is list and p and _are_token_ids(p) for p in self.prompt)
         if not is_texts and not is_ids:
-            raise InvalidRequestError(
-                "`prompt` must be a string, a list of strings, a list of token ids or a list of "
-                "lists of token ids",
-                param="prompt",
-            )
+            raise InvalidRequestError(PROMPT_FORMS, param="prompt")
         return self.prompt
 
     def check(self, config: FrontendConfig) -> None:
@@ -281,8 +277,9 @@ def _are_token_ids(values: list[Any]) -> bool:
     return all(type(value) is int and 0 <= value <= MAX_TOKEN_ID for value in values)
 
 
-def parse(kind: type[Body], raw: bytes | bytearray, config: FrontendConfig) -> Body:
+def parse(kind: type[Body], raw: bytes, config: FrontendConfig) -> Body:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
+    check_outline(raw, kind.model_fields, ChatMessage.model_fields, config.max_sequences)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -300,7 +297,7 @@ _FIELDS = frozenset(
 
 
 def _translate(error: ValidationError) -> InvalidRequestError:
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    errors = error.errors(include_url=False, include_context=False)
     first = max(
         errors, key=lambda each: len(each["loc"])
     )  # the deepest location is in the branch that was meant
@@ -314,6 +311,10 @@ def _translate(error: ValidationError) -> InvalidRequestError:
             where += f".{part}" if where else part
     if not where:
         return InvalidRequestError("the body must be a JSON object")
-    if first["type"] == "missing":
+    if first["type"] == "extra_forbidden":
+        field = f"{where}.{shown(str(first['loc'][-1]))}"
+        return InvalidRequestError(f"`{field}` is not supported", param=field)
+    is_field = not where.endswith("]")
+    if first["type"] == "missing" or (first["input"] is None and is_field):
         return InvalidRequestError(f"`{where}` is required", param=where)
     return InvalidRequestError(f"`{where}`: {first['msg']}", param=where)

@@ -1,5 +1,6 @@
 """The sink that answers once, when all choices have ended."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,11 +82,15 @@ class WholeSink:
         if self._num_open:
             return
         answer, head = self._answer, self._answer.plan.head
+        choices: list[ChatChoice | CompletionChoice] = []
+        for each in answer.runs:
+            choices.append(self._choice(each))
+            await asyncio.sleep(0)  # log probabilities of many choices hold up the streams
         response = WholeResponse(
             head.response_id,
             head.created_s,
             head.model,
-            [self._choice(each) for each in answer.runs],
+            choices,
             answer.usage(),
             "chat.completion" if head.is_chat else "text_completion",
         )

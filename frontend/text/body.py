@@ -5,6 +5,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from tandem.frontend.openai.outline import (
+    MAX_FIELD_BYTES,
+    Fields,
+    begins,
+    read_fields,
+    read_messages,
+)
 from tandem.runtime.errors import InvalidRequestError, TandemError
 
 Route = Literal["chat", "completions"]
@@ -35,7 +42,7 @@ def model_named_in(raw: bytes) -> str | None:
     """Return the model that a body asks for; None if it is not a body that names one."""
     try:
         return _decode_named(raw).model
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -52,40 +59,51 @@ def read_object(raw: bytes, name: str, error_type: type[TandemError]) -> dict[st
 
 def parse_text(route: Route, raw: bytes) -> TextBody:
     """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
-    body = read_object(raw, "the body", InvalidRequestError)
-    model = body.get("model")
+    fields = read_fields(raw)
+    model = _value(fields, "model")
     if not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string", param="model")
     if route == "chat":
-        _check_messages(body.get("messages"))
+        _check_messages(fields.get("messages", msgspec.Raw(b"null")))
     else:
-        _check_prompt(body.get("prompt"))
-    stream = body.get("stream")
+        _check_prompt(fields.get("prompt", msgspec.Raw(b"null")))
+    stream = _value(fields, "stream")
     if not isinstance(stream, bool | None):
         raise InvalidRequestError("`stream` must be true or false", param="stream")
-    return TextBody(model, route, bool(stream), _include_usage(body, bool(stream)), raw)
+    include_usage = _include_usage(_value(fields, "stream_options"), bool(stream))
+    return TextBody(model, route, bool(stream), include_usage, raw)
 
 
-def _check_messages(messages: object) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequestError("`messages` must be a list, and not empty", param="messages")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise InvalidRequestError(f"`{where}` must be an object", param=where)
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"`{where}.role` must be a string", param=f"{where}.role")
+def _value(fields: Fields, name: str) -> object:
+    """Return the value of a small field; None where it is missing."""
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    if len(raw) > MAX_FIELD_BYTES:
+        raise InvalidRequestError(f"`{name}` is over {MAX_FIELD_BYTES} bytes", param=name)
+    try:
+        value: object = _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"`{name}` is not JSON: {error}", param=name) from error
+    return value
 
 
-def _check_prompt(prompt: object) -> None:
-    if not isinstance(prompt, str | list) or prompt == []:
+def _check_messages(messages: msgspec.Raw) -> None:
+    for index, message in enumerate(read_messages(messages)):
+        if not begins(message.get("role", msgspec.Raw()), b'"'):
+            where = f"messages[{index}].role"
+            raise InvalidRequestError(f"`{where}` must be a string", param=where)
+
+
+def _check_prompt(prompt: msgspec.Raw) -> None:
+    is_list = begins(prompt, b"[") and memoryview(prompt)[1:].tobytes().strip() != b"]"
+    if not begins(prompt, b'"') and not is_list:
         raise InvalidRequestError(
             "`prompt` must be a string or a list that is not empty", param="prompt"
         )
 
 
-def _include_usage(body: dict[str, Any], stream: bool) -> bool:
-    options = body.get("stream_options")
+def _include_usage(options: object, stream: bool) -> bool:
     if options is None:
         return False
     if not stream:

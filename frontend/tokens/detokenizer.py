@@ -6,11 +6,16 @@ tokenizer by its own decoder over a short window.
 
 import codecs
 import json
+from collections.abc import Sequence
+from itertools import product
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
+_MAX_BYTES = 4  # of a character
+_NUM_CONTEXT_TOKENS = 8  # of a prompt, before an answer
+_MAX_CONTEXT_TOKENS = 512
 _MAX_HELD_TOKENS = 12  # a character has at most 4 bytes: more tokens than this never become one
 
 
@@ -31,11 +36,11 @@ class DetokenizerFactory:
         self._tokenizer = tokenizer
         self._table = _TokenBytes(tokenizer) if _is_byte_level(tokenizer) else None
 
-    def new(self) -> Detokenizer:
-        """Return a detokenizer for one sequence."""
+    def new(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """Return a detokenizer for the tokens that follow those of `prompt`."""
         if self._table is not None:
-            return ByteDetokenizer(self._table)
-        return WindowDetokenizer(self._tokenizer)
+            return ByteDetokenizer(self._table)  # the bytes of a token are the same everywhere
+        return WindowDetokenizer(self._tokenizer, prompt)
 
     def token_text(self, token_id: int) -> tuple[str, list[int]]:
         """Return the text and the UTF-8 bytes of one token, of special tokens too."""
@@ -83,16 +88,34 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """Detokenizer that decodes a window of recent tokens and emits the text that they add.
 
-    The window starts at tokens already emitted, because decoders treat the start of a text
-    differently.
+    The window starts at tokens already emitted, those of the prompt at first, because decoders
+    treat the start of a text differently: they drop a space there. `_num_emitted` counts them.
     """
 
     __slots__ = ("_num_emitted", "_tokenizer", "_window")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._num_emitted = 0  # tokens at the window's start whose text is emitted
+        self._window, self._num_emitted = self._context_in(prompt)
+
+    def _context_in(self, prompt: Sequence[int]) -> tuple[list[int], int]:
+        """Return the last tokens of a prompt, and the number of them that are whole characters.
+
+        More than a few tokens are taken only where those have no text, as special tokens.
+        """
+        num_tokens = _NUM_CONTEXT_TOKENS
+        while True:
+            # A character may have a token per byte, and the prompt or its end may begin within one.
+            for num_before, num_after in product(range(_MAX_BYTES), repeat=2):
+                end = list(prompt[-num_tokens - num_before :])
+                num_whole = max(0, len(end) - num_after)
+                text = self._decode(end[:num_whole])
+                if text.strip() and _REPLACEMENT not in (text[0], text[-1]):
+                    return end, num_whole
+            if num_tokens >= min(len(prompt), _MAX_CONTEXT_TOKENS):
+                end = list(prompt[-_NUM_CONTEXT_TOKENS:])
+                return end, len(end)
+            num_tokens *= 8
 
     def push(self, token_ids: list[int]) -> str:
         return "".join([self._push_one(token_id) for token_id in token_ids])

@@ -1,24 +1,17 @@
 """The tokenizer and the chat template of a model, from the files of its folder."""
 
-import asyncio
-import datetime
 import json
 from collections.abc import Mapping
-from concurrent.futures import Executor
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
+from tandem.frontend.tokens.template import ChatTemplate
 from tandem.runtime.errors import InvalidRequestError, ModelError
 
-# A shorter text is tokenized in less time than a thread takes to answer.
-_INLINE_CHARACTERS = 4096
+_SHORT_CHARACTERS = 4096
+_END_OF_TEXT = "<|endoftext|>"
 
 
 class ModelText:
@@ -36,44 +29,55 @@ class ModelText:
             if (text := _token_text(config.get(name))) is not None
         }
         source = _template_source(files, config)
-        self._template = None if source is None else _compile(source)
+        self._template = None if source is None else ChatTemplate(source)
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
-    def render(self, messages: list[dict[str, str]], extra: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: list[dict[str, str]],
+        extra: Mapping[str, Any],
+        max_characters: int,
+        limit_s: float,
+    ) -> str:
         """Return the conversation as one prompt, which ends where the assistant begins.
 
-        Raises InvalidRequestError when the model has no template or its template fails.
+        A text of over `max_characters` may be cut. Raises InvalidRequestError when the model has
+        no template or its template fails, TemplateTimeError after `limit_s` of CPU time.
         """
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
         variables = {**extra, **self._special_tokens, "messages": messages}
-        try:
-            return self._template.render(**variables, add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-            raise InvalidRequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
+        variables["add_generation_prompt"] = True
+        return self._template.render(variables, max_characters, limit_s)
 
-    async def encode(self, text: str, *, is_chat: bool, executor: Executor) -> list[int]:
-        """Return the token ids of a prompt. A rendered chat has its special tokens already."""
-        if len(text) <= _INLINE_CHARACTERS:
-            return self._encode(text, not is_chat)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, self._encode, text, not is_chat)
+    def encode(self, text: str, *, is_chat: bool) -> list[int]:
+        """Return the token ids of a prompt. A rendered chat has its special tokens already.
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        Other threads run while a long text is tokenized: `encode_batch_fast` releases Python's
+        lock, which `encode` holds to its end.
+        """
+        if len(text) <= _SHORT_CHARACTERS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=not is_chat)
+        else:
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=not is_chat)
         ids: list[int] = encoding.ids
         return ids
 
     @property
-    def bos_token_id(self) -> int | None:
-        """The first token of every text; None where the model has none."""
-        token = self._special_tokens.get("bos_token")
-        token_id: int | None = None if token is None else self._tokenizer.token_to_id(token)
-        return token_id
+    def start_token_id(self) -> int | None:
+        """The token that stands for the start of a text; None where the model has none.
+
+        A model without one was trained on texts that follow each other after an end token.
+        """
+        names = self._special_tokens
+        for token in (names.get("bos_token"), _END_OF_TEXT, names.get("eos_token")):
+            token_id: int | None = self._tokenizer.token_to_id(token) if token else None
+            if token_id is not None:
+                return token_id
+        return None
 
 
 def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
@@ -113,51 +117,3 @@ def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> s
         by_name = {entry.get("name"): entry.get("template") for entry in template}
         template = by_name.get("default")
     return template if isinstance(template, str) else None
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training. It has no effect here."""
-
-    tags = {"generation"}  # noqa: RUF012, the base class declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON that is not escaped for HTML, unlike the one of Jinja's own filter."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ModelError(f"the chat template: {error}") from error

@@ -69,9 +69,9 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def model_files() -> ModelFiles:
+def model_files(template: str = TEMPLATE) -> ModelFiles:
     """The files of the model that fake workers serve."""
-    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|im_end|>"}}
+    config = {"chat_template": template, "eos_token": {"content": "<|im_end|>"}}
     return ModelFiles(
         {
             "tokenizer.json": byte_level_tokenizer().to_str().encode(),
@@ -110,6 +110,7 @@ class FakeWorker:
     last_event_id: int = 0
     migration_limit: int | None = None
     weights_digest: str = ""
+    files: ModelFiles = field(default_factory=model_files)
 
     async def start(self) -> None:
         self.server = RequestServer(self.config, self.instance_id)
@@ -130,7 +131,7 @@ class FakeWorker:
             context_length=CONTEXT_LENGTH,
             block_size=4,
             vocab_size=byte_level_tokenizer().get_vocab_size(),
-            files_digest=files_digest(model_files()),
+            files_digest=files_digest(self.files),
             instance_id=self.instance_id,
             created_s=1_700_000_000,
             endpoint=self.endpoint,
@@ -174,7 +175,7 @@ class FakeWorker:
     async def _model_files(
         self, _payload: bytes, _context: RequestContext, responder: Responder
     ) -> None:
-        responder.send(encode(model_files()))
+        responder.send(encode(self.files))
 
     async def _kv_snapshot(
         self, _payload: bytes, _context: RequestContext, responder: Responder
@@ -250,7 +251,8 @@ class Stack:
         self._exits.push_async_callback(self.server.stop)
         await self.server.start()
         self.url = f"http://{self.server.address}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+        is_json = {"content-type": "application/json"}
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers=is_json)
         await self._exits.enter_async_context(self.http)
         if self.num_workers:
             await self.wait_until(lambda: bool(self.server.catalog.models))

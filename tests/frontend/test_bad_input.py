@@ -1,10 +1,13 @@
 import asyncio
 import json
+import tracemalloc
 
 import httpx
 import pytest
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
+from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -34,7 +37,7 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "1"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"n": 0}, "n"),
     ({"n": 17}, "n"),
@@ -55,6 +58,17 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"seed": "x"}, "seed"),
     ({"seed": 2**63}, "seed"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"top_k": 2**63 + 5}, "top_k"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+    ({"max_tokens": 10**400}, "max_tokens"),
+    ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+    ({"min_tokens": 2**63 - 1}, "min_tokens"),
+    ({"n": 10**30}, "n"),
+    ({"logprobs": True, "top_logprobs": 2**63}, "top_logprobs"),
     ({"min_p": 1.5}, "min_p"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -67,11 +81,25 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"something_new": 1}, "something_new"),
+    ({"model": None}, "model"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"messages": [{"role": "user", "content": "Hi"}] * 2049}, "messages"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]},
+        "messages",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "Hi", **dict.fromkeys(map(str, range(70)))}]},
+        "messages[0]",
+    ),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+    ({"metadata": {"a": "x" * 65536}}, "metadata"),
+    ({"chat_template_kwargs": {"a": [[]] * 30_000}}, "chat_template_kwargs"),
 ]
 BAD_COMPLETIONS: list[tuple[dict[str, object], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
-    ({"prompt": ""}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [[1], []]}, "prompt"),
     ({"prompt": [[1], "a"]}, "prompt"),
@@ -80,6 +108,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], str]] = [
     ({"prompt": [99999]}, "prompt"),
     ({"prompt": ["a"] * 257}, "prompt"),
     ({"prompt": [1] * CONTEXT_LENGTH}, "prompt"),
+    ({"prompt": [1] * (2**20 + 1)}, "prompt"),
+    ({"prompt": [[1] * 2**20, [1]]}, "prompt"),
+    ({"prompt": [[[1]]]}, "prompt"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 2}, "best_of"),
@@ -116,6 +147,17 @@ async def test_each_bad_field_of_a_completion_is_a_400_that_names_it(stack: Stac
     for fields, param in BAD_COMPLETIONS:
         await check(stack, "/v1/completions", COMPLETION | fields, param)
     assert not stack.worker.requests
+
+
+async def test_an_error_repeats_no_more_of_a_name_than_its_beginning(stack: Stack) -> None:
+    for fields in ({"x" * 60_000: 1}, {"model": "x" * 60_000}):
+        error = error_of(await stack.http.post("/v1/chat/completions", json=CHAT | fields))
+        assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
+
+
+async def test_an_error_repeats_no_more_of_a_path_than_its_beginning(stack: Stack) -> None:
+    error = error_of(await stack.http.get("/" + "x" * 10_000))
+    assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
 
 
 async def test_a_missing_field_is_named(stack: Stack) -> None:
@@ -184,20 +226,110 @@ async def test_a_body_that_does_not_come_is_a_408() -> None:
     async with Stack(config=FrontendConfig(port=0, body_timeout_s=0.1)) as stack:
         host, _, port = stack.server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 5\r\n\r\n{"
+        )
         async with asyncio.timeout(5):
-            assert b" 408 " in await reader.readline()
+            answer = await reader.read()  # to the end of the connection
+        assert b" 408 " in answer and b"connection: close" in answer
         writer.close()
         await writer.wait_closed()
 
 
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"content-type": "text/plain"}, "text/plain"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "urlencoded"),
+        ({"content-encoding": "gzip"}, "gzip"),
+    ],
+)
+async def test_a_body_that_is_not_json_by_its_headers_is_a_415(
+    stack: Stack, headers: dict[str, str], named: str
+) -> None:
+    raw = json.dumps(CHAT).encode()
+    response = await stack.http.post("/v1/chat/completions", content=raw, headers=headers)
+    assert response.status_code == 415 and named in str(error_of(response)["message"])
+    assert error_of(response)["code"] == "unsupported_media_type"
+    assert not stack.worker.requests
+
+
+async def test_a_charset_does_not_matter(stack: Stack) -> None:
+    raw = json.dumps(CHAT).encode()
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    response = await stack.http.post("/v1/chat/completions", content=raw, headers=headers)
+    assert response.status_code == 200
+
+
 async def test_a_huge_list_of_wrong_values_does_not_hold_up_the_loop(stack: Stack) -> None:
-    body = b'{"model":"test/model","messages":[' + b"1," * 1_000_000 + b"1]}"
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    response = await stack.http.post("/v1/chat/completions", content=body)
-    assert response.status_code == 400 and error_of(response)["param"] == "messages[0]"
-    assert loop.time() - started_s < 5  # milliseconds; several seconds without failing fast
+    for values, param in (
+        (b'"messages":[%b1]' % (b"1," * 1_000_000), "messages"),
+        (
+            b'"messages":[{"role":"user","content":[%b1]}]' % (b"1," * 4000),
+            "messages[0].content[0]",
+        ),
+    ):
+        body = b'{"model":"test/model",%b}' % values
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        response = await stack.http.post("/v1/chat/completions", content=body)
+        assert response.status_code == 400 and error_of(response)["param"] == param
+        assert loop.time() - started_s < 5  # milliseconds; several seconds without failing fast
+
+
+def nested(unit: str) -> str:
+    """A value of 4 MiB with as many values in it as possible."""
+    return "[" + ",".join([unit] * (4 * 2**20 // (len(unit) + 1))) + "]"
+
+
+USER = '"role":"user","content":'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        f'"messages":{nested(f"{{{USER}0}}")}',
+        f'"messages":[{{{USER}{nested("{}")}}}]',
+        f'"messages":[{{{USER}"","tool_calls":{nested("[]")}}}]',
+        f'"messages":[{{{USER}""}}],"unknown":{nested("[]")}',
+        f'"messages":[{{{USER}""}}],"chat_template_kwargs":{{"a":{nested("[]")}}}',
+        f'"prompt":{nested("[1]")}',
+        f'"prompt":[[{nested("[]")}]]',
+    ],
+    ids=["messages", "parts", "tool_calls", "unknown", "kwargs", "prompts", "nests"],
+)
+def test_a_body_of_many_values_is_refused_before_objects_are_made_of_them(fields: str) -> None:
+    """Measured by the memory of the objects, because time depends on the machine."""
+    kind = CompletionRequest if "prompt" in fields else ChatRequest
+    raw = f'{{"model":"m",{fields}}}'.encode()
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError):
+        parse(kind, raw, FrontendConfig())
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 96 * 2**20
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+async def test_a_number_that_json_does_not_have_is_named(stack: Stack, value: str) -> None:
+    raw = f'{{"model":"{MODEL}","prompt":"Hi","temperature": {value}}}'
+    response = await stack.http.post("/v1/completions", content=raw)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "temperature" and value.strip("-") in str(error["message"])
+
+
+async def test_a_byte_order_mark_is_named(stack: Stack) -> None:
+    raw = b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode()
+    response = await stack.http.post("/v1/completions", content=raw)
+    assert response.status_code == 400 and "byte order mark" in str(error_of(response)["message"])
+
+
+async def test_a_nest_without_end_is_a_400(stack: Stack) -> None:
+    for raw in (b"[" * 2**20, b'{"a":' * 2**20):
+        response = await stack.http.post("/v1/completions", content=raw)
+        assert response.status_code == 400 and "body" in str(error_of(response)["message"])
 
 
 async def test_harmless_fields_of_official_clients_are_accepted(stack: Stack) -> None:

@@ -6,10 +6,21 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.server import FrontendServer
+from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
-from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack
+from tandem.runtime.plane.server import Responder
+from tests.frontend.frontend_stack import (
+    MODEL,
+    FakeWorker,
+    Stack,
+    model_files,
+    prompt_tokens,
+    token_ids,
+)
 from tests.frontend.text.text_stack import add_text_worker, delta, says
 
 
@@ -149,3 +160,142 @@ async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
     stranger = KvEvent("f" * 16, "epoch", 1, stored=hashes)
     worker.events.publish(kv_subject("pipeline", "f" * 16), encode(stranger))
     assert index.match(hashes) == {worker.instance_id: 1}
+
+
+class SlowWorker(FakeWorker):
+    """A worker whose model files come when `gate` is open."""
+
+    gate: asyncio.Event
+
+    async def _model_files(
+        self, payload: bytes, context: RequestContext, responder: Responder
+    ) -> None:
+        await self.gate.wait()
+        await super()._model_files(payload, context, responder)
+
+
+async def slow_worker(stack: Stack) -> SlowWorker:
+    worker = SlowWorker(stack.store, stack.listeners)
+    worker.gate = asyncio.Event()
+    await stack.join(worker)
+    return worker
+
+
+async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stack) -> None:
+    worker = await slow_worker(stack)
+    for response in (await stack.chat(), await stack.http.get(f"/v1/models/{MODEL}")):
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    assert (await stack.chat(model="none")).status_code == 404
+    worker.gate.set()
+    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    assert await answered_by(stack, MODEL) == worker.instance_id
+
+
+async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(
+    stack: Stack,
+) -> None:
+    worker = await slow_worker(stack)
+    node = stack.node()
+    await node.discovery.start()
+    await node.events.start()
+    server = FrontendServer(stack.config, stack.router, node)
+    starting = asyncio.create_task(server.start())
+    try:
+        await asyncio.sleep(0.05)
+        assert not starting.done()
+        worker.gate.set()
+        async with asyncio.timeout(5):
+            await starting
+        assert [model.card.name for model in server.catalog.models] == [MODEL]
+    finally:
+        await server.stop()
+        await node.client.close()
+
+
+async def test_files_that_do_not_come_do_not_keep_a_frontend_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.frontend.catalog._FIRST_LOAD_S", 0.05)
+    async with Stack(num_workers=0) as first:
+        await slow_worker(first)
+        async with Stack(num_workers=0, store=first.store) as stack:
+            assert (await stack.chat()).status_code == 503
+
+
+class ForgingWorker(FakeWorker):
+    """A worker that sends other files than those whose digest its card has."""
+
+    async def _model_files(
+        self, _payload: bytes, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(model_files("forged")))
+
+
+async def test_files_that_do_not_have_the_digest_asked_for_are_not_used(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    forger = ForgingWorker(stack.store, stack.listeners, instance_id="0" * 16)
+    await stack.join(forger)
+    await stack.wait_until(lambda: "sent files with the digest" in caplog.text)
+    assert (await stack.chat()).status_code == 503
+    honest = await stack.add_worker()
+    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    assert (await stack.chat()).status_code == 200
+    (request,) = forger.requests + honest.requests
+    assert prompt_tokens(request) == token_ids(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_files_that_are_too_large_are_not_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tandem.frontend.model_texts._MAX_FILES_BYTES", 1024)
+    await stack.add_worker()
+    await stack.wait_until(lambda: "the most is 1024" in caplog.text)
+    assert (await stack.chat()).status_code == 503
+
+
+@pytest.mark.parametrize("fields", [{"block_size": 0}, {"context_length": 1}])
+async def test_one_card_does_not_take_a_model_down(
+    stack: Stack, fields: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await add(stack, MODEL, "a.b.c")
+    false = msgspec.structs.replace(worker.card(), instance_id="0" * 16, **fields)
+    instance = msgspec.structs.replace(worker.instance(), instance_id="0" * 16)
+    discovery = MemoryDiscovery(stack.store)
+    await discovery.start()
+    await register_instance(discovery, instance)
+    await register_model(discovery, "tandem", false)
+    assert next(iter(fields)) in caplog.text
+    for _ in range(3):
+        assert await answered_by(stack, MODEL) == worker.instance_id
+    await discovery.close()
+
+
+async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten() -> None:
+    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.3)) as stack:
+        await stack.worker.leave()
+        unknown = (await stack.chat(model="other")).json()["error"]["message"]
+        assert MODEL not in unknown and "none now" in unknown
+        assert (await stack.http.get(f"/v1/models/{MODEL}")).status_code == 200
+        response = await stack.chat()
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        async with asyncio.timeout(5):
+            while (await stack.chat()).status_code == 503:
+                await asyncio.sleep(0.02)
+        assert (await stack.chat()).status_code == 404
+        for path in (f"/v1/models/{MODEL}", f"/v1/models/{MODEL}/ready"):
+            assert (await stack.http.get(path)).status_code == 404
+        worker = await stack.add_worker()
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        assert await answered_by(stack, MODEL) == worker.instance_id
+
+
+async def test_a_worker_that_returns_in_time_keeps_its_model() -> None:
+    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.1)) as stack:
+        await stack.worker.leave()
+        worker = await stack.add_worker()
+        assert await answered_by(stack, MODEL) == worker.instance_id
+        await asyncio.sleep(0.2)
+        assert await answered_by(stack, MODEL) == worker.instance_id

@@ -6,6 +6,7 @@ from tandem.frontend.plan import derived_seed
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
     GenerateRequest,
+    ModelFiles,
     SamplingParams,
     StopConditions,
     TokenDelta,
@@ -17,11 +18,15 @@ from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
     REPORT,
+    FakeWorker,
     Stack,
+    byte_level_tokenizer,
     events_of,
+    model_files,
     prompt_tokens,
     token_ids,
 )
+from tests.frontend.tokens.test_detokenizer import sentencepiece_like
 
 
 async def echo_prompt(
@@ -92,6 +97,22 @@ async def test_defaults_are_openais_and_the_seed_is_random(stack: Stack) -> None
     assert stack.worker.requests[-1].stop.max_tokens == 16
 
 
+async def test_a_nucleus_without_mass_takes_the_likeliest_token(stack: Stack) -> None:
+    assert (await stack.chat(top_p=0, temperature=1.5)).status_code == 200
+    (request,) = stack.worker.requests
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("prompt", ["", [""], ["", "Hi"]])
+async def test_an_empty_prompt_is_the_start_of_a_text(
+    stack: Stack, prompt: str | list[str]
+) -> None:
+    response = await stack.complete(prompt=prompt)
+    assert response.status_code == 200, response.text
+    start = byte_level_tokenizer().token_to_id("<|im_end|>")  # the model has no other
+    assert [start] in [prompt_tokens(request) for request in stack.worker.requests]
+
+
 async def test_choices_have_derived_seeds_and_the_first_the_seed_itself(stack: Stack) -> None:
     response = await stack.chat(n=3, seed=11)
     choices = response.json()["choices"]
@@ -150,6 +171,31 @@ async def test_echo_puts_the_prompt_before_the_answer(stack: Stack, stream: bool
         else response.json()["choices"][0]["text"]
     )
     assert text == "Say: " + ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_space_between_prompt_and_answer_is_kept(stream: bool) -> None:
+    """By a SentencePiece tokenizer, which drops a space at the start of a text."""
+    tokenizer = sentencepiece_like()
+    answer = tokenizer.encode("Hello world").ids[len(tokenizer.encode("Hello").ids) :]
+
+    async def world(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        responder.send(encode(TokenDelta(answer, finish_reason="length", prefill=REPORT)))
+
+    files = model_files().files | {"tokenizer.json": tokenizer.to_str().encode()}
+    async with Stack(num_workers=0) as stack:
+        worker = FakeWorker(stack.store, stack.listeners, files=ModelFiles(files), script=world)
+        await stack.join(worker)
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        response = await stack.complete(prompt="Hello", echo=True, stream=stream)
+        choices = (
+            [event["choices"][0] for event in events_of(response)]
+            if stream
+            else response.json()["choices"]
+        )
+        assert "".join(choice["text"] for choice in choices) == "Hello world"
 
 
 async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:

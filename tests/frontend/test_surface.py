@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
@@ -13,8 +12,8 @@ from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
-from tandem.runtime.messages import KvEvent, ModelCard, encode
-from tests.frontend.frontend_stack import MODEL, Stack, token_ids
+from tandem.runtime.messages import KvEvent, encode
+from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files, token_ids
 
 
 async def test_health_follows_the_workers() -> None:
@@ -45,6 +44,54 @@ async def test_a_model_is_described_with_its_context(stack: Stack) -> None:
     assert (await stack.http.get("/v1/models")).json() == {"object": "list", "data": [expected]}
     assert (await stack.http.get(f"/v1/models/{MODEL}")).json() == expected
     assert (await stack.http.get("/v1/models/none")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/live"),
+        ("GET", "/v1/models/none"),
+        ("GET", "/nothing"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/completions"),
+    ],
+)
+async def test_every_answer_has_a_request_id(stack: Stack, method: str, path: str) -> None:
+    own = await stack.http.request(method, path, headers={"x-request-id": "mine"})
+    assert own.headers["x-request-id"] == "mine"
+    other = await stack.http.request(method, path)
+    assert len(other.headers["x-request-id"]) == 16
+    assert (await stack.chat()).headers["x-request-id"]
+
+
+PAGE = {"origin": "https://page.example"}
+PREFLIGHT = PAGE | {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type",
+}
+
+
+async def test_a_web_page_may_not_call_by_default(stack: Stack) -> None:
+    response = await stack.http.options("/v1/chat/completions", headers=PREFLIGHT)
+    assert response.status_code == 405
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "origins", ["https://page.example", "https://a.example, https://page.example", "*"]
+)
+async def test_a_web_page_of_a_listed_origin_may_call(origins: str) -> None:
+    async with Stack(config=FrontendConfig(port=0, cors_origins=origins)) as stack:
+        asked = await stack.http.options("/v1/chat/completions", headers=PREFLIGHT)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] in ("https://page.example", "*")
+        body = {"model": MODEL, "prompt": "Hi", "stream": True}
+        response = await stack.http.post("/v1/completions", json=body, headers=PAGE)
+        assert response.text.endswith("[DONE]\n\n")
+        assert response.headers["access-control-allow-origin"] in ("https://page.example", "*")
+        other = PREFLIGHT | {"origin": "https://other.example"}
+        if origins != "*":
+            assert (await stack.http.options("/v1/models", headers=other)).status_code == 400
 
 
 async def test_metrics_count_what_happened(stack: Stack) -> None:
@@ -158,12 +205,8 @@ async def test_a_prompt_is_hashed_only_where_its_prefix_can_be_held(
 
 async def test_a_worker_with_other_files_gets_no_requests() -> None:
     async with Stack() as stack:
-        other = await stack.add_worker()
-        key = next(k for k in stack.store.items if k.endswith(other.instance_id) and "models" in k)
-        assert key.startswith(models_prefix("tandem"))
-        card = msgspec.json.decode(stack.store.items[key], type=ModelCard)
-        changed = msgspec.structs.replace(card, files_digest="other")
-        stack.store.set(key, msgspec.json.encode(changed))
+        other = FakeWorker(stack.store, stack.listeners, files=model_files("{{ messages }}"))
+        await stack.join(other)
         for _ in range(4):
             assert (await stack.chat()).status_code == 200
         assert not other.requests

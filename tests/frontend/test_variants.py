@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.frontend.variants import compatibility_key, narrowest, variant_in_force
+from tandem.frontend.variants import (
+    agreeing,
+    compatibility_key,
+    fault_of,
+    narrowest,
+    variant_in_force,
+)
 from tandem.runtime.messages import ModelCard
 
 
@@ -52,3 +58,52 @@ def test_workers_of_one_variant_share_files_weights_routes_and_input() -> None:
 
 def test_the_shortest_context_stands_for_a_variant() -> None:
     assert narrowest(NEW).instance_id == "d"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "present", "agreed"),
+    [
+        ([8192], None, 8192),
+        ([8192, 8192, 1], None, 8192),
+        ([8192, 1], 8192, 8192),
+        ([8192, 4096], None, 4096),
+        ([8192, 4096, 4096], 8192, 4096),
+        ([4096], 8192, 4096),
+        ([8192, 8192, 2**31 - 1], None, 8192),
+    ],
+)
+def test_one_worker_does_not_narrow_the_context_of_the_others(
+    lengths: list[int], present: int | None, agreed: int
+) -> None:
+    cards = [card(str(index), "same", length) for index, length in enumerate(lengths)]
+    in_use = None if present is None else card("x", "same", present)
+    for order in itertools.permutations(cards):
+        members = agreeing(order, in_use)
+        assert narrowest(members).context_length == agreed
+        assert {each.instance_id for each in members} == {
+            each.instance_id for each in cards if each.context_length >= agreed
+        }
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"context_length": 1}, "context_length"),
+        ({"context_length": -5}, "context_length"),
+        ({"context_length": 2**31}, "context_length"),
+        ({"block_size": 0}, "block_size"),
+        ({"block_size": 10**9}, "block_size"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"block_size": 0, "model_input": "text"}, "block_size"),
+    ],
+)
+def test_a_card_with_a_number_that_cannot_be_is_at_fault(
+    fields: dict[str, Any], named: str
+) -> None:
+    assert fault_of(OLD[0]) == ""
+    assert named in fault_of(msgspec.structs.replace(OLD[0], **fields))
+
+
+def test_a_text_model_need_not_name_its_context() -> None:
+    text = msgspec.structs.replace(OLD[0], model_input="text", context_length=0, vocab_size=0)
+    assert fault_of(text) == ""

@@ -1,13 +1,19 @@
 import json
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
 
 import pytest
 
+from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tests.frontend.frontend_stack import byte_level_tokenizer, model_files, token_ids
 
 HELLO = [{"role": "user", "content": "Hi"}]
+
+
+def render(text: ModelText, limit_s: float = 5.0, **extra: object) -> str:
+    return text.render(HELLO, extra, 1_000_000, limit_s)
 
 
 def text_with(template: object, **config: object) -> ModelText:
@@ -31,7 +37,7 @@ def text_with(template: object, **config: object) -> ModelText:
 )
 def test_templates_render_as_at_hugging_face(template: object, rendered: str) -> None:
     text = text_with(template, bos_token="<s>", eos_token={"content": "</s>"})
-    assert text.render(HELLO, {"enable_thinking": False}) == rendered
+    assert render(text, enable_thinking=False) == rendered
 
 
 @pytest.mark.parametrize(
@@ -47,18 +53,33 @@ def test_templates_render_as_at_hugging_face(template: object, rendered: str) ->
 )
 def test_a_template_that_refuses_is_the_callers_error(template: str) -> None:
     with pytest.raises(InvalidRequestError, match="chat template") as refused:
-        text_with(template).render(HELLO, {})
+        render(text_with(template))
     assert refused.value.param == "messages"
 
 
 def test_a_model_without_a_template_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="/v1/completions"):
-        text_with(None).render(HELLO, {})
+        render(text_with(None))
 
 
 def test_a_template_file_wins_over_the_config() -> None:
     files = model_files().files | {"chat_template.jinja": b"from the file"}
-    assert ModelText(files).render(HELLO, {}) == "from the file"
+    assert render(ModelText(files)) == "from the file"
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        ({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}, "<|im_start|>"),
+        ({"bos_token": None, "eos_token": {"content": "<|im_end|>"}}, "<|im_end|>"),
+        ({"bos_token": "not a token"}, None),
+    ],
+)
+def test_a_text_starts_with_the_models_own_token(
+    config: dict[str, object], token: str | None
+) -> None:
+    expected = None if token is None else byte_level_tokenizer().token_to_id(token)
+    assert text_with("", **config).start_token_id == expected
 
 
 def test_broken_files_are_named() -> None:
@@ -72,10 +93,46 @@ def test_broken_files_are_named() -> None:
         ModelText({})
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}"
+        "{% endmacro %}{{ twice(60) }}",
+    ],
+)
+def test_a_template_that_runs_on_is_ended(template: str) -> None:
+    started_s = time.thread_time()
+    with pytest.raises(TemplateTimeError) as refused:
+        render(text_with(template), 0.05)
+    assert refused.value.param == "messages"
+    assert time.thread_time() - started_s < 1
+
+
+def test_a_rendered_text_ends_soon_after_the_length_that_is_too_long() -> None:
+    text = text_with("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}")
+    assert 100 < len(text.render([{"role": "user", "content": "x" * 60}], {}, 100, 5)) < 300
+
+
+def test_a_template_without_end_in_its_source_is_refused() -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        text_with("x" * 2**20 + "x")
+
+
 @pytest.mark.parametrize("length", [1, 10_000])
-async def test_long_and_short_texts_have_the_same_tokens(length: int) -> None:
+def test_long_and_short_texts_have_the_same_tokens(length: int) -> None:
     text = "Hello wörld " * length
-    with ThreadPoolExecutor(1) as executor:
-        ids = await ModelText(model_files().files).encode(text, is_chat=False, executor=executor)
+    ids = ModelText(model_files().files).encode(text, is_chat=False)
     assert ids == token_ids(text)
     assert byte_level_tokenizer().decode(ids) == text
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    model_text, text = ModelText(model_files().files), "Hello wörld " * 200_000
+    thread = threading.Thread(target=model_text.encode, args=(text,), kwargs={"is_chat": False})
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20  # one or two while the lock is held

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -107,12 +106,11 @@ class ModelStack:
         return answer
 
 
-async def bundled_tokens(text: str) -> list[int]:
+def bundled_tokens(text: str) -> list[int]:
     """Return the tokens of a text by the bundled model's tokenizer."""
     names = ("tokenizer.json", "tokenizer_config.json")
     model_text = ModelText({name: (BUNDLED_MODEL / name).read_bytes() for name in names})
-    with ThreadPoolExecutor(1) as executor:
-        return await model_text.encode(text, is_chat=True, executor=executor)
+    return model_text.encode(text, is_chat=True)
 
 
 def template(folder: Path) -> Path:

@@ -59,7 +59,7 @@ async def test_a_token_model_is_there_once_served_and_leaves_with_its_last_insta
     stack: ModelStack,
 ) -> None:
     assert await stack.listed() == []
-    says = Says(await bundled_tokens("A story"))
+    says = Says(bundled_tokens("A story"))
     workers = [await stack.worker("x.backend.generate", bundled(), says.generate) for _ in "ab"]
     assert await stack.listed() == [BUNDLED_MODEL.name]
     answer = await stack.chat(BUNDLED_MODEL_NAME, max_tokens=50, seed=7, temperature=0.5)
@@ -87,14 +87,14 @@ async def test_a_token_model_is_there_once_served_and_leaves_with_its_last_insta
 async def test_one_process_serves_several_models_with_files_of_their_own(
     stack: ModelStack, tmp_path: Path
 ) -> None:
-    one, two = Says(await bundled_tokens("one")), Says(await bundled_tokens("two"))
+    one, two = Says(bundled_tokens("one")), Says(bundled_tokens("two"))
     worker = await stack.worker("x.backend.generate", bundled("first"), one.generate)
     own = bundled("second", custom_template_path=template(tmp_path), context_length=64)
     await stack.serve(worker, "y.backend.generate", own, two.generate)
     assert sorted(stack.cards(worker)) == ["first", "second"]
     answers = [await stack.chat(name) for name in ("first", "second")]
     assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
-    assert two.requests[0]["token_ids"] == await bundled_tokens("Hi")  # by its own template
+    assert two.requests[0]["token_ids"] == bundled_tokens("Hi")  # by its own template
     assert len(one.requests[0]["token_ids"]) > len(two.requests[0]["token_ids"])
     too_long = await stack.complete("second", max_tokens=64)
     assert too_long["error"]["code"] == "context_length_exceeded"
@@ -135,7 +135,7 @@ async def test_the_older_form_takes_tokens_for_backend_and_text_for_the_rest(
     async def whole(request: dict[str, Any]) -> dict[str, Any]:
         return {"choices": [{"index": 0, "text": request["prompt"], "finish_reason": "stop"}]}
 
-    says = Says(await bundled_tokens("one"))
+    says = Says(bundled_tokens("one"))
     await stack.worker("x.a.generate", old_backend, says.generate)
     await stack.worker("x.b.generate", old_completion, whole)
     assert (await stack.chat("tokens"))["choices"][0]["message"]["content"] == "one"

@@ -1,0 +1,161 @@
+"""HTTP/1 as the frontend speaks it: uvicorn's protocol with bounds on a request's head.
+
+A head is the request line and the headers. It has a size and a time, and names its host. A client
+of HTTP/1.0 gets a stream that ends with its connection, because it does not know chunks.
+"""
+
+import asyncio
+from typing import Any, ClassVar, NoReturn
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.errors import http_error_body
+from tandem.runtime.address import new_id
+
+
+class _RefusedError(Exception):
+    """The head is refused. The parser turns it into the error that uvicorn answers."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection whose heads have bounds; see `limited_protocol`."""
+
+    max_head_bytes: ClassVar[int]
+    head_timeout_s: ClassVar[float]
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._is_in_head = False
+        self._num_head_bytes = 0  # of the present head, in the reads after its first one
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal = (400, "the request is not HTTP/1")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_idle_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._is_in_head:
+            if self.cycle is None or self.cycle.response_complete:  # empty lines, and no request
+                self._start_idle_timer()
+            return
+        if self._head_timer is None:
+            self._start_head_timer()
+        if was_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > self.max_head_bytes:
+                self._refuse_now(431, f"the request's head is over {self.max_head_bytes} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_head_timer()
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if num_bytes > self.max_head_bytes:
+            self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
+        if self.parser.get_http_version() == "1.1":
+            num_hosts = sum(name == b"host" for name, _ in self.headers)
+            if num_hosts != 1:
+                self._refuse(400, f"the request has {num_hosts} Host headers, not one")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a head that the parser or this class refuses, and close the connection."""
+        status, message = self._refusal
+        body = http_error_body(status, message)
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/json\r\nconnection: close\r\n"
+            + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (new_id().encode(), len(body))
+            + body
+        )
+        self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _StreamUntilClose(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, status: int, message: str) -> NoReturn:
+        """Have the parser's present call end with this answer."""
+        self._refusal = (status, message)
+        raise _RefusedError(message)
+
+    def _refuse_now(self, status: int, message: str) -> None:
+        self._refusal = (status, message)
+        self.send_400_response(message)
+
+    def _start_idle_timer(self) -> None:
+        """Close the connection if no request begins on it for as long as between requests."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._on_head_timeout)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_timeout(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_head_timer()  # of the client's next request, before the present answer ends
+        elif not self.transport.is_closing():
+            self._refuse_now(
+                408, f"the request's head did not arrive within {self.head_timeout_s:g} s"
+            )
+
+
+def limited_protocol(config: FrontendConfig) -> type[LimitedProtocol]:
+    """Return a protocol with the bounds of `config`; uvicorn makes the instances."""
+
+    class Protocol(LimitedProtocol):
+        max_head_bytes = config.max_head_bytes
+        head_timeout_s = config.head_timeout_s
+
+    return Protocol
+
+
+class _StreamUntilClose:
+    """The application for one request of HTTP/1.0: a body without a length ends the connection."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_part(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                if not has_length:
+                    self._cycle.chunked_encoding = False
+            elif not has_length:  # each part is then complete by itself
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_part)

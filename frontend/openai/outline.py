@@ -1,0 +1,160 @@
+"""The outline of a body: its fields as JSON, checked before any object is made of them.
+
+Two bytes of JSON can become an object of hundreds, and nothing else runs while objects are made.
+"""
+
+import re
+from collections.abc import Collection
+
+import msgspec
+
+from tandem.frontend.openai.errors import shown
+from tandem.runtime.errors import InvalidRequestError
+
+MAX_FIELDS = 64  # of a body, and of a message
+MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages and prompt
+MAX_MESSAGES = 2048
+MAX_CONTENT_PARTS = 4096  # of all messages of a body
+MAX_PROMPT_TOKENS = 2**20  # that a body has as token ids
+
+Fields = dict[str, msgspec.Raw]
+PROMPT_FORMS = (
+    "`prompt` must be a string, a list of strings, a list of token ids or a list of lists of "
+    "token ids"
+)
+_BOM = b"\xef\xbb\xbf"
+_NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
+_EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_prompts = msgspec.json.Decoder(list[int | str | list[int]]).decode
+
+
+def read_fields(raw: bytes) -> Fields:
+    """Return the fields of a body, as JSON. Raises InvalidRequestError if it is no JSON object."""
+    if raw.startswith(_BOM):
+        raise InvalidRequestError("the body begins with a byte order mark; send JSON without it")
+    try:
+        fields = _decode_fields(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError("the body must be a JSON object") from error
+    except RecursionError as error:
+        raise InvalidRequestError("the body is nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(raw, error) from error
+    if len(fields) > MAX_FIELDS:
+        raise InvalidRequestError(f"the body has {len(fields)} fields, the most is {MAX_FIELDS}")
+    return fields
+
+
+def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:
+    """Return the error of a body that is not JSON. NaN and Infinity are named with their field."""
+    position = re.search(r"byte (\d+)", str(error))
+    end = int(position[1]) + 16 if position else 0
+    found = _NO_NUMBER.search(raw, max(0, end - 128), end)
+    if found is None:
+        return InvalidRequestError(f"the body is not JSON: {error}")
+    field, value = (each.decode("utf-8", "replace") for each in found.groups())
+    return InvalidRequestError(f"`{field}` is {value}, which JSON does not have", param=field)
+
+
+def read_messages(raw: msgspec.Raw) -> list[Fields]:
+    """Return the fields of every message. Raises InvalidRequestError naming a wrong one."""
+    if not begins(raw, b"["):
+        raise InvalidRequestError("`messages` must be a list, and not empty", param="messages")
+    items = _decode_list(raw)
+    if not 0 < len(items) <= MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"`messages` has {len(items)} entries; it must have 1 to {MAX_MESSAGES}",
+            param="messages",
+        )
+    return [_read_message(item, f"messages[{index}]") for index, item in enumerate(items)]
+
+
+def _read_message(raw: msgspec.Raw, where: str) -> Fields:
+    if not begins(raw, b"{"):
+        raise InvalidRequestError(f"`{where}` must be an object", param=where)
+    fields = _decode_fields(raw)
+    if len(fields) > MAX_FIELDS:
+        raise InvalidRequestError(
+            f"`{where}` has {len(fields)} fields, the most is {MAX_FIELDS}", param=where
+        )
+    return fields
+
+
+def check_outline(
+    raw: bytes, known: Collection[str], known_of_message: Collection[str], max_prompts: int
+) -> None:
+    """Raise InvalidRequestError naming a field that is not known, or larger than its bound."""
+    fields = read_fields(raw)
+    for name, value in fields.items():
+        if _is_null(value):
+            continue
+        if name not in known:
+            raise _unsupported(shown(name))
+        if name == "messages":
+            _check_messages(value, known_of_message)
+        elif name == "prompt":
+            _check_prompt(value, max_prompts)
+        elif len(value) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(
+                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
+            )
+
+
+def _check_messages(raw: msgspec.Raw, known: Collection[str]) -> None:
+    num_parts = 0
+    for index, message in enumerate(read_messages(raw)):
+        for name, value in message.items():
+            if name not in known and not _is_empty(value):
+                raise _unsupported(f"messages[{index}].{shown(name)}")
+        content = message.get("content")
+        if content is not None and begins(content, b"["):
+            num_parts += len(_decode_list(content))
+    if num_parts > MAX_CONTENT_PARTS:
+        raise InvalidRequestError(
+            f"`messages` has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}",
+            param="messages",
+        )
+
+
+def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
+    if begins(raw, b'"'):
+        return
+    items = _decode_list(raw) if begins(raw, b"[") else []
+    is_list_of_prompts = items and (begins(items[0], b"[") or begins(items[0], b'"'))
+    if is_list_of_prompts and len(items) > max_prompts:
+        raise InvalidRequestError(
+            f"`prompt` asks for {len(items)} choices, the most is {max_prompts}", param="prompt"
+        )
+    _check_num_tokens(len(items))
+    try:
+        prompts = _decode_prompts(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
+    _check_num_tokens(sum(len(each) for each in prompts if isinstance(each, list)))
+
+
+def _check_num_tokens(num_tokens: int) -> None:
+    if num_tokens > MAX_PROMPT_TOKENS:
+        raise InvalidRequestError(
+            f"`prompt` has {num_tokens} tokens, the most is {MAX_PROMPT_TOKENS}", param="prompt"
+        )
+
+
+def _is_null(value: msgspec.Raw) -> bool:
+    """Return True for `null`, which is the same as no field."""
+    return len(value) == 4 and bytes(value) == b"null"
+
+
+def _is_empty(value: msgspec.Raw) -> bool:
+    return len(value) <= 5 and bytes(value) in _EMPTY
+
+
+def begins(value: msgspec.Raw, character: bytes) -> bool:
+    """Return True if the JSON of a value begins with `character`, which says its type."""
+    return memoryview(value)[:1] == character
+
+
+def _unsupported(field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{field}` is not supported", param=field)

@@ -1,0 +1,154 @@
+"""From the texts of a body to the tokens of its prompts, without holding up the streams."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tandem.frontend.catalog import TokenModel
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.tokens.template import TemplateTimeError
+from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from tandem.runtime.messages import StopConditions
+
+T = TypeVar("T")
+
+# Less than this takes less time than a thread takes to answer.
+_INLINE_CHARACTERS = 4096
+_INLINE_RENDER_S = 0.01
+_RENDER_S = 2.0  # of CPU time; an honest template takes milliseconds
+_THREAD_WAIT_S = 30.0
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """One prompt; `echo` is its text where the answer repeats it, `stop` the end of its answer."""
+
+    token_ids: list[int]
+    echo: str
+    stop: StopConditions
+
+
+class PromptMaker:
+    """Renders and tokenizes. Long texts go to the executor's threads, one by one."""
+
+    def __init__(self, config: FrontendConfig, executor: Executor) -> None:
+        self._config = config
+        self._executor = executor
+
+    async def prompts(
+        self, body: ChatRequest | CompletionRequest, model: TokenModel
+    ) -> list[Prompt]:
+        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError."""
+        if isinstance(body, ChatRequest):
+            return [await self._chat_prompt(body, model)]
+        given = body.prompts(self._config)
+        num_characters = sum(len(each) for each in given if isinstance(each, str))
+        is_short = num_characters <= _INLINE_CHARACTERS
+        return [await self._completion_prompt(each, body, model, is_short) for each in given]
+
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
+        text = await self._render(body, model)
+        _check_characters(text, model, "messages")
+        is_short = len(text) <= _INLINE_CHARACTERS
+        token_ids = await self._encode(text, model, is_short, is_chat=True)
+        if not token_ids:
+            raise InvalidRequestError("the messages have no tokens", param="messages")
+        return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
+
+    async def _render(self, body: ChatRequest, model: TokenModel) -> str:
+        messages, extra = body.conversation(), body.chat_template_kwargs or {}
+
+        def render(limit_s: float) -> str:
+            return model.text.render(messages, extra, model.max_characters, limit_s)
+
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters <= _INLINE_CHARACTERS:
+            try:
+                return render(_INLINE_RENDER_S)
+            except TemplateTimeError:
+                pass
+        return await self._in_thread(lambda: render(_RENDER_S))
+
+    async def _completion_prompt(
+        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel, is_short: bool
+    ) -> Prompt:
+        if isinstance(prompt, list):
+            check_token_ids(prompt, model, "prompt")
+            stop = stop_conditions(body, model, len(prompt))
+            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
+            return Prompt(prompt, echo, stop)
+        _check_characters(prompt, model, "prompt")
+        token_ids = await self._encode(prompt, model, is_short, is_chat=False)
+        if not token_ids and model.text.start_token_id is not None:
+            token_ids = [model.text.start_token_id]
+        if not token_ids:
+            raise InvalidRequestError("`prompt` has no tokens", param="prompt")
+        stop = stop_conditions(body, model, len(token_ids))
+        return Prompt(token_ids, prompt if body.echo else "", stop)
+
+    async def _encode(
+        self, text: str, model: TokenModel, is_short: bool, *, is_chat: bool
+    ) -> list[int]:
+        if is_short:
+            return model.text.encode(text, is_chat=is_chat)
+        return await self._in_thread(lambda: model.text.encode(text, is_chat=is_chat))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_THREAD_WAIT_S):
+                return await loop.run_in_executor(self._executor, work)
+        except TimeoutError:
+            raise OverloadedError("the frontend's tokenizer threads are busy") from None
+
+
+def _check_characters(text: str, model: TokenModel, param: str) -> None:
+    """Raise ContextLengthError for a text that cannot fit, however few tokens it has."""
+    if len(text) > model.max_characters:
+        raise ContextLengthError(
+            f"the model's context is {model.card.context_length} tokens of at most "
+            f"{model.text.longest_token} characters; the prompt has more than "
+            f"{model.max_characters} characters",
+            param=param,
+        )
+
+
+def stop_conditions(
+    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
+) -> StopConditions:
+    """Return the end of an answer. Raises InvalidRequestError if it does not fit the context."""
+    context_length = model.card.context_length
+    limit = body.token_limit
+    num_left = context_length - num_prompt_tokens
+    where = "messages" if isinstance(body, ChatRequest) else "prompt"
+    if num_left < 1 or (limit is not None and limit > num_left):
+        asked = "" if limit is None else f" and {limit} for the answer"
+        raise ContextLengthError(
+            f"the model's context is {context_length} tokens; this request has "
+            f"{num_prompt_tokens} in the prompt{asked}",
+            param=where if num_left < 1 else "max_tokens",
+        )
+    max_tokens = num_left if limit is None else limit
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens of the answer",
+            param="min_tokens",
+        )
+    stop_token_ids = body.stop_token_ids or []
+    check_token_ids(stop_token_ids, model, "stop_token_ids")
+    return StopConditions(max_tokens, min_tokens, stop_token_ids, bool(body.ignore_eos))
+
+
+def check_token_ids(token_ids: list[int] | dict[int, float], model: TokenModel, param: str) -> None:
+    """Raise InvalidRequestError for a token beyond the vocabulary."""
+    if token_ids and max(token_ids) >= model.card.vocab_size:
+        raise InvalidRequestError(
+            f"`{param}` has token {max(token_ids)}; the model's vocabulary ends at "
+            f"{model.card.vocab_size - 1}",
+            param=param,
+        )

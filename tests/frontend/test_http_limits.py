@@ -1,0 +1,168 @@
+"""The bounds of the HTTP server itself: heads, bodies that do not end, requests at one time."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.openai.errors import TooManyRequestsError
+from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
+
+BODY = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 64, "stream": True}).encode()
+
+
+@asynccontextmanager
+async def connected(
+    stack: Stack,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = stack.server.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.close()
+
+
+def head(version: str = "1.1", *lines: str, length: int = len(BODY)) -> bytes:
+    """The head of a request for a completion."""
+    fields = [
+        f"POST /v1/completions HTTP/{version}",
+        "content-type: application/json",
+        f"content-length: {length}",
+        *lines,
+    ]
+    return ("\r\n".join(fields) + "\r\n\r\n").encode()
+
+
+async def answer_to(stack: Stack, *parts: bytes) -> bytes:
+    """All that comes back until the connection ends."""
+    async with connected(stack) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await reader.read()
+
+
+def status_of(answer: bytes) -> int:
+    assert answer.startswith(b"HTTP/1.1 ")
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b"x" * 3000 + b"\r\nhost: x\r\n\r\n"], [b"x" * 1000, b"x" * 1000, b"x" * 1100]],
+    ids=["whole", "without end"],
+)
+async def test_a_head_that_is_too_large_is_a_431(parts: list[bytes]) -> None:
+    async with Stack(config=FrontendConfig(port=0, max_head_bytes=2048)) as stack:
+        answer = await answer_to(stack, b"GET /live HTTP/1.1\r\nx-large: ", *parts)
+        assert status_of(answer) == 431 and b"2048" in answer and b"x-request-id" in answer
+        assert (await stack.http.get("/live")).status_code == 200
+
+
+async def test_heads_one_after_another_are_counted_each_for_itself() -> None:
+    async with Stack(config=FrontendConfig(port=0, max_head_bytes=1024)) as stack:
+        for _ in range(10):
+            response = await stack.http.get("/live", headers={"x-some": "x" * 500})
+            assert response.status_code == 200
+
+
+@pytest.mark.parametrize("start", [b"POST /v1/comp", b"GET /live HTTP/1.1\r\nhost: x\r\nx-a: "])
+async def test_half_a_head_is_a_408(start: bytes) -> None:
+    async with Stack(config=FrontendConfig(port=0, head_timeout_s=0.1)) as stack:
+        assert status_of(await answer_to(stack, start)) == 408
+
+
+async def test_a_connection_without_a_request_is_closed() -> None:
+    async with Stack(config=FrontendConfig(port=0, keep_alive_s=1)) as stack:
+        for data in (b"", b"\r\n"):
+            assert await answer_to(stack, data) == b""
+
+
+async def test_an_answer_that_takes_longer_than_a_head_may_goes_on() -> None:
+    async with Stack(config=FrontendConfig(port=0, head_timeout_s=0.05)) as stack:
+        stack.worker.script = one_token_then_wait
+        async with connected(stack) as (reader, writer):
+            writer.write(head("1.1", "host: x") + BODY + b"GET /li")
+            await reader.readuntil(b"data: ")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.readuntil(b"408"), 0.3)
+
+
+async def test_a_request_without_a_host_is_a_400(stack: Stack) -> None:
+    answer = await answer_to(stack, head() + BODY)
+    assert status_of(answer) == 400 and b"Host" in answer
+    assert status_of(await answer_to(stack, head("1.1", "host: a", "host: b") + BODY)) == 400
+    assert not stack.worker.requests
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_of_http_1_0_gets_no_chunks(stack: Stack, stream: bool) -> None:
+    body = json.dumps({**json.loads(BODY), "stream": stream}).encode()
+    answer = await answer_to(stack, head("1.0", length=len(body)) + body)
+    headers, _, content = answer.partition(b"\r\n\r\n")
+    assert status_of(answer) == 200
+    assert b"transfer-encoding" not in headers.lower() and b"connection: close" in headers.lower()
+    if stream:
+        assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(content)["choices"]
+
+
+async def test_a_page_of_http_1_0_ends_with_its_connection(stack: Stack) -> None:
+    answer = await answer_to(stack, b"GET /live HTTP/1.0\r\n\r\n")
+    assert answer.endswith(b'{"status":"live"}')
+
+
+async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
+    config = FrontendConfig(port=0, max_open_body_bytes=100_000, body_timeout_s=60)
+    async with Stack(config=config) as stack:
+        async with connected(stack) as (_, first), connected(stack) as (reader, second):
+            large = head("1.1", "host: x", length=90_000) + b" " * 89_000
+            first.write(large)
+            await first.drain()
+            await stack.wait_until(lambda: stack.server.handler._bodies._num_bytes > 70_000)
+            second.write(large)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert status_of(answer) == 429 and b"retry-after: 1" in answer
+            assert (await stack.chat()).status_code == 200
+        await stack.wait_until(lambda: stack.server.handler._bodies._num_bytes == 0)
+        assert (await stack.complete(user="x" * 60_000)).status_code == 200
+
+
+def test_the_shares_of_bodies_end_with_them() -> None:
+    bodies = OpenBodies(100_000)
+    one, two = BodyShare(bodies), BodyShare(bodies)
+    one.grow_to(10_000)
+    one.grow_to(100_000)
+    two.grow_to(16_384)
+    with pytest.raises(TooManyRequestsError):
+        two.grow_to(50_000)
+    one.give_back()
+    one.give_back()
+    two.grow_to(116_384)
+    with pytest.raises(TooManyRequestsError):
+        one.grow_to(16_385)
+
+
+async def test_requests_beyond_the_limit_are_a_429() -> None:
+    async with Stack(config=FrontendConfig(port=0, max_inflight_requests=2)) as stack:
+        stack.worker.script = one_token_then_wait
+        running = [asyncio.create_task(stack.chat()) for _ in range(2)]
+        await stack.wait_until(lambda: len(stack.worker.requests) == 2)
+        response = await stack.chat()
+        assert response.status_code == 429 and response.headers["retry-after"] == "1"
+        error = response.json()["error"]
+        assert error["type"] == "overloaded_error" and error["code"] == "too_many_requests"
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await stack.wait_until(lambda: stack.server.handler._num_answering == 0)
+        stack.worker.script = None
+        assert (await stack.chat()).status_code == 200

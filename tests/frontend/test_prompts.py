@@ -1,0 +1,83 @@
+"""The making of prompts: nothing of it stands in front of the streams of others."""
+
+import asyncio
+import time
+
+import pytest
+
+from tandem.frontend.prompts import PromptMaker
+from tandem.frontend.tokens.tokenizer import ModelText
+from tests.frontend.frontend_stack import FakeWorker, Stack, model_files
+from tests.frontend.test_bad_input import error_of
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were tokenized."""
+    texts: list[str] = []
+    encode = ModelText.encode
+
+    def noted(self: ModelText, text: str, *, is_chat: bool) -> list[int]:
+        texts.append(text)
+        return encode(self, text, is_chat=is_chat)
+
+    monkeypatch.setattr(ModelText, "encode", noted)
+    return texts
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    stack: Stack, encoded: list[str]
+) -> None:
+    long = "a" * 100_000
+    answers = {
+        "prompt": await stack.complete(prompt=long),
+        "messages": await stack.chat(messages=[{"role": "user", "content": long}]),
+    }
+    for param, response in answers.items():
+        assert response.status_code == 400
+        error = error_of(response)
+        assert error["code"] == "context_length_exceeded" and error["param"] == param
+        assert "characters" in str(error["message"])
+    assert encoded == []
+
+
+async def test_a_prompt_that_is_too_long_ends_a_list_of_prompts(
+    stack: Stack, encoded: list[str]
+) -> None:
+    response = await stack.complete(prompt=["é" * 200] * 50)
+    assert error_of(response)["code"] == "context_length_exceeded"
+    assert len(encoded) == 1
+
+
+async def test_prompts_that_are_long_together_are_tokenized_beside_the_loop(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_in_thread = 0
+    in_thread = PromptMaker._in_thread
+
+    async def noted(self: PromptMaker, work: object) -> object:
+        nonlocal num_in_thread
+        num_in_thread += 1
+        return await in_thread(self, work)
+
+    monkeypatch.setattr(PromptMaker, "_in_thread", noted)
+    assert (await stack.complete(prompt=["hello " * 10] * 100, max_tokens=1)).status_code == 200
+    assert num_in_thread == 100
+
+
+async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
+    async with Stack(num_workers=0) as stack:
+        worker = FakeWorker(stack.store, stack.listeners, files=model_files(ENDLESS))
+        await stack.join(worker)
+        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        chat = asyncio.create_task(stack.chat())
+        gaps = []
+        while not chat.done():
+            started_s = time.perf_counter()
+            assert (await stack.http.get("/live")).status_code == 200
+            gaps.append(time.perf_counter() - started_s)
+        response = await chat
+        assert response.status_code == 400 and "template" in str(error_of(response)["message"])
+        assert len(gaps) > 5 and max(gaps) < 1.5
