@@ -94,8 +94,9 @@ def _token_ids(values: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
             token_ids = _draw(values, rows)
         elif len(drawn):
             token_ids[drawn] = _draw(values[drawn], _select(rows, drawn))
-    # NaN compares false, and max puts it above all else.
-    return torch.where(best.abs() < LARGEST_LOGIT, token_ids, NO_TOKEN)
+    # NaN compares false, and max puts it above all else. A row of no mass has no token either.
+    is_drawn = (best.abs() < LARGEST_LOGIT) & (token_ids < values.shape[-1])
+    return torch.where(is_drawn, token_ids, NO_TOKEN)
 
 
 def _select(rows: SamplingRows, index: torch.Tensor) -> SamplingRows:

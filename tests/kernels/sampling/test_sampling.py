@@ -332,3 +332,29 @@ def test_configurations_to_measure_fit_the_vocabulary() -> None:
     offered = list(sampling.candidates(151936, 2))
     assert 10 <= len(offered) <= 60 and len(set(offered)) == len(offered)
     assert all(isinstance(getattr(c, f.name), int) for c in offered for f in fields(c))
+
+
+BAD = [
+    *[Asked(temperature=value, seed=4) for value in (NAN, INF, -INF, -1.0)],
+    *[Asked(top_p=value, seed=4) for value in (NAN, INF, -INF, -1.0)],
+    *[Asked(min_p=value, seed=4) for value in (NAN, INF, -INF, 5.0)],
+    *[Asked(top_k=value, seed=4) for value in (-(2**63), -1, 2**31, 2**63 - 1)],
+    *[Asked(repetition=value, entries={5: (1, 0, False)}) for value in (0.0, NAN, INF)],
+    *[Asked(frequency=value, entries={5: (1, 0, False)}) for value in (NAN, INF, -INF)],
+    *[Asked(temperature=value, entries={5: (1, NAN, False)}) for value in (0.0, 1.0)],
+    Asked(temperature=INF, entries={5: (1, 0.0, True)}, held_until=9),
+]
+
+
+@samplers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in Triton's interpreter
+def test_numbers_that_no_request_may_hold_disturb_no_other_row(sample: Sample, device: str) -> None:
+    others = [Asked(temperature=0), Asked(seed=3), Asked(top_p=0.9, seed=8), Asked(top_k=4, seed=2)]
+    num_bad = len(BAD)
+    logits = random_logits(num_bad + 4, 300, device)
+    alone = draw(sample, logits[num_bad:], others, [0, 3], 2)
+    beside = draw(sample, logits, [*BAD, *others], [*range(num_bad), num_bad, num_bad + 3], 2)
+    assert beside.token_ids[num_bad:].tolist() == alone.token_ids.tolist()
+    assert torch.equal(beside.top_ids[num_bad:], alone.top_ids)
+    drawn = beside.token_ids[:num_bad].tolist()
+    assert all(token_id == NO_TOKEN or 0 <= token_id < 300 for token_id in drawn), drawn
