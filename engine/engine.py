@@ -1,65 +1,43 @@
 """The engine: sequences in, tokens out, one step at a time, on one thread."""
 
+import logging
 from collections import Counter, deque
-from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
+from tandem.engine.runner import Runner, Step
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import Scheduler
-from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence, check_limits
+from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus, check_limits
 from tandem.engine.schedule.step_cost import StepCost, longest_step_s
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
-from tandem.engine.step.outcome import count_step, count_token, fail, still_running
+from tandem.engine.step.outcome import (
+    NotFiniteError,
+    count_step,
+    count_token,
+    fail,
+    fail_undrawn,
+    still_running,
+)
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
-    from tandem.engine.memory.kv_cache import KvCache
-    from tandem.engine.models.config import ModelConfig
     from tandem.engine.step.sampler import SampledToken
 
+logger = logging.getLogger(__name__)
 
-class Step(Protocol):
-    """A launched step, under way or done."""
 
-    @property
-    def seconds(self) -> float:
-        """The time that the device took; valid after `tokens`."""
+class _FailedLaunch(NamedTuple):
+    """The Step of a launch that raised. It fails when it is collected, like any other."""
+
+    error: Exception
+    seconds: float = 0.0
 
     def tokens(self) -> "list[SampledToken]":
-        """Return one token per chunk that samples, in the order of the chunks.
-
-        Blocks until the tokens are on the host and all K/V of the step is in the pool. Raises the
-        step's error; nothing of the step is under way then either.
-        """
-
-
-class Runner(Protocol):
-    """The model, or a stand-in for it: computes steps on one or more ranks."""
-
-    model_config: "ModelConfig"
-
-    @property
-    def kv_caches(self) -> "SequenceOf[KvCache]":
-        """One pool per rank; all have the same blocks."""
-
-    def launch(
-        self,
-        chunks: list[Chunk],
-        on_layers: OnLayers | None = None,
-        boundaries: Collection[int] = (),
-    ) -> Step:
-        """Begin to compute `chunks` after all earlier steps, without waiting for those.
-
-        While this runs, `token_ids` of a chunk that samples ends at the chunk's end: the token that
-        this step draws is not among them, those that earlier steps draw are PENDING. Sequences,
-        batch rows and tables may change as soon as it returns. `on_layers` is called for each of
-        `boundaries` before it returns. When it raises, nothing of the step is under way: the
-        chunks' blocks may be reused at once.
-        """
+        raise self.error
 
 
 class _Launched(NamedTuple):
@@ -74,6 +52,9 @@ class Engine:
     With `overlap` a step is launched before the tokens of the one before it are collected, so that
     the device goes from one to the next. A sequence that ends is then computed for one step longer,
     whose result is discarded. Any method may be called between `launch` and `collect`.
+
+    When a step raises, its chunks are computed again one by one, so that only a sequence that fails
+    alone ends. A sequence whose logits are not finite fails alone at once.
 
     `on_layers` is called within a step with the progress of prompts that have `num_layer_groups`.
     """
@@ -92,14 +73,14 @@ class Engine:
         self.scheduler = Scheduler(config, self.block_pool, step_cost)
         self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
         self._in_flight: deque[_Launched] = deque()  # oldest first
-        self._failed: list[SequenceOutput] = []  # of sequences whose step could not be launched
+        self._again: deque[list[Chunk]] = deque()  # steps to launch before the scheduler's next
         self._eos_token_ids = frozenset(runner.model_config.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
         """True when a step would have something to do now."""
         scheduler = self.scheduler
-        if self._in_flight or self._failed:
+        if self._in_flight or self._again:
             return True
         return bool(scheduler.running or scheduler.waiting) and not scheduler.is_blocked
 
@@ -109,35 +90,32 @@ class Engine:
         return len(self._in_flight)
 
     def step(self) -> list[SequenceOutput]:
-        """Compute the next tokens. A failing step fails its sequences, not the engine."""
+        """Compute the next tokens. A failing sequence ends itself, not the engine."""
         self.launch()
         return self.collect()
 
     def launch(self) -> None:
         """Launch the next step, and with `overlap` also the one after it."""
         self._release_layers()
-        while len(self._in_flight) <= self.overlap and (chunks := self.scheduler.schedule()):
-            try:
-                launched = self._launch(chunks)
-            except Exception as error:
-                self._failed += fail(self.scheduler, still_running(chunks), error)
-                return
-            self._in_flight.append(launched)
+        while len(self._in_flight) <= self.overlap and (chunks := self._next_chunks()):
+            self._in_flight.append(self._launch(chunks))
             self.scheduler.launched(chunks)
 
     def collect(self) -> list[SequenceOutput]:
         """Wait for the oldest launched step, if there is one, and return its outputs."""
         self._release_layers()
-        outputs, self._failed = self._failed, []
         if not self._in_flight:
-            return outputs
-        scheduler = self.scheduler
-        chunks, step, _ = self._in_flight.popleft()
+            return []
+        scheduler, outputs = self.scheduler, []
+        launched = self._in_flight.popleft()
+        chunks, step, _ = launched
         try:
-            tokens = step.tokens()
+            tokens: SequenceOf[SampledToken | None] = step.tokens()
+        except NotFiniteError as error:
+            tokens = error.tokens
+            outputs = fail_undrawn(scheduler, chunks, tokens)  # first: their K/V is not published
         except Exception as error:
-            scheduler.collected(chunks, computed=False)
-            return outputs + fail(scheduler, still_running(chunks), error)
+            return self._recover(launched, error)
         scheduler.collected(chunks)
         scheduler.step_cost.observe(chunks, step.seconds)
         return outputs + count_step(scheduler, chunks, tokens)
@@ -231,15 +209,10 @@ class Engine:
 
         Waits for the launched steps and discards their results.
         """
-        for launched in self._in_flight:
-            with suppress(Exception):
-                launched.step.tokens()
-        self._in_flight.clear()
+        self._discard_launched()
+        self._again.clear()
         scheduler = self.scheduler
-        scheduler.all_collected()
-        outputs, self._failed = self._failed, []
-        seqs = [*scheduler.running.values(), *scheduler.waiting.values()]
-        return outputs + fail(scheduler, seqs, error)
+        return fail(scheduler, [*scheduler.running.values(), *scheduler.waiting.values()], error)
 
     def load(self) -> LoadStats:
         """Return the load at this moment."""
@@ -272,17 +245,65 @@ class Engine:
             raise NotFoundError(f"request {request_id} is not waiting for a remote prefill")
         return seq
 
+    def _next_chunks(self) -> list[Chunk] | None:
+        """Return the chunks of the next step: of one to compute again, or as scheduled.
+
+        None or empty when there are none now. Steps that are computed again do not overlap, and
+        none is launched after a failed launch.
+        """
+        if self._in_flight and (self._again or isinstance(self._in_flight[-1].step, _FailedLaunch)):
+            return None
+        while self._again:
+            running = SequenceStatus.RUNNING
+            chunks = [chunk for chunk in self._again.popleft() if chunk.seq.status is running]
+            if chunks:
+                return chunks
+        return self.scheduler.schedule()
+
     def _launch(self, chunks: list[Chunk]) -> _Launched:
         runner, held = self.runner, bool(self._in_flight)
+        stream: LayerStream | None = None
         if self.on_layers is not None:
             num_layers = runner.model_config.num_layers
-            stream = LayerStream(chunks, num_layers, self.on_layers, held=held)
-            if stream:
-                step = runner.launch(chunks, stream, stream.boundaries)
-                return _Launched(chunks, step, stream)
-        return _Launched(chunks, runner.launch(chunks), None)
+            stream = LayerStream(chunks, num_layers, self.on_layers, held=held) or None
+        try:
+            if stream is None:
+                return _Launched(chunks, runner.launch(chunks), None)
+            return _Launched(chunks, runner.launch(chunks, stream, stream.boundaries), stream)
+        except Exception as error:
+            return _Launched(chunks, _FailedLaunch(error), stream)
+
+    def _recover(self, failed: _Launched, error: Exception) -> list[SequenceOutput]:
+        """Have the chunks of a failed step computed again, each alone. One that was alone fails.
+
+        A sequence with announced layers fails too: they may be on their way to another worker. The
+        step launched after the failed one used its results, and is computed again as it was.
+        """
+        chunks, _, stream = failed
+        later = self._discard_launched()
+        if len(chunks) == 1:
+            culprits = still_running(chunks)
+        else:
+            announced = stream.announced if stream is not None else set()
+            culprits = [seq for seq in still_running(chunks) if seq in announced]
+            self._again.extend([chunk] for chunk in chunks)
+            logger.warning("a step failed: its %d chunks are tried alone: %s", len(chunks), error)
+        self._again.extend(later)
+        return fail(self.scheduler, culprits, error) if culprits else []
+
+    def _discard_launched(self) -> list[list[Chunk]]:
+        """Wait for the launched steps, undo them, and return their chunks."""
+        for launched in self._in_flight:
+            with suppress(Exception):
+                launched.step.tokens()
+        discarded = [launched.chunks for launched in self._in_flight]
+        self._in_flight.clear()
+        self.scheduler.discard_launched()
+        return discarded
 
     def _release_layers(self) -> None:
         """Announce the oldest launched step's layers: all earlier outputs have been returned."""
-        if self._in_flight and (stream := self._in_flight[0].stream) is not None:
-            stream.release()
+        if self._in_flight:
+            _, step, stream = self._in_flight[0]
+            if stream is not None and not isinstance(step, _FailedLaunch):
+                stream.release()

@@ -171,6 +171,7 @@ class ModelRunner:
             try:
                 return self._launch(chunks, on_layers, boundaries)
             except BaseException:
+                self._batch_rows.forget([chunk.seq for chunk in chunks])
                 if self._stream is not None:
                     self._stream.synchronize()
                 raise

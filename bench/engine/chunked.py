@@ -11,7 +11,7 @@ from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure, at_most, in_unit
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Runner
+from tandem.engine.runner import Runner
 from tandem.engine.schedule.step_cost import longest_step_s
 
 NUM_WARM_STEPS = 8

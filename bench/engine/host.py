@@ -20,7 +20,8 @@ from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, Runner
+from tandem.engine.engine import Engine
+from tandem.engine.runner import Runner
 from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions

@@ -16,9 +16,10 @@ from tandem.bench.report.figures import Figure
 from tandem.bench.report.sections import reason_of
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine, Runner, Step
+from tandem.engine.engine import Engine
 from tandem.engine.loading.random_weights import random_weights
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.runner import Runner, Step
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.engine.step.sampler import SampledToken

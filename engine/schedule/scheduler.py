@@ -90,26 +90,26 @@ class Scheduler:
             if samples and end + 1 < seq.max_num_tokens:
                 seq.token_ids.append(PENDING)
 
-    def collected(self, chunks: list[Chunk], *, computed: bool = True) -> None:
-        """Count the step of `chunks` as over: it writes nothing any more.
-
-        `computed`: the step succeeded, so the blocks that it filled are published.
-        """
+    def collected(self, chunks: list[Chunk]) -> None:
+        """Count the step of `chunks` as computed, and publish the blocks that it filled."""
         self.num_in_flight -= 1
         block_size, running = self.pool.block_size, SequenceStatus.RUNNING
         for seq, _, end, _ in chunks:
             seq.in_flight -= 1
-            if computed and seq.status is running:
+            if seq.status is running:
                 seq.num_computed_tokens = end
                 if end // block_size > seq.num_published_blocks:
                     publish_full_blocks(seq, self.pool)
         self._free_drained()
 
-    def all_collected(self) -> None:
-        """Count every launched step as over, whether it succeeded or not."""
+    def discard_launched(self) -> None:
+        """Undo the launches of all steps that are not collected; none of them writes any more."""
         self.num_in_flight = 0
         for seq in chain(self.running.values(), self.exported.values(), self.draining):
             seq.in_flight = 0
+        for seq in self.running.values():
+            seq.num_launched_tokens = seq.num_computed_tokens
+            del seq.token_ids[seq.num_known_tokens :]
         self._free_drained()
 
     def finish(self, seq: Sequence) -> None:

@@ -69,7 +69,7 @@ class LaunchedStep:
         """Return one token per chunk that samples, in the order of the chunks.
 
         Blocks until they are on the host and all K/V of the step is in the pool. Raises
-        InternalError when a sequence's logits are not finite.
+        NotFiniteError when a sequence's logits are not finite.
         """
         self.seconds = self._timing.wait()
         return [] if self._on_host is None else self._on_host.read()

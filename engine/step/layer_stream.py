@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tandem.engine.schedule.sequence import Chunk, LayerProgress, SequenceStatus, layer_boundaries
+from tandem.engine.schedule.sequence import (
+    Chunk,
+    LayerProgress,
+    Sequence,
+    SequenceStatus,
+    layer_boundaries,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +35,7 @@ class LayerStream:
             for chunk in chunks
             if chunk.seq.num_layer_groups > 1 and chunk.seq.prefill_only and chunk.samples
         ]
+        self.announced: set[Sequence] = set()
         # Numbers of layers, ascending, of all prompts.
         self.boundaries = tuple(sorted({each for _, ends in self._prompts for each in ends}))
 
@@ -48,10 +55,16 @@ class LayerStream:
             self._announce(num_layers, event)
 
     def _announce(self, num_layers: int, event: "torch.cuda.Event | None") -> None:
-        progress = [
-            LayerProgress(chunk.seq.request_id, chunk.end, num_layers, event)
+        chunks = [
+            chunk
             for chunk, boundaries in self._prompts
             if num_layers in boundaries and chunk.seq.status is SequenceStatus.RUNNING
         ]
-        if progress:
-            self._listener(progress)
+        if chunks:
+            self.announced.update(chunk.seq for chunk in chunks)
+            self._listener(
+                [
+                    LayerProgress(chunk.seq.request_id, chunk.end, num_layers, event)
+                    for chunk in chunks
+                ]
+            )

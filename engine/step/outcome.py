@@ -1,6 +1,7 @@
 """The effects of a collected step on its sequences: tokens, ends, failures."""
 
 import logging
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from tandem.engine.outputs import SequenceOutput
@@ -14,13 +15,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class NotFiniteError(InternalError):
+    """Some rows of a step have no finite best logit; `tokens` has None for those."""
+
+    def __init__(self, message: str, tokens: "list[SampledToken | None]") -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
 def still_running(chunks: list[Chunk]) -> list[Sequence]:
     """Return the sequences of `chunks` that did not end after the launch."""
     return [chunk.seq for chunk in chunks if chunk.seq.status is SequenceStatus.RUNNING]
 
 
 def count_step(
-    scheduler: Scheduler, chunks: list[Chunk], tokens: "list[SampledToken]"
+    scheduler: Scheduler, chunks: list[Chunk], tokens: "SequenceOf[SampledToken | None]"
 ) -> list[SequenceOutput]:
     """Count the tokens of a step that succeeded, and end the sequences that they end.
 
@@ -66,6 +75,19 @@ def count_token(
         output.finish_reason = finish_reason
         scheduler.finish(seq)
     return output
+
+
+def fail_undrawn(
+    scheduler: Scheduler, chunks: list[Chunk], tokens: "SequenceOf[SampledToken | None]"
+) -> list[SequenceOutput]:
+    """End the running sequences of a step that got no token."""
+    sampled = [chunk.seq for chunk in chunks if chunk.samples]
+    outputs: list[SequenceOutput] = []
+    for seq, token in zip(sampled, tokens, strict=True):
+        if token is None and seq.status is SequenceStatus.RUNNING:
+            error = InternalError(f"logits are not finite for request {seq.request_id}")
+            outputs += fail(scheduler, [seq], error)
+    return outputs
 
 
 def fail(scheduler: Scheduler, seqs: list[Sequence], error: Exception) -> list[SequenceOutput]:

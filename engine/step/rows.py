@@ -111,6 +111,12 @@ class BatchRows:
         changes.block_ids.extend(table[known:])
         self._num_blocks[row] = len(table)
 
+    def forget(self, seqs: list[Sequence]) -> None:
+        """Let `take_changes` return all of `seqs` anew: what it returned may not be applied."""
+        for seq in seqs:
+            self._tables[seq.batch_row] = []
+            self._owners[seq.batch_row] = None
+
     def apply(self, changes: RowChanges) -> None:
         """Write what `take_changes` returned, before all that follows on this stream."""
         places, block_ids, taken, top_ks, seeds, bits = upload(

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 
 from tandem.engine.schedule.sequence import Chunk
+from tandem.engine.step.outcome import NotFiniteError
 from tandem.engine.step.rows import ADJUSTS, DRAWS, WANTS_LOGPROBS, BatchRows
 from tandem.engine.step.token_adjustments import AdjustedRows, adjusted_tokens
 from tandem.engine.step.upload import download, upload
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
-from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import TokenLogprobs
 
 
@@ -129,16 +129,21 @@ class HostTokens:
             self._logprobs = tuple(download(column) for column in columns)
 
     def read(self) -> list[SampledToken]:
-        """Return one token per row. Raises InternalError when a row had no finite best logit."""
+        """Return one token per row. Raises NotFiniteError when a row had no finite best logit."""
         token_ids: list[int] = self._token_ids.tolist()
+        if not self._num_tops:
+            tokens = list(map(SampledToken, token_ids, repeat(None)))
+        else:
+            found = self._read_logprobs()
+            tokens = [SampledToken(token_id, found.get(i)) for i, token_id in enumerate(token_ids)]
         if NO_TOKEN in token_ids:
             pairs = zip(self._request_ids, token_ids, strict=True)
             bad = [request_id for request_id, token_id in pairs if token_id == NO_TOKEN]
-            raise InternalError(f"logits are not finite for request {', '.join(bad)}")
-        if not self._num_tops:
-            return list(map(SampledToken, token_ids, repeat(None)))
-        found = self._read_logprobs()
-        return [SampledToken(token_id, found.get(i)) for i, token_id in enumerate(token_ids)]
+            raise NotFiniteError(
+                f"logits are not finite for request {', '.join(bad)}",
+                [token if token.token_id != NO_TOKEN else None for token in tokens],
+            )
+        return tokens
 
     def _read_logprobs(self) -> dict[int, TokenLogprobs]:
         columns = [column.tolist() for column in self._logprobs]

@@ -14,6 +14,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
+from tandem.engine.step.outcome import NotFiniteError
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6
@@ -67,6 +68,11 @@ class FakeStep:
         self.runner.uncollected.remove(self)
         if self.error is not None:
             raise self.error
+        sampled = [record.seq.request_id for record in self.records if record.samples]
+        if self.runner.not_finite.intersection(sampled):
+            pairs = zip(sampled, self.drawn, strict=True)
+            tokens = [None if name in self.runner.not_finite else token for name, token in pairs]
+            raise NotFiniteError("not finite", tokens)
         return self.drawn
 
 
@@ -84,6 +90,9 @@ class FakeRunner:
     script: dict[int, int] = field(default_factory=dict)
     fail_with: Exception | None = None  # by the next launch
     fail_later_with: Exception | None = None  # by the step that is launched next
+    poison: set[str] = field(default_factory=set)  # no launch with one of these requests succeeds
+    late_poison: set[str] = field(default_factory=set)  # nor does a step that was launched with one
+    not_finite: set[str] = field(default_factory=set)  # requests for which nothing can be drawn
     pool: BlockPool | None = None
     max_num_seqs: int = 128
     seconds_of: Callable[[list[Chunk]], float] = field(default=lambda chunks: 1e-3)
@@ -104,7 +113,7 @@ class FakeRunner:
         )
         self._queue: deque[FakeStep] = deque()  # not computed
         self._drawn: dict[int, int] = {}  # batch row |-> the last token drawn there
-        self._spoiled: set[Sequence] = set()  # a step of theirs has failed
+        self._spoiled: dict[Sequence, int] = {}  # |-> first position that a failed step computed
 
     def slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self.block_size] * self.block_size + (
@@ -143,6 +152,9 @@ class FakeRunner:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
+        names = {chunk.seq.request_id for chunk in chunks}
+        if names & self.poison:
+            raise OverflowError("poison")
         self.num_overlapped += bool(self.uncollected)
         self.steps.append([(seq.request_id, start, end) for seq, start, end, _ in chunks])
         records = [self._record(chunk) for chunk in chunks]
@@ -151,6 +163,8 @@ class FakeRunner:
         assert batch_rows <= set(range(self.max_num_seqs))
         step = FakeStep(self, records, self._written_blocks(records), self.seconds_of(chunks))
         step.error, self.fail_later_with = self.fail_later_with, None
+        if names & self.late_poison:
+            step.error = OverflowError("late poison")
         self._queue.append(step)
         self.uncollected.append(step)
         assert len(self.uncollected) <= 2
@@ -201,8 +215,10 @@ class FakeRunner:
         tokens, table, end = record.token_ids, record.block_table, record.end
         if tokens[-1] == PENDING:
             tokens[-1] = self._drawn[record.batch_row]
+        if self._spoiled.get(record.seq, -1) >= record.start:
+            del self._spoiled[record.seq]
         if step.error is not None:
-            self._spoiled.add(record.seq)
+            self._spoiled[record.seq] = record.start
         if record.seq in self._spoiled:
             for position in range(record.start, end):
                 block_id = table[position // self.block_size]

@@ -337,7 +337,7 @@ def test_a_sequence_can_be_aborted_in_any_state(
     assert harness.engine.block_pool.num_held == 0
 
 
-def test_a_failing_step_ends_its_sequences_and_not_the_engine(
+def test_a_device_that_is_lost_for_a_while_ends_its_sequences_and_not_the_engine(
     fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = fake.make_harness(max_num_seqs=2)
@@ -346,8 +346,9 @@ def test_a_failing_step_ends_its_sequences_and_not_the_engine(
     expected = fake.undisturbed(survivor)
     for seq in (exporting, fake.make_seq("decoding", prompt(5, 300), 5), survivor):
         harness.engine.add(seq)
-    harness.runner.fail_with = RuntimeError("device lost")
-    harness.step()
+    for _ in range(3):  # together, then each alone
+        harness.runner.fail_with = RuntimeError("device lost")
+        harness.step()
     assert set(harness.finished) == {"exporting", "decoding"}
     for output in harness.finished.values():
         assert output.finish_reason == "error"
