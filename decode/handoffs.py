@@ -37,6 +37,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.request_bounds import check_token_id
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
@@ -63,6 +64,7 @@ class RemotePrefills:
         prefill_instances: Mapping[str, Instance],
         metrics: DecodeMetrics,
         rate: TokenRate,
+        vocab_size: int,
     ) -> None:
         self._node = node
         self._queue = queue
@@ -70,6 +72,7 @@ class RemotePrefills:
         self._thresholds = thresholds
         self._transfer = transfer
         self._deployment = deployment
+        self._vocab_size = vocab_size
         self._health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
         self._tools = HandoffTools(
             group=group,
@@ -239,6 +242,7 @@ class RemotePrefills:
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
         first = msgspec.msgpack.decode(payload, type=FirstToken)
+        check_token_id(first.token_id, self._vocab_size)
         if (remote := self.find(first.handoff_id)) is not None:
             remote.first_token(first)
         answer.send(encode(Ack()))

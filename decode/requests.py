@@ -9,7 +9,7 @@ from tandem.decode.admission import Decision
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import InvalidRequestError, NotFoundError, TandemError
+from tandem.runtime.errors import NotFoundError, TandemError
 from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
@@ -17,9 +17,9 @@ from tandem.runtime.messages import (
     TokenDelta,
     TokenLogprobs,
     encode,
-    unpack_tokens,
 )
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 
@@ -60,17 +60,12 @@ class ActiveRequest:
     ) -> "ActiveRequest":
         """Decode a GenerateRequest.
 
-        NotFoundError for another model, InvalidRequestError for a token beyond the vocabulary.
+        NotFoundError for another model, InvalidRequestError for a number out of bounds.
         """
         request = _REQUEST.decode(payload)
         if request.model != model:
             raise NotFoundError(f"this worker serves {model}, not {request.model}")
-        token_ids = unpack_tokens(request.token_ids)
-        if token_ids and max(token_ids) >= vocab_size:
-            raise InvalidRequestError(
-                f"token id {max(token_ids)} is not below the vocabulary's {vocab_size}",
-                param="prompt",
-            )
+        token_ids = checked_token_ids(request, vocab_size)
         seq = Sequence(
             request_id=request.request_id,
             token_ids=token_ids,

@@ -132,6 +132,7 @@ class DecodeRole:
             prefill_instances=self._prefill_instances.items,
             metrics=self.metrics,
             rate=self.side.remote,
+            vocab_size=self.engine.runner.model_config.vocab_size,
         )
         stack.push_async_callback(self.remote.close)
         self.remote.register(self.node.server)

@@ -9,7 +9,8 @@ from tandem.prefill.claim import Claimant
 from tandem.prefill.tools import JobTools, Step
 from tandem.prefill.writer import BlockWriter
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.messages import FirstToken, unpack_tokens
+from tandem.runtime.messages import FirstToken
+from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.timeline import Timeline
 
 
@@ -73,7 +74,7 @@ class PromptComputation:
 
     def _sequence(self) -> Sequence:
         grant = self._writer.machine.grant
-        token_ids = unpack_tokens(grant.token_ids)
+        token_ids = checked_token_ids(grant, self._tools.vocab_size)
         return Sequence(
             request_id=self._request_id,
             token_ids=token_ids,

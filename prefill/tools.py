@@ -32,6 +32,7 @@ class JobTools:
     puller: PrefixPuller
     deployment: str
     block_size: int
+    vocab_size: int
     max_chunk_tokens: int  # that one step computes
     transfer: TransferConfig
     renew_interval_s: float

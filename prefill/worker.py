@@ -131,6 +131,7 @@ class PrefillRole:
             deployment=self._worker.deployment,
             puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
             block_size=block_size,
+            vocab_size=self.engine.runner.model_config.vocab_size,
             max_chunk_tokens=settings.engine.max_num_batched_tokens,
             transfer=settings.transfer,
             renew_interval_s=settings.queue.ack_wait_s / 3,

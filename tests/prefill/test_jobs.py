@@ -10,7 +10,13 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.lifecycle import State
-from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
+from tandem.runtime.messages import (
+    ClaimRefused,
+    SamplingParams,
+    StopConditions,
+    encode,
+    pack_tokens,
+)
 from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
 from tests.handoff_peer import BLOCK_SIZE, TRANSFER
@@ -322,11 +328,37 @@ async def test_a_step_that_fails_is_settled_and_the_worker_goes_on(
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling": SamplingParams(repetition_penalty=1e-40)},
+        {"sampling": SamplingParams(top_k=2**63)},
+        {"sampling": SamplingParams(logit_bias={5: float("nan")})},
+        {"stop": StopConditions(max_tokens=6, min_tokens=2**63 - 1)},
+        {"token_ids": pack_tokens([3, 2**31])},
+        {"token_ids": b"odd"},
+    ],
+    ids=["repetition_penalty", "top_k", "logit_bias", "min_tokens", "token", "tokens"],
+)
+async def test_a_grant_with_a_bad_number_is_given_up_and_no_other(
+    stage: Stage, fields: dict[str, object]
+) -> None:
+    beside = await stage.offer(fresh_prompt(LONG))
+    offer = stage.prepare(fresh_prompt(21))
+    changed(offer, **fields)
+    offer.may_answer.set()
+    await stage.peer.queue.publish(offer.job)
+    await eventually(lambda: bool(offer.settled))
+    assert await stage.text(beside) == stage.undisturbed(fresh_prompt(LONG))
+    assert len(offer.claims) == len(offer.settled) == 1 and offer.settled[0].error
+    assert offer.first is None and stage.landed(offer) == []
+
+
 async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(stage: Stage) -> None:
     queue = stage.peer.queue
     await queue._jetstream.publish(f"{queue._names.subject}.1", b"no job at all")
     offer = stage.prepare(fresh_prompt(21))
-    changed(offer, token_ids=b"odd")  # decodes as a grant, and not as tokens
+    changed(offer, cache_salt=5)  # decodes as no answer to a claim
     offer.may_answer.set()
     await queue.publish(offer.job)
     await stage.text(await stage.offer(fresh_prompt(22)))

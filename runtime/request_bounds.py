@@ -1,0 +1,72 @@
+"""Bounds of the numbers in a request, checked where a worker receives it."""
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import (
+    Claimed,
+    GenerateRequest,
+    SamplingParams,
+    StopConditions,
+    unpack_tokens,
+)
+
+LEAST_REPETITION_PENALTY = 0.01
+LARGEST_REAL = 1e6  # logits that are multiplied by it, or it by a count, stay finite in float32
+LARGEST_INT = 2**31 - 1
+LARGEST_SEED = 2**64 - 1
+
+
+def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> list[int]:
+    """Return the token ids of a request whose numbers are all within bounds.
+
+    Raise InvalidRequestError, which names the field, for any other request: a step computes many
+    requests at once, and none of them may hold a number that the step cannot compute.
+    """
+    try:
+        token_ids = unpack_tokens(request.token_ids)
+    except ValueError:
+        raise InvalidRequestError("the token ids are not whole u32", param="prompt") from None
+    if token_ids:
+        _check("prompt", max(token_ids), 0, vocab_size - 1)
+    _check_sampling(request.sampling, vocab_size)
+    _check_stop(request.stop, vocab_size)
+    return token_ids
+
+
+def check_token_id(token_id: int, vocab_size: int) -> None:
+    """Raise InvalidRequestError for a token id outside of the vocabulary."""
+    _check("token_id", token_id, 0, vocab_size - 1)
+
+
+def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    _check("temperature", params.temperature, 0, LARGEST_REAL)
+    _check("top_p", params.top_p, 0, 1)
+    _check("top_k", params.top_k, 0, LARGEST_INT)
+    _check("min_p", params.min_p, 0, 1)
+    _check("presence_penalty", params.presence_penalty, -LARGEST_REAL, LARGEST_REAL)
+    _check("frequency_penalty", params.frequency_penalty, -LARGEST_REAL, LARGEST_REAL)
+    _check("repetition_penalty", params.repetition_penalty, LEAST_REPETITION_PENALTY, LARGEST_REAL)
+    for token_id, bias in params.logit_bias.items():
+        _check("logit_bias", token_id, 0, vocab_size - 1)
+        _check("logit_bias", bias, -LARGEST_REAL, LARGEST_REAL)
+    _check("seed", params.seed, 0, LARGEST_SEED)
+    if params.logprobs is not None:
+        _check("logprobs", params.logprobs, 0, vocab_size)
+
+
+def _check_stop(stop: StopConditions, vocab_size: int) -> None:
+    _check("max_tokens", stop.max_tokens, 1, LARGEST_INT)
+    _check("min_tokens", stop.min_tokens, 0, LARGEST_INT)
+    if len(stop.stop_token_ids) > vocab_size:
+        raise InvalidRequestError(
+            f"stop_token_ids has {len(stop.stop_token_ids)} entries, at most {vocab_size} differ",
+            param="stop_token_ids",
+        )
+    for token_id in stop.stop_token_ids:
+        _check("stop_token_ids", token_id, 0, vocab_size - 1)
+
+
+def _check(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # true of a NaN too
+        raise InvalidRequestError(
+            f"{field} has {value}, which is not between {least} and {most}", param=field
+        )
