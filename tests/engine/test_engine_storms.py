@@ -29,6 +29,8 @@ class Storm:
         self.seqs: dict[str, Sequence] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
+        self.poisoned: set[str] = set()
+        self.has_lost_steps = seed % 2 == 0  # for no fault of any sequence
         self.quarantined: list[list[int]] = []
         self.num_waits = 0  # times that a launched step had to be collected first
 
@@ -126,6 +128,13 @@ class Storm:
         self.engine.launch()
         self.runner.fail_later_with = None
 
+    def poison(self) -> None:
+        if self.engine.scheduler.running:
+            name = self.rng.choice(list(self.engine.scheduler.running))
+            runner = self.runner
+            self.rng.choice((runner.poison, runner.late_poison, runner.not_finite)).add(name)
+            self.poisoned.add(name)
+
     def collect(self) -> None:
         self.harness.take(self.engine.collect())
 
@@ -144,8 +153,9 @@ class Storm:
             self.writes_have_settled: 2,
             self.abort: 2,
             self.release: 6,
-            self.fail_a_launch: 1,
-            self.fail_a_step: 1,
+            self.poison: 1,
+            self.fail_a_launch: int(self.has_lost_steps),
+            self.fail_a_step: int(self.has_lost_steps),
         }
 
     def run(self) -> None:
@@ -170,6 +180,8 @@ class Storm:
                 assert name in self.aborted
             elif last.error is None:
                 assert said == text
+            else:
+                assert self.has_lost_steps or name in self.poisoned
         self.harness.assert_all_free()
 
 
