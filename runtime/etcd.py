@@ -11,6 +11,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
+from tandem.runtime.tasks import keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class EtcdDiscovery:
                     f"etcd not reachable at {self._config.etcd_endpoints} after {num_attempts} "
                     f"attempts ({took_s:.1f} s): {error.message}"
                 ) from error
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = keep_running("the keeper of the etcd lease", self._keep)
         logger.info("etcd at %s, lease %x", self._config.etcd_endpoints, self._lease_id)
 
     async def close(self) -> None:
@@ -167,7 +168,7 @@ class _Follower:
         self._leased: dict[str, bool] = {}
         self._missing: set[str] = set()  # gone with the store; still in the view
         self._grace: asyncio.TimerHandle | None = None
-        self._task = asyncio.create_task(self._follow())
+        self._task = keep_running(f"the follower of {view.prefix}", self._follow)
 
     def stop(self) -> None:
         self._task.cancel()

@@ -20,6 +20,18 @@ _CLOSE_TIMEOUT_S = 2.0
 Listener = Callable[[], Awaitable[None]]
 
 
+class _TolerantClient(Client):
+    """nats-py's client, whose read loop survives a message with a malformed subject or header."""
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            logger.warning("ignoring a message to %r: %r", subject, error)
+
+
 class NatsConnection:
     """A connection that reconnects while it is open; it buffers nothing while NATS is away.
 
@@ -31,7 +43,7 @@ class NatsConnection:
         self._config = config
         self._listeners: list[Listener] = []
         self._last_error: Exception | None = None
-        self.client = Client()
+        self.client = _TolerantClient()
 
     @property
     def connected(self) -> bool:

@@ -15,6 +15,7 @@ from enum import IntEnum
 import msgspec
 
 from tandem.runtime.errors import ProtocolError
+from tandem.runtime.messages import DECODE_ERRORS
 
 MAGIC = b"TANDEM\r\n"
 VERSION = 2
@@ -187,5 +188,5 @@ class FrameReader:
 def _decode(body: memoryview) -> Frame:
     try:
         return _DECODER.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise ProtocolError(f"malformed frame: {error}") from error

@@ -176,15 +176,35 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     await first.close()
 
 
-async def test_bytes_that_are_no_job_become_a_dead_letter(connection: NatsConnection) -> None:
+DEEP = b"\x82\xa4type\xaaPrefillJob\xa1x" + b"\x91" * 3000 + b"\x01"
+
+
+@pytest.mark.parametrize("data", [b"\xc1 garbage", DEEP], ids=["garbage", "nested"])
+async def test_bytes_that_are_no_job_become_a_dead_letter(
+    connection: NatsConnection, data: bytes
+) -> None:
     queue = JetStreamQueue(connection, CONFIG, "test", "poisoned")
     await queue.start()
     names = QueueNames.of("test", "poisoned")
-    await connection.client.jetstream().publish(f"{names.subject}.5", b"\xc1 garbage")
+    await connection.client.jetstream().publish(f"{names.subject}.5", data)
     await queue.publish(good := job())
     deliveries = await queue.receive(5, 2)
     assert [delivery.job for delivery in deliveries] == [good]
     assert (await queue.depth()).num_dead == 1
+    await connection.client.jetstream().delete_stream(names.dead_stream)
+    await queue.close()
+
+
+async def test_subjects_that_are_no_number_of_tokens_count_none(
+    connection: NatsConnection,
+) -> None:
+    queue = JetStreamQueue(connection, CONFIG, "test", "odd subjects")
+    await queue.start()
+    await queue.publish(job(100))
+    subject = QueueNames.of("test", "odd subjects").subject
+    for end in ("abc", "-5", "1_0", "9" * 3000):
+        await connection.client.jetstream().publish(f"{subject}.{end}", b"")
+    assert (await queue.depth()).num_tokens == 100
     await queue.close()
 
 

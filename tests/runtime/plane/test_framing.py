@@ -88,7 +88,10 @@ def test_an_oversized_frame_is_refused_from_its_header_alone() -> None:
         FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little") + bytes(4))
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x00\x07", b"\x80", b""])
+NESTED = b"\x93\x00\xa1a" + b"\x91" * 100_000 + b"\x01"
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x00\x07", b"\x80", b"", NESTED])
 def test_a_malformed_body_is_an_error(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         FrameReader().feed(len(body).to_bytes(4, "little") + bytes(4) + body)
