@@ -108,6 +108,13 @@ class EtcdClient:
                 return int(reply.TTL)
         return 0
 
+    async def keys_of(self, lease_id: int) -> set[str]:
+        """Return the keys that hang on a lease; none when etcd has lost it."""
+        with self._translated():
+            request = rpc.LeaseTimeToLiveRequest(ID=lease_id, keys=True)
+            reply = await self._leases.LeaseTimeToLive(request, timeout=_TIMEOUT_S)
+            return {key.decode(errors="replace") for key in reply.keys}
+
     async def revoke(self, lease_id: int) -> None:
         """End a lease and remove its keys."""
         with self._translated():

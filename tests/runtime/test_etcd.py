@@ -92,6 +92,25 @@ async def test_keys_that_are_not_utf_8_are_ignored(
     assert "ignoring the etcd key b'/t/\\xff\\xfe'" in caplog.text
 
 
+async def test_own_keys_that_were_deleted_or_taken_over_are_put_again(
+    ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    own = {"/t/x": b"1", "/t/y": b"2"}
+    for key, value in own.items():
+        await ours.put(key, value)
+    await ours.put("/t/withdrawn", b"3")
+    await ours.delete("/t/withdrawn")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: items == own, 5)
+    for key in own:
+        await theirs._client.delete(key)
+    await view.wait_for(lambda items: not items, 5)
+    await view.wait_for(lambda items: items == own, 3)
+    await theirs.put_config("/t/x", b"a stranger's")
+    await view.wait_for(lambda items: items["/t/x"] == b"a stranger's", 5)
+    await view.wait_for(lambda items: items == own, 3)
+
+
 async def test_everyone_registers_again_in_an_empty_etcd(
     server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
 ) -> None:
