@@ -3,6 +3,8 @@ import os
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
+import nats.js.errors
 import pytest
 
 from tandem.queue.config import QueueConfig
@@ -174,6 +176,61 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     await second.close()
     assert sent in [delivery.job for delivery in await first.receive(5, 2)]
     await first.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_uncached_tokens": -5},
+        {"num_uncached_tokens": 10**9},
+        {"num_tokens": 10**9},
+        {"deadline_ms": 10**12},
+        {"deadline_ms": -1},
+        {"attempt": -1},
+        {"handoff_id": bytes(17)},
+    ],
+)
+async def test_a_ticket_with_absurd_numbers_becomes_a_dead_letter_at_once(
+    queue: PrefillQueue, odd: dict[str, int | bytes]
+) -> None:
+    await queue.publish(msgspec.structs.replace(job(), **odd))
+    await queue.publish(good := job(7))
+    [delivery] = await queue.receive(5, 2)
+    assert delivery.job == good
+    await delivery.ack()
+    await asyncio.sleep(0.05)
+    assert await queue.depth() == QueueDepth(0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["memory", "jetstream"])
+async def test_a_full_queue_refuses_a_job_and_keeps_the_others(
+    kind: str, connection: NatsConnection
+) -> None:
+    config = QueueConfig(max_jobs=2)
+    queue: PrefillQueue = MemoryQueue(config)
+    if kind == "jetstream":
+        queue = JetStreamQueue(connection, config, "test", os.urandom(4).hex())
+    await queue.start()
+    sent = [job(), job()]
+    for each in sent:
+        await queue.publish(each)
+    with pytest.raises(ServiceError, match=r"full|maximum messages exceeded"):
+        await queue.publish(job())
+    assert [delivery.job for delivery in await queue.receive(5, 1)] == sent
+    await queue.close()
+
+
+async def test_a_queue_at_the_broker_is_bounded_in_bytes(connection: NatsConnection) -> None:
+    model = os.urandom(4).hex()
+    queue = JetStreamQueue(connection, CONFIG, "test", model)
+    await queue.start()
+    jetstream = connection.client.jetstream()
+    with pytest.raises(nats.js.errors.APIError, match="message size exceeds"):
+        await jetstream.publish(f"{QueueNames.of('test', model).subject}.5", bytes(1024 * 1024))
+    for stream in (QueueNames.of("test", model).stream, QueueNames.of("test", model).dead_stream):
+        info = await jetstream.stream_info(stream)
+        assert info.config.max_bytes == CONFIG.max_queue_bytes
+    await queue.close()
 
 
 DEEP = b"\x82\xa4type\xaaPrefillJob\xa1x" + b"\x91" * 3000 + b"\x01"
