@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.printable import masked
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class NatsConnection:
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self.url = config.nats_url
+        self.url = masked(config.nats_url)  # for messages
         self._config = config
         self._listeners: list[Listener] = []
         self._last_error: Exception | None = None
@@ -59,7 +60,7 @@ class NatsConnection:
         started_s = time.perf_counter()
         try:
             await self.client.connect(
-                servers=[url.strip() for url in self.url.split(",")],
+                servers=[url.strip() for url in self._config.nats_url.split(",")],
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
                 reconnected_cb=self._on_reconnect,
@@ -73,7 +74,7 @@ class NatsConnection:
             took_s = time.perf_counter() - started_s
             raise ServiceError(
                 f"NATS not reachable at {self.url} after {self._config.connect_attempts} "
-                f"attempts ({took_s:.1f} s): {self._last_error or error}"
+                f"attempts ({took_s:.1f} s): {masked(str(self._last_error or error))}"
             ) from error
         self.client.options["max_reconnect_attempts"] = -1
         logger.info("NATS at %s", self.url)

@@ -27,6 +27,7 @@ from tandem.runtime.plane.framing import (
     encode_preamble,
     token_digest,
 )
+from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         if type(frame) is Heartbeat:
             self._note_progress(frame)
         elif type(frame) is Hello:
-            self.peer = f"{frame.instance_id} at {self.peer}"
+            self.peer = f"{short(frame.instance_id)} at {self.peer}"
             self.peer_max_frame_bytes = frame.max_frame_bytes
         else:
             self.on_frame(frame)

@@ -10,6 +10,7 @@ from tandem.runtime.errors import ConnectionLostError, ServiceError, Unavailable
 from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.framing import MAX_FRAME_BYTES
 from tandem.runtime.plane.server_connection import Handler, Responder, ServerConnection
+from tandem.runtime.printable import short
 
 __all__ = ["Handler", "RequestServer", "Responder"]
 
@@ -81,7 +82,7 @@ class RequestServer:
         handler = self._handlers.get(endpoint)
         if handler is None:
             # Perhaps not yet: a new worker at the address of a dead one may be starting.
-            raise UnavailableError(f"{self._instance_id} has no endpoint {endpoint!r}")
+            raise UnavailableError(f"{self._instance_id} has no endpoint {short(endpoint)!r}")
         return handler
 
     def shed(self) -> None:
