@@ -34,6 +34,7 @@ from tandem.runtime.errors import (
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.tasks import keep_running
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 
@@ -85,7 +86,7 @@ class DecodeRole:
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
-        stack.callback(asyncio.create_task(self._report_loop()).cancel)
+        stack.callback(keep_running("the report of the load", self._report_loop).cancel)
         digest = self._worker.weights_digest
         card = model_card(node, self.endpoint, self.engine, self._model_files, digest)
         await register_model(node, self._namespace, card)

@@ -23,6 +23,7 @@ from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.printable import masked
 
 CALL_TIMEOUT_S = 3.0
 COMPONENTS = ("frontend", "decode", "prefill")
@@ -87,7 +88,7 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
     return ClusterReport(
         namespace=runtime.namespace,
         etcd_endpoints=runtime.etcd_endpoints,
-        nats_url=runtime.nats_url,
+        nats_url=masked(runtime.nats_url),
         instances=reports,
         queues=await _read_queues(effective, models),
         thresholds={name: _in_force(name, reports, with_live) for name in THRESHOLDS},

@@ -15,9 +15,9 @@ from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_transfer
-from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import TransferMetadata, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.tasks import keep_running
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.worker.settings import WorkerSettings
@@ -62,8 +62,8 @@ class PrefillRole:
         await self._watch_peers(stack)
         self.node.server.register("status", self._status)
         stack.push_async_callback(self._end_jobs)
-        self._receiving = asyncio.create_task(self._receive())
-        reporting = asyncio.create_task(self._report_load())
+        self._receiving = keep_running("the receiver of tickets", self._receive)
+        reporting = keep_running("the report of the load", self._report_load)
         stack.callback(self._receiving.cancel)
         stack.callback(reporting.cancel)
 
@@ -110,8 +110,8 @@ class PrefillRole:
                 for report in self._group.reports():
                     self.metrics.link_measured(report)
                 return
-            except TandemError as error:
-                logger.warning("decode worker %s: %s", instance_id, error)
+            except Exception as error:  # a stranger's metadata may cause any
+                logger.warning("decode worker %s: %r", instance_id, error)
                 await asyncio.sleep(CONNECT_RETRY_S)
 
     # ---- jobs ---------------------------------------------------------------------------------
@@ -201,8 +201,7 @@ class PrefillRole:
         answer.send(encode(self._worker.status(self.endpoint, load, details, links)))
 
     async def _report_load(self) -> None:
-        while True:
-            load = await self._worker.load()
-            self.metrics.loaded(load)
-            self._worker.publish(load)
-            await asyncio.sleep(LOAD_INTERVAL_S)
+        load = await self._worker.load()
+        self.metrics.loaded(load)
+        self._worker.publish(load)
+        await asyncio.sleep(LOAD_INTERVAL_S)

@@ -7,6 +7,7 @@ exactly and in one request.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable
 
@@ -17,17 +18,19 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from tandem.queue.config import QueueConfig
+from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer
 from tandem.queue.streams import CONSUMER, QueueNames, create_streams
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import PrefillJob, encode
+from tandem.runtime.messages import DECODE_ERRORS, PrefillJob, encode
 from tandem.runtime.nats import NatsConnection
 
 _DEDUP_HEADER = "Nats-Msg-Id"
 _REASON_HEADER = "Tandem-Reason"
-_MAX_REASON_CHARS = 200
+_MAX_HEADER_CHARS = 200
 _RETRY_S = 0.05  # after a pull that ended early
+_NUMBER = re.compile(r"[0-9]{1,9}")  # of tokens, in a subject
 
 _DECODER = msgspec.msgpack.Decoder(PrefillJob)
 _NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
@@ -124,7 +127,7 @@ class JetStreamQueue:
         subjects = jobs.state.subjects or {}
         return QueueDepth(
             num_jobs=consumer.num_pending or 0,
-            num_tokens=sum(int(s.rpartition(".")[2]) * count for s, count in subjects.items()),
+            num_tokens=sum(_num_tokens(s) * count for s, count in subjects.items()),
             num_in_progress=consumer.num_ack_pending or 0,
             num_dead=dead.state.last_seq,
         )
@@ -136,8 +139,8 @@ class JetStreamQueue:
 
     async def _dead_letter(self, message: Msg, reason: str) -> None:
         """Move a delivered message to the dead letters; when that fails it is delivered again."""
-        identity = (message.headers or {}).get(_DEDUP_HEADER, "")
-        headers = {_REASON_HEADER: reason[:_MAX_REASON_CHARS], _DEDUP_HEADER: f"dead-{identity}"}
+        identity = _header_value((message.headers or {}).get(_DEDUP_HEADER, ""))
+        headers = {_REASON_HEADER: _header_value(reason), _DEDUP_HEADER: f"dead-{identity}"}
         try:
             await self._publish(self._names.dead_subject, message.data, headers)
         except (*_NATS_ERRORS, ServiceError) as exc:
@@ -169,11 +172,14 @@ class JetStreamQueue:
         return []
 
     async def _admit(self, message: Msg) -> JetStreamDelivery | None:
-        """Return a message's job; dead-letter what is not a job or was delivered too often."""
+        """Return a message's job; dead-letter a flawed one, and one delivered too often."""
         try:
             job = _DECODER.decode(message.data)
-        except msgspec.MsgspecError as exc:
+        except DECODE_ERRORS as exc:
             await self._dead_letter(message, f"not a prefill job: {exc}")
+            return None
+        if (reason := flaw(job, self._config)) is not None:
+            await self._dead_letter(message, reason)
             return None
         if message.metadata.num_delivered > self._config.max_deliver:
             await self._dead_letter(
@@ -208,6 +214,17 @@ class JetStreamQueue:
     def _error(self, doing: str, exc: Exception) -> ServiceError:
         reason = str(exc) or type(exc).__name__
         return ServiceError(f"{self._names.stream}, {doing}: {reason} ({self._connection.url})")
+
+
+def _num_tokens(subject: str) -> int:
+    """Return the uncached tokens of a job by its subject, 0 for a subject of no job of Tandem's."""
+    number = subject.rpartition(".")[2]
+    return int(number) if _NUMBER.fullmatch(number) else 0
+
+
+def _header_value(text: str) -> str:
+    """Return a text, perhaps a stranger's, as the value of a header: short, printable ASCII."""
+    return ascii(text)[1:-1][:_MAX_HEADER_CHARS]
 
 
 async def _best_effort(call: Awaitable[object]) -> None:

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from tandem.queue.config import QueueConfig
+from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import PrefillJob
@@ -67,6 +68,8 @@ class MemoryQueue:
             raise ServiceError("the prefill queue is away")
         now = time.perf_counter()
         self._seen = {key: until for key, until in self._seen.items() if until > now}
+        if len(self._entries) >= self.config.max_jobs:
+            raise ServiceError(f"the prefill queue is full: {self.config.max_jobs} jobs")
         key = (job.handoff_id, job.attempt)
         if key not in self._seen:
             self._seen[key] = now + self.config.max_age_s
@@ -121,7 +124,8 @@ class MemoryQueue:
         now = time.perf_counter()
         taken: list[Delivery] = []
         for entry in [entry for entry in self._entries if entry.visible_at <= now]:
-            if entry.num_delivered == self.config.max_deliver:
+            given_up = entry.num_delivered == self.config.max_deliver
+            if given_up or flaw(entry.job, self.config) is not None:
                 self._entries.remove(entry)
                 self._num_dead += 1
             elif len(taken) < max_jobs:

@@ -52,7 +52,8 @@ class PrefillQueue(Protocol):
     async def publish(self, job: PrefillJob) -> None:
         """Put a job on the queue; the same (handoff, attempt) twice is one job.
 
-        Raise ServiceError at once when the broker is known to be away, else within a second.
+        Raise ServiceError at once when the broker is known to be away or the queue is full, else
+        within a second.
         """
 
     async def receive(self, max_jobs: int, timeout_s: float) -> list[Delivery]:

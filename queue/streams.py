@@ -19,6 +19,7 @@ from tandem.queue.config import QueueConfig
 CONSUMER = "prefill"
 _MAX_IN_PROGRESS = 65_536
 _MAX_DEDUP_WINDOW_S = 120.0
+_DEAD_HEADER_BYTES = 1024  # room for the reason
 
 
 def escape(name: str) -> str:
@@ -59,6 +60,10 @@ async def create_streams(
         subjects=[f"{names.subject}.*"],
         retention=RetentionPolicy.WORK_QUEUE,
         max_age=config.max_age_s,
+        max_msgs=config.max_jobs,
+        max_bytes=config.max_queue_bytes,
+        max_msg_size=config.max_job_bytes,
+        discard=DiscardPolicy.NEW,  # a job that waits is not lost
         duplicate_window=min(config.max_age_s, _MAX_DEDUP_WINDOW_S),
         storage=storage,
     )
@@ -66,6 +71,8 @@ async def create_streams(
         name=names.dead_stream,
         subjects=[names.dead_subject],
         max_msgs=config.max_dead,
+        max_bytes=config.max_queue_bytes,
+        max_msg_size=config.max_job_bytes + _DEAD_HEADER_BYTES,
         discard=DiscardPolicy.OLD,
         storage=storage,
     )

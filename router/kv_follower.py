@@ -9,7 +9,7 @@ import msgspec
 
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import KvEvent
+from tandem.runtime.messages import DECODE_ERRORS, KvEvent
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class KvFollower:
             return
         try:
             event = decode_kv_event(payload)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             logger.warning("dropped a KV event on %s: %s", subject, error)
             return
         if event.instance_id not in self._known:
@@ -92,7 +92,7 @@ class KvFollower:
             snapshot = decode_kv_event(await self._dump(instance_id))
             if instance_id in self._known and snapshot.instance_id == instance_id:
                 self.index.load_snapshot(snapshot)
-        except (TandemError, msgspec.MsgspecError) as error:
+        except (TandemError, *DECODE_ERRORS) as error:
             logger.info("no KV snapshot of %s: %s", instance_id, error)
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
         finally:

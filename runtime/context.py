@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import CancelledRequestError, DeadlineError, TandemError
 from tandem.runtime.listeners import Listeners
+from tandem.runtime.printable import short
 
 Callback = Callable[[], None]
 _DEADLINE = "deadline"
@@ -127,8 +128,8 @@ class RequestContext:
         if not self.is_cancelled:
             return None
         if self._reason in (None, _DEADLINE):
-            return DeadlineError(f"request {self.id}: the deadline has passed")
-        return CancelledRequestError(f"request {self.id}: {self._reason}")
+            return DeadlineError(f"request {short(self.id)}: the deadline has passed")
+        return CancelledRequestError(f"request {short(self.id)}: {self._reason}")
 
     def raise_if_done(self) -> None:
         """Raise CancelledRequestError or DeadlineError when the request is over."""

@@ -20,7 +20,7 @@ import msgspec
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.listeners import Listeners
-from tandem.runtime.messages import Instance, ModelCard, TransferMetadata
+from tandem.runtime.messages import DECODE_ERRORS, Instance, ModelCard, TransferMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class TypedView(Generic[T]):
         if data is not None:
             try:
                 value = self._decoder.decode(data)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            except DECODE_ERRORS as error:
                 logger.warning("ignoring %s: %s", key, error)
                 return
         if value is None:

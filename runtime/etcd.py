@@ -4,21 +4,23 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import aclosing, suppress
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
+from tandem.runtime.tasks import keep_running
 
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 1.0
+_CHECK_INTERVAL_S = 1.0  # between looks for own keys that a stranger deleted or took over
 
 
 class EtcdDiscovery:
-    """Discovery over etcd. After an outage views are kept and own keys are put again."""
+    """Discovery over etcd. Views are kept over an outage; own keys that are gone are put again."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
@@ -53,7 +55,7 @@ class EtcdDiscovery:
                     f"etcd not reachable at {self._config.etcd_endpoints} after {num_attempts} "
                     f"attempts ({took_s:.1f} s): {error.message}"
                 ) from error
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = keep_running("the keeper of the etcd lease", self._keep)
         logger.info("etcd at %s, lease %x", self._config.etcd_endpoints, self._lease_id)
 
     async def close(self) -> None:
@@ -103,20 +105,35 @@ class EtcdDiscovery:
         if not self._lease_id or await self._client.keep_alive(self._lease_id) <= 0:
             self._lease_id = await self._client.grant(self._config.lease_ttl_s)
         self._is_behind = False
-        for key, value in list(self._own.items()):
-            await self._client.put(key, value, self._lease_id)
+        await self._put_own(list(self._own))
         await self._put_withdrawals()
         self.connected = True
 
+    async def _put_own(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if (value := self._own.get(key)) is not None:
+                await self._client.put(key, value, self._lease_id)
+                if key not in self._own:  # withdrawn meanwhile
+                    await self._client.delete(key)
+
+    async def _put_missing(self) -> None:
+        """Put own keys again that are not on the lease: deleted, or put by another process."""
+        own = set(self._own)  # before the look: a key that is put meanwhile is not missing
+        missing = own - await self._client.keys_of(self._lease_id)
+        if missing:
+            logger.warning("etcd lost %d keys of this process; putting them again", len(missing))
+            await self._put_own(missing)
+
     async def _keep(self) -> None:
-        """Prolong the lease every third of its life; after a loss, retry until it is back."""
+        """Prolong the lease and look for lost keys; after a loss, retry until all is back."""
         attempt = 0
+        interval_s = min(_CHECK_INTERVAL_S, self._config.lease_ttl_s / 3)
         while True:
             if attempt:
                 await asyncio.sleep(_backoff_s(attempt))
             else:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.lease_ttl_s / 3):
+                    async with asyncio.timeout(interval_s):
                         await self._suspect.wait()
             self._suspect.clear()
             try:
@@ -124,6 +141,8 @@ class EtcdDiscovery:
                 if is_lost or await self._client.keep_alive(self._lease_id) <= 0:
                     await self._establish()
                     logger.info("etcd: registered again, lease %x", self._lease_id)
+                else:
+                    await self._put_missing()
                 attempt = 0
             except ServiceError as error:
                 if not attempt:
@@ -167,7 +186,7 @@ class _Follower:
         self._leased: dict[str, bool] = {}
         self._missing: set[str] = set()  # gone with the store; still in the view
         self._grace: asyncio.TimerHandle | None = None
-        self._task = asyncio.create_task(self._follow())
+        self._task = keep_running(f"the follower of {view.prefix}", self._follow)
 
     def stop(self) -> None:
         self._task.cancel()

@@ -6,6 +6,7 @@ error, and its channel cannot fail over. The one gRPC channel here reconnects by
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from aetcd.utils import prefix_range_end
 
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ConfigError, ServiceError
+
+logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 _CHANNEL_OPTIONS = [
@@ -105,6 +108,13 @@ class EtcdClient:
                 return int(reply.TTL)
         return 0
 
+    async def keys_of(self, lease_id: int) -> set[str]:
+        """Return the keys that hang on a lease; none when etcd has lost it."""
+        with self._translated():
+            request = rpc.LeaseTimeToLiveRequest(ID=lease_id, keys=True)
+            reply = await self._leases.LeaseTimeToLive(request, timeout=_TIMEOUT_S)
+            return {key.decode(errors="replace") for key in reply.keys}
+
     async def revoke(self, lease_id: int) -> None:
         """End a lease and remove its keys."""
         with self._translated():
@@ -132,9 +142,11 @@ class EtcdClient:
             reply = await self._kv.Txn(request, timeout=_TIMEOUT_S)
         store_id = candidate
         if not reply.succeeded:
-            store_id = reply.responses[0].response_range.kvs[0].value.decode()
-        kvs = reply.responses[1].response_range.kvs
-        items = {kv.key.decode(): Entry(kv.value, kv.lease != 0) for kv in kvs}
+            store_id = reply.responses[0].response_range.kvs[0].value.decode(errors="replace")
+        items: dict[str, Entry] = {}
+        for kv in reply.responses[1].response_range.kvs:
+            if (key := _key(kv)) is not None:
+                items[key] = Entry(kv.value, kv.lease != 0)
         return Snapshot(store_id, reply.header.revision, items)
 
     async def watch(self, prefix: str, snapshot: Snapshot) -> AsyncGenerator[Changes, None]:
@@ -156,13 +168,17 @@ class EtcdClient:
                         return
                     if reply.created and await self._store_id() != snapshot.store_id:
                         return
-                    yield [_change(event) for event in reply.events]
+                    yield [
+                        (key, _entry(event))
+                        for event in reply.events
+                        if (key := _key(event.kv)) is not None
+                    ]
             finally:
                 call.cancel()
 
     async def _store_id(self) -> str | None:
         reply = await self._kv.Range(rpc.RangeRequest(key=self._store_key), timeout=_TIMEOUT_S)
-        return reply.kvs[0].value.decode() if reply.kvs else None
+        return reply.kvs[0].value.decode(errors="replace") if reply.kvs else None
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -177,9 +193,17 @@ class EtcdClient:
             raise ServiceError(f"etcd at {self._endpoints} failed: {error!r}") from error
 
 
-def _change(event: Any) -> tuple[str, Entry | None]:
-    entry = Entry(event.kv.value, event.kv.lease != 0)
-    return event.kv.key.decode(), None if event.type == rpc.Event.DELETE else entry
+def _key(kv: Any) -> str | None:
+    """Return a key's text. None for a key that is not UTF-8, and so not one of Tandem's."""
+    try:
+        return str(kv.key.decode())
+    except UnicodeDecodeError:
+        logger.warning("ignoring the etcd key %r: it is not UTF-8", kv.key)
+        return None
+
+
+def _entry(event: Any) -> Entry | None:
+    return None if event.type == rpc.Event.DELETE else Entry(event.kv.value, event.kv.lease != 0)
 
 
 async def _resolve(host: str, port: int) -> str:

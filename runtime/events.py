@@ -15,6 +15,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.tasks import keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class NatsEvents:
         return self._connection.connected
 
     async def start(self) -> None:
-        self._publisher = asyncio.create_task(self._publish_all())
+        self._publisher = keep_running("the publisher of events", self._publish_all)
 
     def publish(self, subject: str, payload: bytes) -> None:
         if not self.connected or len(self._outbox) >= _MAX_OUTBOX:
@@ -85,15 +86,14 @@ class NatsEvents:
         self._wake.set()
 
     async def _publish_all(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outbox:
-                subject, payload = self._outbox.popleft()
-                try:
-                    await self._connection.client.publish(subject, payload)
-                except (nats.errors.Error, OSError) as error:
-                    logger.debug("%s was dropped: %r", subject, error)
+        await self._wake.wait()
+        while self._outbox:
+            subject, payload = self._outbox.popleft()
+            try:
+                await self._connection.client.publish(subject, payload)
+            except (nats.errors.Error, OSError) as error:
+                logger.debug("%s was dropped: %r", subject, error)
+        self._wake.clear()
 
     async def subscribe(self, subject: str, listener: Listener) -> Unsubscribe:
         async def on_message(message: Msg) -> None:

@@ -14,6 +14,9 @@ PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Role = Literal["frontend", "prefill", "decode"]
 
+# The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
+DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all wire messages; the tag is the class name."""

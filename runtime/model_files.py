@@ -7,6 +7,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ModelError, NotFoundError
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.printable import short
 
 MODEL_FILES_ENDPOINT = "model_files"
 REQUIRED = ("config.json", "tokenizer.json")
@@ -80,5 +81,5 @@ class ModelFilesHolder:
             digest = next(iter(self._files))
         held = self._files.get(digest)
         if held is None:
-            raise NotFoundError(f"no model files with digest {digest!r} are held here")
+            raise NotFoundError(f"no model files with digest {short(digest)!r} are held here")
         responder.send(held)

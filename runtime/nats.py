@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.printable import masked
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,18 @@ _CLOSE_TIMEOUT_S = 2.0
 Listener = Callable[[], Awaitable[None]]
 
 
+class _TolerantClient(Client):
+    """nats-py's client, whose read loop survives a message with a malformed subject or header."""
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            logger.warning("ignoring a message to %r: %r", subject, error)
+
+
 class NatsConnection:
     """A connection that reconnects while it is open; it buffers nothing while NATS is away.
 
@@ -27,11 +40,11 @@ class NatsConnection:
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self.url = config.nats_url
+        self.url = masked(config.nats_url)  # for messages
         self._config = config
         self._listeners: list[Listener] = []
         self._last_error: Exception | None = None
-        self.client = Client()
+        self.client = _TolerantClient()
 
     @property
     def connected(self) -> bool:
@@ -47,7 +60,7 @@ class NatsConnection:
         started_s = time.perf_counter()
         try:
             await self.client.connect(
-                servers=[url.strip() for url in self.url.split(",")],
+                servers=[url.strip() for url in self._config.nats_url.split(",")],
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
                 reconnected_cb=self._on_reconnect,
@@ -61,7 +74,7 @@ class NatsConnection:
             took_s = time.perf_counter() - started_s
             raise ServiceError(
                 f"NATS not reachable at {self.url} after {self._config.connect_attempts} "
-                f"attempts ({took_s:.1f} s): {self._last_error or error}"
+                f"attempts ({took_s:.1f} s): {masked(str(self._last_error or error))}"
             ) from error
         self.client.options["max_reconnect_attempts"] = -1
         logger.info("NATS at %s", self.url)

@@ -18,6 +18,7 @@ from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.connection import Progress
+from tandem.runtime.plane.framing import MAX_FRAME_BYTES
 from tandem.runtime.plane.server import RequestServer
 
 
@@ -25,8 +26,8 @@ class Node:
     """Starts the parts of a process that join it to its cluster, and closes them in reverse.
 
     `progress` returns (steps done, busy) of the process's engine, for the heartbeats. A node that
-    `serves` listens on the request plane and, with `runtime.metrics_port`, serves metrics; a
-    frontend has an HTTP server for both.
+    `serves` listens on the request plane, for frames of at most `max_frame_bytes`, and, with
+    `runtime.metrics_port`, serves metrics; a frontend has an HTTP server for both.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Node:
         model: str = "",
         progress: Progress | None = None,
         serves: bool = True,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.config = config
         self.component = component
@@ -46,7 +48,9 @@ class Node:
         self.discovery: Discovery = EtcdDiscovery(config)
         self.nats = NatsConnection(config)
         self.events: Events = NatsEvents(self.nats)
-        self.server = RequestServer(config, self.instance_id, progress=progress)
+        self.server = RequestServer(
+            config, self.instance_id, progress=progress, max_frame_bytes=max_frame_bytes
+        )
         self.client = RequestClient(config, self.instance_id, progress=progress)
         self._serves = serves
         self._records: list[str] = []

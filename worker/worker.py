@@ -27,6 +27,9 @@ from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
+# Of requests: a prompt of four million tokens; a prefill worker gets none on the request plane.
+_MAX_FRAME_BYTES = {"decode": 16 * 1024 * 1024, "prefill": 1024 * 1024}
+
 Details = dict[str, str | int | float | bool]
 
 
@@ -66,6 +69,7 @@ class Worker:
             component=component,
             model=settings.model_name,
             progress=lambda: self.loop.progress,
+            max_frame_bytes=_MAX_FRAME_BYTES[component],
         )
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))

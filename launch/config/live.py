@@ -24,6 +24,7 @@ from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.discovery import Discovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.printable import masked
 
 CALL_TIMEOUT_S = 5.0
 
@@ -117,11 +118,12 @@ def live_keys() -> list[str]:
 
 
 def plain(effective: EffectiveConfig, key: str) -> Any:
-    """Return a value in JSON types; secrets are masked."""
+    """Return a value in JSON types; secrets are masked, and passwords in URLs."""
     section, _, name = key.partition(".")
     if is_secret(find_field(Setting(key, None, ""))):
         return None if effective.value(key) is None else "***"
-    return getattr(effective.config, section).model_dump(mode="json")[name]
+    value = getattr(effective.config, section).model_dump(mode="json")[name]
+    return masked(value) if isinstance(value, str) else value
 
 
 def live_settings(

@@ -22,6 +22,7 @@ from tandem.launch.supervise.local_servers import (
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.printable import masked
 
 REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")
 NIXL_WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
@@ -152,7 +153,7 @@ async def _start_and_stop(server: LocalServer) -> Finding:
 
 async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     runtime = effective.config.runtime.model_copy(update={"connect_attempts": 1})
-    url = runtime.nats_url if name == "nats" else runtime.etcd_endpoints
+    url = masked(runtime.nats_url if name == "nats" else runtime.etcd_endpoints)
     connection = NatsConnection(runtime) if name == "nats" else EtcdDiscovery(runtime)
     try:
         await connection.start()

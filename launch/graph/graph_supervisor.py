@@ -19,6 +19,7 @@ from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance
+from tandem.runtime.printable import masked
 from tandem.sdk.service.spec import ServiceSpec
 
 
@@ -122,6 +123,6 @@ class GraphSupervisor(Supervisor):
         for spec in self._specs.values():
             for endpoint in spec.endpoints:
                 self._report.note(f"endpoint {spec.address(endpoint, runtime.namespace)}")
-        self._report.note(f"NATS {runtime.nats_url}, etcd {runtime.etcd_endpoints}")
+        self._report.note(f"NATS {masked(runtime.nats_url)}, etcd {runtime.etcd_endpoints}")
         self._report.note(f"logs: {self._run_dir}")
         self._report.note("Ctrl-C stops")

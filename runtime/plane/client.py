@@ -19,7 +19,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import (
-    MAX_PAYLOAD_BYTES,
+    FIELDS_BYTES,
     VERSION,
     Batch,
     Cancel,
@@ -195,6 +195,11 @@ class ClientConnection(PlaneConnection):
         """Start a stream. Raise ConnectionLostError when the connection is over already."""
         if self._error is not None:
             raise ConnectionLostError(f"lost {self._address}: {self._error.message}")
+        limit = self.peer_max_frame_bytes - FIELDS_BYTES
+        if len(payload) > limit:
+            raise ProtocolError(
+                f"{len(payload)} bytes exceed the payload limit {limit} of {self._address}"
+            )
         self._num_opened += 1
         stream = ResponseStream(self, self._num_opened, context)
         self._streams[self._num_opened] = stream
@@ -268,13 +273,10 @@ class RequestClient:
         """Start a stream on `address` ("host:port").
 
         Raise ConnectionLostError without an answer within `connect_timeout_s`, ProtocolError when
-        the peer is not of this cluster, and the context's own error.
+        the peer is not of this cluster or takes no payload of this size, and the context's own
+        error.
         """
         context.raise_if_done()
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise ProtocolError(
-                f"{len(payload)} bytes exceed the payload limit {MAX_PAYLOAD_BYTES}"
-            )
         connection = await self._connection(address)
         context.raise_if_done()
         return connection.open(endpoint, payload, context)

@@ -27,6 +27,7 @@ from tandem.runtime.plane.framing import (
     encode_preamble,
     token_digest,
 )
+from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ Progress = Callable[[], tuple[int, bool]]  # (steps done, busy)
 _SLACK = 0.6
 _TICK = 0.2
 _MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch with its frame under the limit
+_FLUSH_BYTES = 64 * 1024  # of one loop tick, after which fullness is asked of the socket
 
 
 class PlaneConnection(asyncio.Protocol, ABC):
@@ -49,10 +51,18 @@ class PlaneConnection(asyncio.Protocol, ABC):
     side: ClassVar[str]
     peer_side: ClassVar[str]
 
-    def __init__(self, config: RuntimeConfig, instance_id: str, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        instance_id: str,
+        progress: Progress | None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         self._config = config
         self._instance_id = instance_id
         self._progress = progress
+        self._max_frame_bytes = max_frame_bytes  # that the peer may send
+        self.peer_max_frame_bytes = MAX_FRAME_BYTES  # that the peer takes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._greeting = bytearray()  # the peer's preamble, while it is incomplete
@@ -71,6 +81,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard_s = 0.0
         self._closed = asyncio.Event()
+        self.num_unfinished_bytes = 0
         self.peer = "?"  # address, then instance id and address
 
     # ---- for subclasses -----------------------------------------------------------------------
@@ -81,6 +92,10 @@ class PlaneConnection(asyncio.Protocol, ABC):
 
     def on_ready(self) -> None:
         """Handle the end of the handshake."""
+
+    def hold_unfinished(self, num_bytes: int) -> None:
+        """Note the bytes held of a frame whose end has not arrived."""
+        self.num_unfinished_bytes = num_bytes
 
     @abstractmethod
     def on_lost(self, error: TandemError) -> None:
@@ -121,6 +136,11 @@ class PlaneConnection(asyncio.Protocol, ABC):
     def is_writable(self) -> bool:
         """True while the socket takes more."""
         return self._writable.is_set()
+
+    @property
+    def may_be_full(self) -> bool:
+        """True unless the socket takes more than the little that was posted in this loop tick."""
+        return self._items_bytes > _FLUSH_BYTES or not self._writable.is_set()
 
     async def drain(self) -> None:
         """Wait until the socket takes more; returns at once when the connection is over."""
@@ -175,6 +195,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         return hmac.compare_digest(preamble.digest, expected)
 
     def data_received(self, data: bytes) -> None:
+        if self._error is not None:
+            return
         self._last_heard_s = self._loop.time()
         try:
             if self._reader is None:
@@ -182,12 +204,17 @@ class PlaneConnection(asyncio.Protocol, ABC):
             if self._reader is not None and data:
                 for frame in self._reader.feed(data):
                     self._on_any_frame(frame)
+                if self._reader is not None:
+                    num_bytes = len(self._reader.unfinished)
+                    if num_bytes != self.num_unfinished_bytes:
+                        self.hold_unfinished(num_bytes)
         except ProtocolError as error:
-            logger.warning("closing the connection with %s: %s", self.peer, error)
+            reason = ProtocolError(error.message)  # without the bytes that the traceback holds
+            logger.warning("closing the connection with %s: %s", self.peer, reason)
             if self._reader is None:
-                self.close(error)  # sends the refusal
+                self.close(reason)  # sends the refusal
             else:
-                self.abort(error)
+                self.abort(reason)
 
     def _read_greeting(self, data: bytes) -> bytes:
         self._greeting += data
@@ -199,8 +226,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self.check_greeting(preamble)
         rest = bytes(self._greeting[PREAMBLE_BYTES:])
         self._greeting.clear()
-        self._reader = FrameReader()
-        self._frames.insert(0, Hello(self._instance_id))
+        self._reader = FrameReader(self._max_frame_bytes)
+        self._frames.insert(0, Hello(self._instance_id, self._max_frame_bytes))
         self._flush()
         self._start_heartbeats()
         self.on_ready()
@@ -212,7 +239,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         if type(frame) is Heartbeat:
             self._note_progress(frame)
         elif type(frame) is Hello:
-            self.peer = f"{frame.instance_id} at {self.peer}"
+            self.peer = f"{short(frame.instance_id)} at {self.peer}"
+            self.peer_max_frame_bytes = frame.max_frame_bytes
         else:
             self.on_frame(frame)
 
@@ -304,6 +332,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
             self._timer.cancel()
         self._writable.set()
         self.on_lost(error)
+        self._reader = None  # frees an unfinished frame
 
     def pause_writing(self) -> None:
         self._writable.clear()

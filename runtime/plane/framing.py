@@ -15,11 +15,13 @@ from enum import IntEnum
 import msgspec
 
 from tandem.runtime.errors import ProtocolError
+from tandem.runtime.messages import DECODE_ERRORS
 
 MAGIC = b"TANDEM\r\n"
 VERSION = 2
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 64 * 1024  # leaves room for the fields beside a payload
+MAX_FRAME_BYTES = 64 * 1024 * 1024  # model files; a server may take less from its clients
+FIELDS_BYTES = 64 * 1024  # room in a frame for the fields beside a payload
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - FIELDS_BYTES
 HEADER = struct.Struct("<II")
 _PREAMBLE = struct.Struct("<8sHH32s")
 PREAMBLE_BYTES = _PREAMBLE.size
@@ -42,9 +44,10 @@ class Preamble(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first frame each way: the sender's id."""
+    """The first frame each way: the sender's id, and the largest frame that the sender takes."""
 
     instance_id: str
+    max_frame_bytes: int = MAX_FRAME_BYTES
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -147,16 +150,17 @@ def encode_frame(sequence_number: int, frame: Frame) -> bytearray:
 class FrameReader:
     """Cuts a byte stream into frames, checking size and sequence number from the header alone."""
 
-    def __init__(self) -> None:
-        self._partial = bytearray()
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self.unfinished = bytearray()  # a frame whose end has not arrived
         self._next_sequence_number = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes. Raise ProtocolError on a malformed one."""
         source: bytes | bytearray = data
-        if self._partial:
-            self._partial += data
-            source = self._partial
+        if self.unfinished:
+            self.unfinished += data
+            source = self.unfinished
         frames: list[Frame] = []
         offset = 0
         end = len(source)
@@ -169,15 +173,17 @@ class FrameReader:
                 offset = body + num_bytes
                 self._next_sequence_number = (self._next_sequence_number + 1) & 0xFFFFFFFF
                 frames.append(_decode(view[body:offset]))
-        if source is self._partial:
-            del self._partial[:offset]
+        if source is self.unfinished:
+            del self.unfinished[:offset]
         elif offset < end:
-            self._partial += data[offset:]
+            self.unfinished += data[offset:]
         return frames
 
     def _check_header(self, num_bytes: int, sequence_number: int) -> int:
-        if num_bytes > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {num_bytes} bytes exceeds the limit {MAX_FRAME_BYTES}")
+        if num_bytes > self._max_frame_bytes:
+            raise ProtocolError(
+                f"a frame of {num_bytes} bytes exceeds the limit {self._max_frame_bytes}"
+            )
         if sequence_number != self._next_sequence_number:
             expected = self._next_sequence_number
             raise ProtocolError(f"frame {sequence_number} arrived where {expected} was due")
@@ -187,5 +193,5 @@ class FrameReader:
 def _decode(body: memoryview) -> Frame:
     try:
         return _DECODER.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise ProtocolError(f"malformed frame: {error}") from error

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from tandem.runtime.events import Events, load_subject
 from tandem.runtime.messages import Instance, LoadReport, Role, encode
+from tandem.runtime.tasks import keep_running
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig
@@ -36,7 +38,7 @@ class LoadReporter:
     def start(self, events: Events, sender: "Sender") -> None:
         """Publish reports until `close`."""
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._report(events, sender))
+        self._task = keep_running("the report of the load", partial(self._report, events, sender))
 
     async def close(self) -> None:
         """Stop; idempotent."""

@@ -17,6 +17,7 @@ from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
 from tandem.runtime.lifecycle import Lifecycle, State
+from tandem.runtime.tasks import keep_running
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.ending import Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
@@ -239,7 +240,7 @@ class EngineWorker:
             changed,
             interval_s=self._canary_interval_s,
         )
-        self._watching_health = asyncio.create_task(self._canary.watch())
+        self._watching_health = keep_running("the health check", self._canary.watch)
         self._stack.push_async_callback(self._end_canary)
 
     async def _end_canary(self) -> None:

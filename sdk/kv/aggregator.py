@@ -11,7 +11,7 @@ import msgspec
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_endpoint
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import Instance
+from tandem.runtime.messages import DECODE_ERRORS, Instance
 from tandem.sdk.kv.metrics import METRICS_ENDPOINT, KvMetrics, metrics_subject
 from tandem.sdk.worker.distributed_runtime import Component
 from tandem.sdk.worker.values import encode_call
@@ -81,7 +81,7 @@ class KvMetricsAggregator:
     def _on_metrics(self, subject: str, payload: bytes) -> None:
         try:
             metrics = _decode_metrics(payload)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             logger.warning("dropped the metrics on %s: %s", subject, error)
             return
         if metrics.worker_id in self._view.items:
@@ -94,6 +94,6 @@ class KvMetricsAggregator:
                     instance.address, str(self._address), encode_call(None), context
                 )
             self._latest[instance.instance_id] = (time.perf_counter(), _decode_metrics(answer))
-        except (TandemError, msgspec.MsgspecError) as error:
+        except (TandemError, *DECODE_ERRORS) as error:
             self._latest.pop(instance.instance_id, None)
             logger.info("no metrics of %s: %s", instance.instance_id, error)

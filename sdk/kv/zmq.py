@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.runtime.messages import DECODE_ERRORS
+from tandem.runtime.tasks import keep_running
 from tandem.sdk.kv.events import KvEventPublisher
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class ZmqListener:
         self._expected: int | None = None
         self._endpoint = endpoint
         self._context, self._socket = _subscribe(endpoint, topic)
-        self._task = asyncio.get_running_loop().create_task(self._listen())
+        self._task = keep_running("the listener to KV events", self._listen)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -89,7 +91,7 @@ class ZmqListener:
             _topic, number, payload = frames
             sequence = int.from_bytes(number, "big")
             batch = _decode_batch(payload)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, *DECODE_ERRORS) as error:
             self._lost(f"a message is not a batch of KV events: {error}")
             self._expected = None
             return

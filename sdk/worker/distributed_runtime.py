@@ -17,6 +17,7 @@ from tandem.runtime.messages import LoadReport, WorkerStatus, encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.tasks import keep_running
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.cluster import find_cluster
@@ -162,7 +163,7 @@ class Endpoint:
             on_change=lambda is_healthy: self.register() if is_healthy else self.withdraw(),
             interval_s=self.runtime.canary_interval_s,
         )
-        watching = asyncio.create_task(canary.watch())
+        watching = keep_running("the health check", canary.watch)
         try:
             yield
         finally:

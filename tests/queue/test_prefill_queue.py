@@ -3,6 +3,8 @@ import os
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
+import nats.js.errors
 import pytest
 
 from tandem.queue.config import QueueConfig
@@ -176,15 +178,90 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     await first.close()
 
 
-async def test_bytes_that_are_no_job_become_a_dead_letter(connection: NatsConnection) -> None:
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_uncached_tokens": -5},
+        {"num_uncached_tokens": 10**9},
+        {"num_tokens": 10**9},
+        {"deadline_ms": 10**12},
+        {"deadline_ms": -1},
+        {"attempt": -1},
+        {"handoff_id": bytes(17)},
+    ],
+)
+async def test_a_ticket_with_absurd_numbers_becomes_a_dead_letter_at_once(
+    queue: PrefillQueue, odd: dict[str, int | bytes]
+) -> None:
+    await queue.publish(msgspec.structs.replace(job(), **odd))
+    await queue.publish(good := job(7))
+    [delivery] = await queue.receive(5, 2)
+    assert delivery.job == good
+    await delivery.ack()
+    await asyncio.sleep(0.05)
+    assert await queue.depth() == QueueDepth(0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["memory", "jetstream"])
+async def test_a_full_queue_refuses_a_job_and_keeps_the_others(
+    kind: str, connection: NatsConnection
+) -> None:
+    config = QueueConfig(max_jobs=2)
+    queue: PrefillQueue = MemoryQueue(config)
+    if kind == "jetstream":
+        queue = JetStreamQueue(connection, config, "test", os.urandom(4).hex())
+    await queue.start()
+    sent = [job(), job()]
+    for each in sent:
+        await queue.publish(each)
+    with pytest.raises(ServiceError, match=r"full|maximum messages exceeded"):
+        await queue.publish(job())
+    assert [delivery.job for delivery in await queue.receive(5, 1)] == sent
+    await queue.close()
+
+
+async def test_a_queue_at_the_broker_is_bounded_in_bytes(connection: NatsConnection) -> None:
+    model = os.urandom(4).hex()
+    queue = JetStreamQueue(connection, CONFIG, "test", model)
+    await queue.start()
+    jetstream = connection.client.jetstream()
+    with pytest.raises(nats.js.errors.APIError, match="message size exceeds"):
+        await jetstream.publish(f"{QueueNames.of('test', model).subject}.5", bytes(1024 * 1024))
+    for stream in (QueueNames.of("test", model).stream, QueueNames.of("test", model).dead_stream):
+        info = await jetstream.stream_info(stream)
+        assert info.config.max_bytes == CONFIG.max_queue_bytes
+    await queue.close()
+
+
+DEEP = b"\x82\xa4type\xaaPrefillJob\xa1x" + b"\x91" * 3000 + b"\x01"
+
+
+@pytest.mark.parametrize("data", [b"\xc1 garbage", DEEP], ids=["garbage", "nested"])
+async def test_bytes_that_are_no_job_become_a_dead_letter(
+    connection: NatsConnection, data: bytes
+) -> None:
     queue = JetStreamQueue(connection, CONFIG, "test", "poisoned")
     await queue.start()
     names = QueueNames.of("test", "poisoned")
-    await connection.client.jetstream().publish(f"{names.subject}.5", b"\xc1 garbage")
+    await connection.client.jetstream().publish(f"{names.subject}.5", data)
     await queue.publish(good := job())
     deliveries = await queue.receive(5, 2)
     assert [delivery.job for delivery in deliveries] == [good]
     assert (await queue.depth()).num_dead == 1
+    await connection.client.jetstream().delete_stream(names.dead_stream)
+    await queue.close()
+
+
+async def test_subjects_that_are_no_number_of_tokens_count_none(
+    connection: NatsConnection,
+) -> None:
+    queue = JetStreamQueue(connection, CONFIG, "test", "odd subjects")
+    await queue.start()
+    await queue.publish(job(100))
+    subject = QueueNames.of("test", "odd subjects").subject
+    for end in ("abc", "-5", "1_0", "9" * 3000):
+        await connection.client.jetstream().publish(f"{subject}.{end}", b"")
+    assert (await queue.depth()).num_tokens == 100
     await queue.close()
 
 

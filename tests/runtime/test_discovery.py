@@ -109,14 +109,18 @@ async def test_instances_are_seen_as_instances(join: Join) -> None:
     await view.close()
 
 
-async def test_a_malformed_record_is_skipped_and_the_view_goes_on(join: Join) -> None:
+@pytest.mark.parametrize("record", [b"{", b'{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"])
+async def test_a_malformed_record_is_skipped_and_the_view_goes_on(
+    join: Join, record: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     discovery = join()
     await discovery.start()
     view = watch_instances(discovery, NAMESPACE, "decode")
-    await discovery.put("/tandem/test/instances/decode/generate/bad", b"{")
+    await discovery.put("/tandem/test/instances/decode/generate/bad", record)
     await register_instance(discovery, instance("good"))
     await view.wait_for(lambda items: "good" in items, 5)
     assert view.items.keys() == {"good"}
+    assert "ignoring /tandem/test/instances/decode/generate/bad" in caplog.text
 
 
 async def test_model_cards_and_transfer_metadata_are_typed_too(join: Join) -> None:

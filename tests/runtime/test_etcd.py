@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from aetcd import rpc
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
@@ -72,6 +73,42 @@ async def test_while_etcd_is_away_views_stay_and_writes_wait(
     server.restart()
     await view.wait_for(lambda items: items.keys() == {"/t/kept", "/t/new"}, BACK_S)
     await eventually(lambda: ours.connected and theirs.connected, BACK_S)
+
+
+async def test_keys_that_are_not_utf_8_are_ignored(
+    ours: EtcdDiscovery, theirs: EtcdDiscovery, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ours.put("/t/x", b"1")
+    view = theirs.watch("/t/")
+    await view.ready()
+    await ours._client._kv.Put(rpc.PutRequest(key=b"/t/\xff\xfe", value=b"1"))
+    await ours._client._kv.Put(
+        rpc.PutRequest(key=b"/tandem/tandem/store", value=b"\xff")
+    )  # the name of the store
+    await ours.put("/t/y", b"1")
+    await view.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, 5)
+    late = theirs.watch("/t/")
+    await late.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, 5)
+    assert "ignoring the etcd key b'/t/\\xff\\xfe'" in caplog.text
+
+
+async def test_own_keys_that_were_deleted_or_taken_over_are_put_again(
+    ours: EtcdDiscovery, theirs: EtcdDiscovery
+) -> None:
+    own = {"/t/x": b"1", "/t/y": b"2"}
+    for key, value in own.items():
+        await ours.put(key, value)
+    await ours.put("/t/withdrawn", b"3")
+    await ours.delete("/t/withdrawn")
+    view = theirs.watch("/t/")
+    await view.wait_for(lambda items: items == own, 5)
+    for key in own:
+        await theirs._client.delete(key)
+    await view.wait_for(lambda items: not items, 5)
+    await view.wait_for(lambda items: items == own, 3)
+    await theirs.put_config("/t/x", b"a stranger's")
+    await view.wait_for(lambda items: items["/t/x"] == b"a stranger's", 5)
+    await view.wait_for(lambda items: items == own, 3)
 
 
 async def test_everyone_registers_again_in_an_empty_etcd(

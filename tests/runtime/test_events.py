@@ -95,6 +95,26 @@ async def test_a_subscription_that_ended_while_nats_was_away_does_not_come_back(
         await ends[1]()
 
 
+async def test_a_subject_that_is_not_utf_8_does_not_end_the_subscriptions(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = NatsConnection(RuntimeConfig(nats_url=nats.url))
+    await connection.start()
+    events = NatsEvents(connection)
+    await events.start()
+    heard: list[bytes] = []
+    await events.subscribe("utf.load.*", lambda subject, data: heard.append(data))
+    await connection.client.flush()
+    _, writer = await asyncio.open_connection("127.0.0.1", nats.port)
+    writer.write(b'CONNECT {"verbose":false}\r\nPUB utf.load.\xff\xfe 3\r\nbad\r\n')
+    writer.write(b"PUB utf.load.a 4\r\ngood\r\n")
+    await eventually(lambda: heard == [b"good"], 1)
+    assert "ignoring a message to b'utf.load.\\xff\\xfe'" in caplog.text
+    writer.close()
+    await events.close()
+    await connection.close()
+
+
 async def test_no_nats_is_an_error_that_names_the_address() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     connection = NatsConnection(RuntimeConfig(nats_url=url, connect_attempts=2))

@@ -12,7 +12,6 @@ from tandem.runtime.plane.framing import (
     PREAMBLE_BYTES,
     VERSION,
     Batch,
-    Frame,
     FrameReader,
     Hello,
     Open,
@@ -23,6 +22,7 @@ from tandem.runtime.plane.framing import (
     token_digest,
 )
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.runtime.plane.raw_peer import RawPeer
 from tests.services import eventually
 
 # ---- who may talk -----------------------------------------------------------------------------
@@ -66,32 +66,6 @@ async def test_a_server_that_does_not_know_the_token_is_not_trusted(digest: byte
 
 
 # ---- a raw peer -------------------------------------------------------------------------------
-
-
-class RawPeer:
-    """Speaks the wire format by hand."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self._frames = FrameReader()
-
-    @classmethod
-    async def dial(cls, address: str, preamble: bytes | None = None) -> "RawPeer":
-        host, _, port = address.rpartition(":")
-        peer = cls(*await asyncio.open_connection(host, int(port)))
-        peer.writer.write(preamble or encode_preamble(Preamble(VERSION, Status.OK, bytes(32))))
-        return peer
-
-    async def read_batches(self, num_items: int) -> list[Batch]:
-        batches: list[Batch] = []
-        while sum(len(batch.items) for batch in batches) < num_items:
-            frames: list[Frame] = self._frames.feed(await self.reader.read(65536))
-            batches += [frame for frame in frames if isinstance(frame, Batch)]
-        return batches
-
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
 
 
 async def test_what_one_tick_sends_leaves_as_one_frame(server: RequestServer) -> None:

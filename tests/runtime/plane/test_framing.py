@@ -36,7 +36,7 @@ FRAMES: list[Frame] = [
 
 
 def test_a_frame_is_length_and_number_and_msgpack() -> None:
-    assert encode_frame(3, Hello("ab")) == b"\x05\0\0\0\x03\0\0\0" + b"\x92\x00\xa2ab"
+    assert encode_frame(3, Hello("ab", 9)) == b"\x06\0\0\0\x03\0\0\0" + b"\x93\x00\xa2ab\x09"
     assert encode_frame(1, Credit(7, 5)) == b"\x04\0\0\0\x01\0\0\0" + b"\x93\x04\x07\x05"
 
 
@@ -88,7 +88,10 @@ def test_an_oversized_frame_is_refused_from_its_header_alone() -> None:
         FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little") + bytes(4))
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x00\x07", b"\x80", b""])
+NESTED = b"\x94\x00\xa1a\x09" + b"\x91" * 100_000 + b"\x01"
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x00\x07", b"\x80", b"", NESTED])
 def test_a_malformed_body_is_an_error(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         FrameReader().feed(len(body).to_bytes(4, "little") + bytes(4) + body)

@@ -136,6 +136,9 @@ async def test_an_unknown_endpoint_is_not_found(
 ) -> None:
     with pytest.raises(UnavailableError, match="'nope'"):
         await client.call(server.address, "nope", b"", RequestContext())
+    with pytest.raises(UnavailableError) as caught:
+        await client.call(server.address, "n" * 1_000_000, b"", RequestContext())
+    assert len(caught.value.message) < 128
 
 
 async def test_nobody_listening_is_an_error_that_names_the_address(client: RequestClient) -> None:
