@@ -42,6 +42,18 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
         assert loaded.origin(KEY) == origin
 
 
+def test_addresses_and_level_are_read_from_the_shared_variables_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "runtime:\n  nats_url: nats://file:1\n")
+    shared = {"NATS_SERVER": "n:1", "ETCD_ENDPOINTS": "a:1, http://b:1", "DYN_LOG": "warn,x=trace"}
+    loaded = load_config(file=file, environment=shared)
+    runtime = loaded.config.runtime
+    assert (runtime.nats_url, runtime.etcd_endpoints) == ("nats://n:1", "http://a:1,http://b:1")
+    assert (runtime.log_level, loaded.origin("runtime.nats_url")) == ("warning", "NATS_SERVER")
+    longer = shared | {"TANDEM_RUNTIME__NATS_URL": "nats://n:2", "ETCD_ENDPOINTS": ""}
+    assert load_config(environment=longer).config.runtime.nats_url == "nats://n:2"
+    assert load_config(environment=longer).origin("runtime.etcd_endpoints") == "default"
+
+
 def test_defaults_given_later_do_not_override_given_values() -> None:
     loaded = config_of(f"--{KEY}=4")
     mixed = loaded.with_defaults(
