@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import msgspec
 from rich.table import Table
@@ -25,7 +26,7 @@ from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import masked
 
-CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting
 COMPONENTS = ("frontend", "decode", "prefill")
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
 
@@ -78,19 +79,22 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
     with_live = effective.with_settings(
         live_settings(runtime.namespace, live, lambda problem: None)
     )
-    client = RequestClient(runtime, new_id())
-    try:
-        reports = await asyncio.gather(*(_ask(client, instance) for instance in instances))
-    finally:
-        await client.close()
     decodes = [i for i in instances if (i.namespace, i.component) == (runtime.namespace, "decode")]
     models = sorted({i.model for i in decodes if i.model})
+    client = RequestClient(runtime, new_id())
+    try:
+        reports, queues = await asyncio.gather(
+            asyncio.gather(*(_ask(client, instance) for instance in instances)),
+            _read_queues(effective, models),
+        )
+    finally:
+        await client.close()
     return ClusterReport(
         namespace=runtime.namespace,
         etcd_endpoints=runtime.etcd_endpoints,
         nats_url=masked(runtime.nats_url),
         instances=reports,
-        queues=await _read_queues(effective, models),
+        queues=queues,
         thresholds={name: _in_force(name, reports, with_live) for name in THRESHOLDS},
     )
 
@@ -123,12 +127,14 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
     for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
         if not card.endpoint:
             continue
+        # an author's worker in its own namespace, and the prefill engines beside it
         address = EndpointAddress.parse(card.endpoint)
-        found = await discovery.get_prefix(address.instance_key(card.instance_id))
-        for value in found.values():  # an author's worker, in its own namespace
-            instance = msgspec.json.decode(value, type=Instance)
-            if instance.instance_id not in by_id:
-                by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
+        beside = replace(address, component="prefill")
+        for prefix in (address.instance_key(card.instance_id), beside.key_prefix()):
+            for value in (await discovery.get_prefix(prefix)).values():
+                instance = msgspec.json.decode(value, type=Instance)
+                if instance.instance_id not in by_id:
+                    by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
     return list(by_id.values())
 
 
@@ -136,9 +142,11 @@ async def _ask(client: RequestClient, instance: Instance) -> InstanceReport:
     if instance.component == "frontend":
         return InstanceReport(instance, await _frontend_state(instance.address))
     try:
-        async with RequestContext(timeout_s=CALL_TIMEOUT_S) as context:
+        async with asyncio.timeout(CALL_TIMEOUT_S), RequestContext() as context:
             answer = await client.call(instance.address, "status", b"", context)
         worker = msgspec.msgpack.decode(answer, type=WorkerStatus)
+    except TimeoutError:
+        return InstanceReport(instance, f"no answer within {CALL_TIMEOUT_S:g} s")
     except (TandemError, msgspec.DecodeError) as error:
         return InstanceReport(instance, f"no answer: {error}")
     return InstanceReport(instance, worker.state, worker)

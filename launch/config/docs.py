@@ -31,7 +31,9 @@ Every value comes from the strongest source that names it, weakest first:
 
 The tables below name a key as `section.key`. For `disagg.max_local_prefill_length` the variable is
 `TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH` (upper case, two underscores between section and key), and
-the flag is `--disagg.max_local_prefill_length=512`.
+the flag is `--disagg.max_local_prefill_length=512`. `NATS_SERVER`, `ETCD_ENDPOINTS` and `DYN_LOG`
+set `runtime.nats_url`, `runtime.etcd_endpoints` and `runtime.log_level`; the longer name wins where
+both are set. `tandem serve` starts no NATS or etcd of its own where an address of it is given.
 
 ```yaml
 # tandem.yaml

@@ -1,7 +1,8 @@
 """Tandem's configuration: one frozen model per room, composed, and the origin of every value.
 
 Sources, weakest first: defaults, the role's entry in a topology, the YAML file of `--config`, the
-environment (`TANDEM_SECTION__KEY`), flags (`--section.key=value`).
+environment (NATS_SERVER, ETCD_ENDPOINTS and DYN_LOG, then `TANDEM_SECTION__KEY`), flags
+(`--section.key=value`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -40,12 +40,12 @@ def from_file(path: Path) -> list[Setting]:
 
 
 def from_environment(environment: Mapping[str, str], sections: Sequence[str]) -> list[Setting]:
-    """Return the settings in variables named TANDEM_SECTION__KEY.
+    """Return the settings in variables named TANDEM_SECTION__KEY, after those in shared ones.
 
     Raises ConfigError for a variable such as TANDEM_DISAGG_POLICY, which lacks an underscore.
     """
     variables = config_variables(environment, sections)
-    return [Setting(key, environment[name], name, is_text=True) for key, name in variables]
+    return [Setting(key, text, name, is_text=True) for key, name, text in variables]
 
 
 def from_flags(flags: Iterable[Flag]) -> list[Setting]:

@@ -1,13 +1,11 @@
 """From the words of `tandem run` to a checked graph: its cluster, settings and processes."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.launch.cli.session import Session
 from tandem.launch.config.model import EffectiveConfig, section_names
-from tandem.launch.config.sources import Setting
 from tandem.launch.devices import list_gpus, num_usable_cores, usable_memory_bytes
 from tandem.launch.graph.plan import Machine, ServicePlan, plan_services
 from tandem.launch.graph.settings import needs_of, read_services
@@ -15,7 +13,6 @@ from tandem.runtime.errors import ConfigError
 from tandem.sdk.service.config import ServiceConfig
 from tandem.sdk.service.dependencies import graph_of, known_services
 from tandem.sdk.service.spec import ServiceSpec, settings_of
-from tandem.sdk.worker.cluster import PLAIN_VARIABLES, as_url
 from tandem.sdk.worker.system_server import system_port
 from tandem.sdk.worker.targets import load_class
 
@@ -35,7 +32,7 @@ def read_graph_run(session: Session, graph: str, services_file: Path | None) -> 
     """Load the graph and plan its processes. Raises ConfigError."""
     flags = session.flags
     session.flags = [flag for flag in flags if flag.section in section_names()]
-    config = _joined_config(session)
+    config = session.load_for_cluster()
     entry = load_class(graph)
     service_flags = [flag for flag in flags if flag.section not in section_names()]
     settings = read_services(services_file, service_flags, known_services(entry))
@@ -48,13 +45,3 @@ def read_graph_run(session: Session, graph: str, services_file: Path | None) -> 
     if not plans:
         raise ConfigError(f"{graph}: no service of this graph is enabled")
     return GraphRun(graph, config, settings, specs, plans)
-
-
-def _joined_config(session: Session) -> EffectiveConfig:
-    """Return the config with the addresses that were given, else those of the local cluster."""
-    settings = [
-        Setting(f"runtime.{field}", as_url(name, os.environ[name]), name)
-        for name, field in PLAIN_VARIABLES.items()
-        if name in os.environ
-    ]
-    return session.load().with_defaults(settings) if settings else session.load_for_cluster()

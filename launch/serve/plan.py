@@ -9,7 +9,7 @@ from tandem.launch.config.sources import Setting
 from tandem.launch.devices import GpuInfo, require_gpu
 from tandem.launch.serve.topology import RoleSpec, Topology
 from tandem.runtime.messages import Role
-from tandem.runtime.names import VARIABLE_PREFIX
+from tandem.runtime.names import is_config_variable
 
 START_ORDER: tuple[Role, ...] = ("decode", "prefill", "frontend")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -30,7 +30,7 @@ class RolePlan:
 
         Secrets are the exception: they are in the environment, and not in the file.
         """
-        kept = {k: v for k, v in inherited.items() if not k.startswith(VARIABLE_PREFIX)}
+        kept = {k: v for k, v in inherited.items() if not is_config_variable(k)}
         secrets = [s.key for s in self.config.settings.values() if is_secret(find_field(s))]
         own = {"PYTHONUNBUFFERED": "1", **self.variables, **self.config.variables(secrets)}
         return {**kept, **own}

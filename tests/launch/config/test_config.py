@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tandem.launch.config.flags import Flag
-from tandem.launch.config.model import all_keys, load_config
+from tandem.launch.config.model import all_keys, load_config, section_model
 from tandem.launch.config.sources import Setting
 from tandem.runtime.errors import ConfigError
 from tests.launch.configs import config_of
@@ -40,6 +40,18 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
     for loaded, value, origin in sources:
         assert loaded.value(KEY) == value
         assert loaded.origin(KEY) == origin
+
+
+def test_addresses_and_level_are_read_from_the_shared_variables_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "runtime:\n  nats_url: nats://file:1\n")
+    shared = {"NATS_SERVER": "n:1", "ETCD_ENDPOINTS": "a:1, http://b:1", "DYN_LOG": "warn,x=trace"}
+    loaded = load_config(file=file, environment=shared)
+    runtime = loaded.config.runtime
+    assert (runtime.nats_url, runtime.etcd_endpoints) == ("nats://n:1", "http://a:1,http://b:1")
+    assert (runtime.log_level, loaded.origin("runtime.nats_url")) == ("warning", "NATS_SERVER")
+    longer = shared | {"TANDEM_RUNTIME__NATS_URL": "nats://n:2", "ETCD_ENDPOINTS": ""}
+    assert load_config(environment=longer).config.runtime.nats_url == "nats://n:2"
+    assert load_config(environment=longer).origin("runtime.etcd_endpoints") == "default"
 
 
 def test_defaults_given_later_do_not_override_given_values() -> None:
@@ -142,3 +154,11 @@ def test_a_secret_is_not_in_the_error_that_refuses_it(tmp_path: Path) -> None:
         load_config(file=file)
     assert "hush" not in caught.value.message
     assert "runtime.cluster_token = ***" in caught.value.message
+
+
+def test_every_live_number_has_bounds_on_both_sides() -> None:
+    fields = section_model("disagg").model_fields
+    for name, field in fields.items():
+        if field.annotation in (int, float):
+            kinds = {type(bound).__name__ for bound in field.metadata}
+            assert kinds >= {"Ge", "Le"}, name

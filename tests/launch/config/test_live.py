@@ -1,15 +1,19 @@
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import config_key
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, announced
 
 Tandem = Callable[..., tuple[int, str, str]]
 
@@ -24,6 +28,18 @@ async def stored(config: RuntimeConfig) -> bytes | None:
         return (await discovery.get_prefix(key)).get(key)
     finally:
         await discovery.close()
+
+
+def cluster_of(launcher: psutil.Process, config: RuntimeConfig, run_dir: Path) -> LocalCluster:
+    return LocalCluster(
+        pid=launcher.pid,
+        started_s=launcher.create_time(),
+        namespace=config.namespace,
+        nats_url=config.nats_url,
+        etcd_endpoints=config.etcd_endpoints,
+        http_url="",
+        run_dir=str(run_dir),
+    )
 
 
 def test_a_value_that_is_set_is_read_back_and_shown_as_live(
@@ -44,6 +60,10 @@ def test_a_value_that_is_set_is_read_back_and_shown_as_live(
     [
         (KEY, "-1", "greater than or equal to 0"),
         (KEY, "many", "valid integer"),
+        (KEY, "9" * 30, "less than or equal to 268435456"),
+        ("disagg.claim_timeout_ms", "9" * 19, "less than or equal to 3600000"),
+        ("disagg.handoff_timeout_ms_per_token", "inf", "less than or equal to 10000"),
+        ("disagg.handoff_timeout_ms_per_token", "nan", "less than or equal to 10000"),
         ("disagg.policy", "sometimes", "'always_local'"),
         ("disagg.max_local_prefil_length", "5", f"did you mean {KEY}"),
         ("engine.block_size", "32", "read at the start only"),
@@ -80,6 +100,38 @@ def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]
             assert lines.readline() == f"{KEY} is unset\n"
         finally:
             watcher.terminate()
+
+
+def test_a_changed_file_is_not_shown_as_if_it_were_in_force(
+    tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    text = f"engine: {{max_num_seqs: 8}}\ndisagg: {{{KEY.partition('.')[2]}: 5}}\n"
+    (tmp_path / "run" / "decode-0.yaml").write_text(text)
+    file = tmp_path / "tandem.yaml"
+    file.write_text(text.replace("8", "16"))
+    with announced(cluster_of(psutil.Process(), runtime_config, tmp_path / "run")):
+        shown = json.loads(tandem("config", "show", "--json", "--config", str(file))[1])
+    seqs = shown["engine.max_num_seqs"]
+    assert seqs["value"] == 16
+    assert seqs["origin"] == f"{file}:1, not in force: the cluster was started with 8"
+    assert shown[KEY] == {"value": 5, "origin": f"{file}:2"}
+
+
+def test_the_advice_for_two_clusters_can_be_followed(
+    tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    process = psutil.Process()
+    parent = process.parent()
+    assert parent is not None
+    with contextlib.ExitStack() as stack:
+        for launcher in (process, parent):
+            stack.enter_context(announced(cluster_of(launcher, runtime_config, tmp_path)))
+        code, _, errors = tandem("config", "set", KEY, "512")
+        assert code == 2
+        advice = errors.partition("choose one: ")[2].partition(" (")[0]
+        assert tandem("config", "set", KEY, "512", *advice.split())[0] == 0
+    assert asyncio.run(stored(runtime_config)) == b"512"
 
 
 def test_etcd_that_is_not_there_is_named(tandem: Tandem) -> None:

@@ -57,6 +57,11 @@ def test_the_two_addresses_have_names_of_their_own() -> None:
     assert config.etcd_endpoints == "http://a:2379,http://b:2379"
 
 
+def test_the_level_of_the_log_has_another_name() -> None:
+    assert find_cluster({"DYN_LOG": "trace"}).log_level == "debug"
+    assert find_cluster({"DYN_LOG": "some_module=trace"}).log_level == "info"
+
+
 def test_the_longer_name_wins() -> None:
     environment = {"NATS_SERVER": "nats://n:1", "TANDEM_RUNTIME__NATS_URL": "nats://n:2"}
     assert find_cluster(environment).nats_url == "nats://n:2"
