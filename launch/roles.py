@@ -6,13 +6,16 @@ from typing import Literal
 
 import uvloop
 
+from tandem.engine.models.config import load_model_config
 from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
 from tandem.launch.devices import device_for
 from tandem.launch.supervise.ports import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.logs import setup_logging
+from tandem.runtime.node import Node
 from tandem.worker.settings import WorkerSettings
 
 # How long a compute thread spins before it sleeps: some 50 us, the time between two operations of
@@ -36,10 +39,15 @@ def run_worker_role(
     model: ModelOptions,
     gpu: str | None,
 ) -> None:
-    """Block until a signal ends the worker."""
-    effective, model_name = prepare_worker(effective, model, gpu)
-    config = effective.config
-    setup_logging(config.runtime.log_level, role)
+    """Block until a signal ends the worker.
+
+    Raises ServiceError without NATS and etcd, before a model is downloaded or loaded.
+    """
+    effective = prepare_worker(effective, gpu)
+    uvloop.run(_reach_services(effective.config.runtime, role))
+    setup_logging(effective.config.runtime.log_level, role)
+    folder, model_name = find_model(effective, model)
+    config = effective.with_settings([Setting("engine.model", str(folder), "MODEL")]).config
     settings = WorkerSettings(
         config.runtime, config.engine, config.transfer, config.queue, model_name
     )
@@ -54,28 +62,27 @@ def run_worker_role(
     uvloop.run(work)
 
 
-def prepare_worker(
-    effective: EffectiveConfig, model: ModelOptions, gpu: str | None
-) -> tuple[EffectiveConfig, str]:
-    """Return the config with the model's folder and the device in it, and the served name.
-
-    Raises ModelError without that model, ConfigError without that GPU.
-    """
+def prepare_worker(effective: EffectiveConfig, gpu: str | None) -> EffectiveConfig:
+    """Return the config with the device in it. Raises ConfigError without that GPU."""
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read when PyTorch is loaded
-    settings: list[Setting] = []
     if gpu is not None:
-        settings.append(Setting("engine.device", device_for(gpu), "--gpu"))
-    elif (device := effective.config.engine.device).startswith("cuda:"):
+        return effective.with_settings([Setting("engine.device", device_for(gpu), "--gpu")])
+    if (device := effective.config.engine.device).startswith("cuda:"):
         device_for(device.removeprefix("cuda:"))
-    folder, name = find_model(effective, model)
-    settings.append(Setting("engine.model", str(folder), "MODEL"))
-    return effective.with_settings(settings), name
+    return effective
+
+
+async def _reach_services(runtime: RuntimeConfig, role: str) -> None:
+    """Connect to NATS and etcd, and leave. Raises ServiceError naming the address."""
+    async with Node(runtime, component=role, serves=False):
+        pass
 
 
 def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path, str]:
     """Return the folder of a model, downloaded where necessary, and its served name.
 
-    `bundled` stands for engine.model where that is set, else for the bundled model.
+    `bundled` stands for engine.model where that is set, else for the bundled model. Raises
+    ModelError without that model, and for one that the engine does not run.
     """
     model = options.model
     if model == "bundled":
@@ -84,4 +91,5 @@ def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path,
         model = BUNDLED_MODEL_NAME
     is_folder = Path(model).expanduser().is_dir()
     folder = resolve_model(model)
+    load_model_config(folder)
     return folder, options.served_model_name or (folder.name if is_folder else model)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import IO
 
 import psutil
 import pytest
+
+from tandem.models.paths import BUNDLED_MODEL
 
 READY_TIMEOUT_S = 60.0
 
@@ -195,7 +198,7 @@ def test_a_killed_launcher_takes_everything_with_it(
 def test_a_role_that_cannot_start_shows_the_end_of_its_log(start: Start, tmp_path: Path) -> None:
     model = tmp_path / "broken"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    shutil.copy(BUNDLED_MODEL / "config.json", model)
     served = start(str(model), "--topology", "aggregated")
     served.until(r"^error: decode-0 exited with 1 while starting; its log, .*decode-0.log, ends:")
     served.until(r"^error: model folder .*broken has no tokenizer.json")
