@@ -24,7 +24,7 @@ from tandem.runtime.messages import Instance, LinkReport, ModelCard, WorkerStatu
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 
-CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting
 COMPONENTS = ("frontend", "decode", "prefill")
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
 
@@ -77,19 +77,22 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
     with_live = effective.with_settings(
         live_settings(runtime.namespace, live, lambda problem: None)
     )
-    client = RequestClient(runtime, new_id())
-    try:
-        reports = await asyncio.gather(*(_ask(client, instance) for instance in instances))
-    finally:
-        await client.close()
     decodes = [i for i in instances if (i.namespace, i.component) == (runtime.namespace, "decode")]
     models = sorted({i.model for i in decodes if i.model})
+    client = RequestClient(runtime, new_id())
+    try:
+        reports, queues = await asyncio.gather(
+            asyncio.gather(*(_ask(client, instance) for instance in instances)),
+            _read_queues(effective, models),
+        )
+    finally:
+        await client.close()
     return ClusterReport(
         namespace=runtime.namespace,
         etcd_endpoints=runtime.etcd_endpoints,
         nats_url=runtime.nats_url,
         instances=reports,
-        queues=await _read_queues(effective, models),
+        queues=queues,
         thresholds={name: _in_force(name, reports, with_live) for name in THRESHOLDS},
     )
 
@@ -135,9 +138,11 @@ async def _ask(client: RequestClient, instance: Instance) -> InstanceReport:
     if instance.component == "frontend":
         return InstanceReport(instance, await _frontend_state(instance.address))
     try:
-        async with RequestContext(timeout_s=CALL_TIMEOUT_S) as context:
+        async with asyncio.timeout(CALL_TIMEOUT_S), RequestContext() as context:
             answer = await client.call(instance.address, "status", b"", context)
         worker = msgspec.msgpack.decode(answer, type=WorkerStatus)
+    except TimeoutError:
+        return InstanceReport(instance, f"no answer within {CALL_TIMEOUT_S:g} s")
     except (TandemError, msgspec.DecodeError) as error:
         return InstanceReport(instance, f"no answer: {error}")
     return InstanceReport(instance, worker.state, worker)

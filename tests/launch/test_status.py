@@ -1,7 +1,17 @@
-"""What `tandem status` says of a worker beside its numbers."""
+"""The report of `tandem status` about workers, also those that do not answer."""
 
-from tandem.launch.status import InstanceReport, notes
+import socket
+import time
+
+import msgspec
+import pytest
+
+from tandem.launch.status import InstanceReport, notes, read_cluster
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.messages import Instance, LoadReport, WorkerStatus
+from tandem.runtime.node import Node
+from tests.launch.configs import config_of
 
 INSTANCE = Instance("tandem", "decode", "generate", "0123456789abcdef", "127.0.0.1:1", "e1")
 LOAD = LoadReport("0123456789abcdef", "e1", "decode", 0, 0, 0, 10, 10, 0)
@@ -21,3 +31,23 @@ def test_a_worker_that_is_well_or_silent_needs_no_note() -> None:
     assert notes(report(num_quarantined_blocks=0, excluded="")) == []
     assert notes(report()) == []
     assert notes(InstanceReport(INSTANCE, "no answer: lost")) == []
+
+
+@pytest.mark.parametrize("component", ["decode", "prefill", "frontend"])
+async def test_a_stopped_process_costs_less_than_a_second(
+    component: str, runtime_config: RuntimeConfig
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # it accepts, and never answers
+        host, port = stopped.getsockname()
+        async with Node(runtime_config, component=component, model="m", serves=False) as node:
+            address = EndpointAddress(runtime_config.namespace, component, "generate")
+            key, at = address.instance_key(node.instance_id), f"{host}:{port}"
+            await node.put(key, msgspec.json.encode(node.instance(address, at)))
+            names = ("namespace", "nats_url", "etcd_endpoints")
+            flags = [f"--runtime.{name}={getattr(runtime_config, name)}" for name in names]
+            started_s = time.perf_counter()
+            report = await read_cluster(config_of(*flags))
+            took_s = time.perf_counter() - started_s
+    [shown] = report.instances
+    assert shown.state.startswith("no answer")
+    assert took_s < 1.0
