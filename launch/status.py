@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import msgspec
 from rich.table import Table
@@ -125,12 +126,14 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
     for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
         if not card.endpoint:
             continue
+        # an author's worker in its own namespace, and the prefill engines beside it
         address = EndpointAddress.parse(card.endpoint)
-        found = await discovery.get_prefix(address.instance_key(card.instance_id))
-        for value in found.values():  # an author's worker, in its own namespace
-            instance = msgspec.json.decode(value, type=Instance)
-            if instance.instance_id not in by_id:
-                by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
+        beside = replace(address, component="prefill")
+        for prefix in (address.instance_key(card.instance_id), beside.key_prefix()):
+            for value in (await discovery.get_prefix(prefix)).values():
+                instance = msgspec.json.decode(value, type=Instance)
+                if instance.instance_id not in by_id:
+                    by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
     return list(by_id.values())
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from tandem.launch.status import read_cluster
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.sdk import (
@@ -17,6 +18,7 @@ from tandem.sdk import (
     require_prefill_result,
 )
 from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
+from tests.launch.configs import config_of as effective_config_of
 from tests.sdk.engine.engine_stack import ToyEngine, answer_of, client_of, config_of, serving
 from tests.sdk.kit_pair import eventually
 
@@ -93,6 +95,17 @@ async def test_a_decode_engine_gets_what_the_prefill_engine_left(quick: RuntimeC
         num_asked = len(prefill.requests)
         await answer_of(client, {"token_ids": [5], HEALTH_CHECK_KEY: True})
         assert len(prefill.requests) == num_asked
+
+
+async def test_status_shows_prefill_engines_beside_the_decode_engine(quick: RuntimeConfig) -> None:
+    names = ("namespace", "nats_url", "etcd_endpoints")
+    flags = [f"--runtime.{name}={getattr(quick, name)}" for name in names]
+    async with serving(Prefill(), PREFILL, quick), serving(Decode(), DECODE, quick):
+        report = await read_cluster(effective_config_of(*flags))
+    shown = {
+        each.instance.component: (each.instance.model, each.state) for each in report.instances
+    }
+    assert shown == {"backend": ("toy", "serving"), "prefill": ("toy", "serving")}
 
 
 async def test_without_prefill_workers_a_decode_engine_does_it_alone_or_says_that_it_cannot(
