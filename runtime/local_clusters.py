@@ -72,7 +72,8 @@ def the_running_cluster() -> LocalCluster | None:
     clusters = running_clusters()
     if len(clusters) > 1:
         choices = "; ".join(
-            f"--etcd-endpoints {c.etcd_endpoints} --nats-url {c.nats_url} ({c.http_url})"
+            f"--nats-url {c.nats_url} --etcd-endpoints {c.etcd_endpoints} "
+            f"--namespace {c.namespace} ({c.http_url or f'pid {c.pid}'})"
             for c in clusters
         )
         raise ConfigError(f"{len(clusters)} clusters run here, choose one: {choices}")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.launch.cli.options import Json, etcd_session, shares
+from tandem.launch.cli.options import Json, cluster_session, shares
 from tandem.launch.cli.session import Session
 
 config_app = typer.Typer(
@@ -16,7 +16,7 @@ Key = Annotated[str, typer.Argument(help="A live key, such as disagg.max_local_p
 
 
 @config_app.command(epilog="Example: tandem config show --disagg.policy=threshold --json")
-@shares(session=etcd_session)
+@shares(session=cluster_session)
 def show(
     session: Session,
     live: Annotated[
@@ -36,7 +36,7 @@ def show(
 
 
 @config_app.command(epilog="Example: tandem config get disagg.policy")
-@shares(session=etcd_session)
+@shares(session=cluster_session)
 def get(session: Session, key: Key) -> None:
     """Print a live key's value in the cluster, or its configured value where none is set."""
     from tandem.launch.config.live import get_value
@@ -49,7 +49,7 @@ def get(session: Session, key: Key) -> None:
     epilog="Example: tandem config set disagg.max_local_prefill_length 512",
     context_settings={"ignore_unknown_options": True},  # -5 is a value, to be refused as one
 )
-@shares(session=etcd_session)
+@shares(session=cluster_session)
 def set_(
     session: Session, key: Key, value: Annotated[str, typer.Argument(help="The new value.")]
 ) -> None:
@@ -60,7 +60,7 @@ def set_(
 
 
 @config_app.command(epilog="Example: tandem config unset disagg.max_local_prefill_length")
-@shares(session=etcd_session)
+@shares(session=cluster_session)
 def unset(session: Session, key: Key) -> None:
     """Remove a live value: every worker returns to the value it was started with."""
     from tandem.launch.config.live import unset_value
@@ -69,7 +69,7 @@ def unset(session: Session, key: Key) -> None:
 
 
 @config_app.command(epilog="Example: tandem config watch")
-@shares(session=etcd_session)
+@shares(session=cluster_session)
 def watch(session: Session) -> None:
     """Print live values, and every change at once, until Ctrl-C."""
     from tandem.launch.config.live import watch_values

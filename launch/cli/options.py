@@ -57,19 +57,6 @@ def file_session(ctx: typer.Context, config: ConfigFile = None) -> Session:
     return session
 
 
-def etcd_session(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> Session:
-    """Return the session of a command that uses etcd."""
-    session = file_session(ctx, config)
-    session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
-    session.set("runtime.namespace", namespace, "--namespace")
-    return session
-
-
 def cluster_session(
     ctx: typer.Context,
     config: ConfigFile = None,
@@ -77,9 +64,11 @@ def cluster_session(
     etcd_endpoints: EtcdEndpoints = None,
     namespace: Namespace = None,
 ) -> Session:
-    """Return the session of a command that uses NATS and etcd."""
-    session = etcd_session(ctx, config, etcd_endpoints, namespace)
+    """Return the session of a command that belongs to a cluster."""
+    session = file_session(ctx, config)
     session.set("runtime.nats_url", nats_url, "--nats-url")
+    session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
+    session.set("runtime.namespace", namespace, "--namespace")
     return session
 
 

@@ -1,15 +1,19 @@
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import config_key
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local_clusters import LocalCluster, announced
 
 Tandem = Callable[..., tuple[int, str, str]]
 
@@ -80,6 +84,32 @@ def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]
             assert lines.readline() == f"{KEY} is unset\n"
         finally:
             watcher.terminate()
+
+
+def test_the_advice_for_two_clusters_can_be_followed(
+    tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    process = psutil.Process()
+    parent = process.parent()
+    assert parent is not None
+    config = runtime_config
+    with contextlib.ExitStack() as stack:
+        for launcher in (process, parent):
+            cluster = LocalCluster(
+                pid=launcher.pid,
+                started_s=launcher.create_time(),
+                namespace=config.namespace,
+                nats_url=config.nats_url,
+                etcd_endpoints=config.etcd_endpoints,
+                http_url="",
+                run_dir=str(tmp_path),
+            )
+            stack.enter_context(announced(cluster))
+        code, _, errors = tandem("config", "set", KEY, "512")
+        assert code == 2
+        advice = errors.partition("choose one: ")[2].partition(" (")[0]
+        assert tandem("config", "set", KEY, "512", *advice.split())[0] == 0
+    assert asyncio.run(stored(runtime_config)) == b"512"
 
 
 def test_etcd_that_is_not_there_is_named(tandem: Tandem) -> None:
