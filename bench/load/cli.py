@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,13 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(BenchOptions, "tandem.bench.load.cli", arguments, prog="tandem bench")
         if not options.url:
-            options = dataclasses.replace(options, url=_served_here())
+            options = dataclasses.replace(options, url=_url_in(options.config) or _served_here())
         return uvloop.run(_run(Session(options), Console(highlight=False)))
     except (TandemError, ExchangeError, OSError) as error:
         Console(stderr=True, highlight=False).print(
             f"[red]error:[/] {escape(str(error))}", soft_wrap=True
         )
         return EXIT_USAGE
+
+
+def _url_in(file: Path | None) -> str:
+    """Return the frontend's address in a config file; empty where there is none."""
+    if file is None:
+        return ""
+    # it imports every room's config, which only a config file needs
+    from tandem.bench.load.live_config import frontend_url
+
+    return frontend_url(file)
 
 
 def _served_here() -> str:

@@ -2,23 +2,24 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from tandem.launch.cli.session import Session
 from tandem.launch.config.live import plain, require_live
-from tandem.launch.config.model import EffectiveConfig, load_config
-from tandem.launch.config.sources import Setting, from_cluster
-from tandem.runtime.address import new_id
+from tandem.launch.config.model import load_config
+from tandem.launch.config.sources import Setting
+from tandem.launch.supervise.ports import local_address
+from tandem.runtime.address import host_port, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, instances_prefix
 from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import the_running_cluster
 from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.plane.client import RequestClient
 
@@ -49,15 +50,27 @@ def parse_settings(text: str) -> dict[str, LiveValue]:
     return values
 
 
-def cluster_config(etcd_endpoints: str | None, namespace: str | None) -> RuntimeConfig:
-    """Return the cluster to change: the named one, else the environment's, else this machine's."""
-    named = {"runtime.etcd_endpoints": etcd_endpoints, "runtime.namespace": namespace}
-    settings = [Setting(key, value, "command line") for key, value in named.items() if value]
-    effective: EffectiveConfig = load_config(environment=os.environ).with_settings(settings)
-    if effective.origin("runtime.etcd_endpoints") == "default":
-        cluster = the_running_cluster()
-        effective = effective if cluster is None else effective.with_defaults(from_cluster(cluster))
-    return effective.config.runtime
+def cluster_config(
+    etcd_endpoints: str | None,
+    namespace: str | None,
+    nats_url: str | None = None,
+    file: Path | None = None,
+) -> RuntimeConfig:
+    """Return the named cluster, else that of the environment or the file, else this machine's."""
+    session = Session([], file)
+    session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
+    session.set("runtime.namespace", namespace, "--namespace")
+    session.set("runtime.nats_url", nats_url, "--nats-url")
+    return session.load_for_cluster().config.runtime
+
+
+def frontend_url(file: Path) -> str:
+    """Return the address of the frontend in a config file; empty where the file names none."""
+    effective = load_config(file=file)
+    if all(effective.origin(f"frontend.{key}") == "default" for key in ("host", "port")):
+        return ""
+    frontend = effective.config.frontend
+    return f"http://{host_port(local_address(frontend.host), frontend.port)}"
 
 
 class LiveConfig:

@@ -36,7 +36,7 @@ class BenchOptions:
 
     url: str = option(
         "",
-        f"base URL of the server (default: of tandem serve here, or {USUAL_URL})",
+        f"base URL of the server (default: of --config, of tandem serve here, or {USUAL_URL})",
         group="server",
     )
     model: str | None = option(None, "model name; default: the server's first")
@@ -96,7 +96,11 @@ class BenchOptions:
     )
     compare_url: str | None = option(None, "base URL of a second server, compared with --url")
     rounds: int = option(3, "interleaved rounds; medians are shown", least=1)
+    config: Path | None = option(
+        None, "YAML file of config sections, which leads to the cluster and its frontend"
+    )
     namespace: str | None = option(None, "the cluster's namespace")
+    nats_url: str | None = option(None, "the cluster's NATS")
     etcd_endpoints: str | None = option(
         None, "the cluster's etcd (default: of the one that tandem serve runs here)"
     )

@@ -171,8 +171,8 @@ async def _live_config(session: Session, legs: Sequence[Leg]) -> AsyncIterator["
         return
     from tandem.bench.load.live_config import LiveConfig, cluster_config
 
-    options = session.options
-    cluster = cluster_config(options.etcd_endpoints, options.namespace)
+    named = session.options
+    cluster = cluster_config(named.etcd_endpoints, named.namespace, named.nats_url, named.config)
     async with LiveConfig(cluster, keys) as live:
         yield live
 

@@ -95,6 +95,14 @@ async def test_without_an_address_it_is_what_is_served_on_this_machine(
     assert "choose one: --url" in refused.err and server.url in refused.err
 
 
+async def test_the_frontend_of_a_config_file_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    async with serving() as server:
+        file.write_text(f"frontend: {{port: {server.url.rpartition(':')[2]}}}")
+        outcome = await bench("--config", str(file), "--num-requests", "2", "--output-tokens", "2")
+    assert outcome.code == 0 and server.url in outcome.out, outcome.err
+
+
 async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     order: list[str] = []

@@ -1,11 +1,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from tandem.bench.load.live_config import LiveConfig, cluster_config, parse_settings
+from tandem.bench.load.live_config import (
+    LiveConfig,
+    cluster_config,
+    frontend_url,
+    parse_settings,
+)
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -122,4 +128,16 @@ def test_the_cluster_named_on_the_command_line_wins(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TANDEM_RUNTIME__NAMESPACE", "blue")
     config = cluster_config("http://10.0.0.2:2379", None)
     assert (config.etcd_endpoints, config.namespace) == ("http://10.0.0.2:2379", "blue")
-    assert cluster_config(None, "green").etcd_endpoints == "http://10.0.0.1:2379"
+    green = cluster_config(None, "green")
+    assert green.etcd_endpoints == "http://10.0.0.1:2379"
+
+
+def test_a_config_file_leads_to_the_cluster_and_its_frontend(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("runtime: {namespace: blue, etcd_endpoints: 'http://e:1'}\n")
+    assert frontend_url(file) == ""
+    file.write_text(file.read_text() + "frontend: {host: 0.0.0.0, port: 81}\n")
+    assert frontend_url(file) == "http://127.0.0.1:81"
+    config = cluster_config(None, None, "nats://n:1", file)
+    assert (config.namespace, config.etcd_endpoints) == ("blue", "http://e:1")
+    assert config.nats_url == "nats://n:1"
