@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tandem.launch.config.in_force import mark_not_in_force
 from tandem.launch.config.model import (
     LIVE_SECTIONS,
     EffectiveConfig,
@@ -28,8 +30,15 @@ from tandem.runtime.etcd import EtcdDiscovery
 CALL_TIMEOUT_S = 5.0
 
 
-def show_config(effective: EffectiveConfig, *, live: bool | None, as_json: bool) -> None:
-    """Print every value and its origin. `live` None: read the cluster where one is known."""
+def show_config(
+    effective: EffectiveConfig, *, file: Path | None, live: bool | None, as_json: bool
+) -> None:
+    """Print every value and its origin. `live` None: read the cluster where one is known.
+
+    Values of `file` that the cluster of this machine was not started with are marked.
+    """
+    if live is not False and file is not None:
+        effective = mark_not_in_force(effective, file)
     if live is not False and (live or effective.origin("runtime.etcd_endpoints") != "default"):
         try:
             effective = _with_live(effective)

@@ -30,6 +30,18 @@ async def stored(config: RuntimeConfig) -> bytes | None:
         await discovery.close()
 
 
+def cluster_of(launcher: psutil.Process, config: RuntimeConfig, run_dir: Path) -> LocalCluster:
+    return LocalCluster(
+        pid=launcher.pid,
+        started_s=launcher.create_time(),
+        namespace=config.namespace,
+        nats_url=config.nats_url,
+        etcd_endpoints=config.etcd_endpoints,
+        http_url="",
+        run_dir=str(run_dir),
+    )
+
+
 def test_a_value_that_is_set_is_read_back_and_shown_as_live(
     tandem: Tandem, joined: list[str], runtime_config: RuntimeConfig
 ) -> None:
@@ -86,25 +98,31 @@ def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]
             watcher.terminate()
 
 
+def test_a_changed_file_is_not_shown_as_if_it_were_in_force(
+    tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    text = f"engine: {{max_num_seqs: 8}}\ndisagg: {{{KEY.partition('.')[2]}: 5}}\n"
+    (tmp_path / "run" / "decode-0.yaml").write_text(text)
+    file = tmp_path / "tandem.yaml"
+    file.write_text(text.replace("8", "16"))
+    with announced(cluster_of(psutil.Process(), runtime_config, tmp_path / "run")):
+        shown = json.loads(tandem("config", "show", "--json", "--config", str(file))[1])
+    seqs = shown["engine.max_num_seqs"]
+    assert seqs["value"] == 16
+    assert seqs["origin"] == f"{file}:1, not in force: the cluster was started with 8"
+    assert shown[KEY] == {"value": 5, "origin": f"{file}:2"}
+
+
 def test_the_advice_for_two_clusters_can_be_followed(
     tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
 ) -> None:
     process = psutil.Process()
     parent = process.parent()
     assert parent is not None
-    config = runtime_config
     with contextlib.ExitStack() as stack:
         for launcher in (process, parent):
-            cluster = LocalCluster(
-                pid=launcher.pid,
-                started_s=launcher.create_time(),
-                namespace=config.namespace,
-                nats_url=config.nats_url,
-                etcd_endpoints=config.etcd_endpoints,
-                http_url="",
-                run_dir=str(tmp_path),
-            )
-            stack.enter_context(announced(cluster))
+            stack.enter_context(announced(cluster_of(launcher, runtime_config, tmp_path)))
         code, _, errors = tandem("config", "set", KEY, "512")
         assert code == 2
         advice = errors.partition("choose one: ")[2].partition(" (")[0]
