@@ -7,6 +7,7 @@ from typing import Any
 from tandem.bench.client.record import RequestRecord
 
 NUM_BINS = 60
+MIN_GAP_S = 1e-4  # shorter gaps, of tokens read together, are drawn as this one
 
 
 def tokens_over_time(
@@ -34,6 +35,14 @@ def tokens_over_time(
 
 def write_plot(path: Path, runs: Mapping[str, Sequence[Sequence[RequestRecord]]]) -> None:
     """Draw the successful records of every label's runs, a color per label. Raises OSError."""
+    draw(runs).savefig(path, dpi=120, format="png")
+
+
+def draw(runs: Mapping[str, Sequence[Sequence[RequestRecord]]]) -> Any:
+    """Return the figure: CDFs of TTFT and of ITL, and throughput over time.
+
+    ITL has a logarithmic axis: the longest gap is many times the usual one.
+    """
     # matplotlib takes a second to import and few runs plot
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -47,20 +56,23 @@ def write_plot(path: Path, runs: Mapping[str, Sequence[Sequence[RequestRecord]]]
             style = {"color": f"C{color}", "drawstyle": "steps-post"}
             style |= {} if index else {"label": label}
             _draw_cdf(ttft, style, [r.ttft_s for r in good if r.ttft_s is not None])
-            _draw_cdf(itl, style, [gap for record in good for gap in record.gaps_s()])
+            _draw_cdf(itl, style, [max(gap, MIN_GAP_S) for r in good for gap in r.gaps_s()])
             throughput.plot(*tokens_over_time(good), **style)
     for axes, name in ((ttft, "time to first token"), (itl, "inter-token latency")):
         axes.set(title=f"{name} (CDF)", xlabel="ms", ylabel="share", ylim=(0, 1.02))
-        axes.set_xlim(left=0)
+    ttft.set_xlim(left=0)
+    if itl.has_data():
+        itl.set_xscale("log")
     throughput.set(title="output tokens per second", xlabel="s since the start")
     throughput.set_ylim(bottom=0)
     for axes in (ttft, itl, throughput):
         axes.grid(alpha=0.3)
     figure.legend(*throughput.get_legend_handles_labels(), loc="outside lower center")
-    figure.savefig(path, dpi=120, format="png")
+    return figure
 
 
 def _draw_cdf(axes: Any, style: Mapping[str, str], seconds: list[float]) -> None:
     ordered = [value * 1e3 for value in sorted(seconds)]
     shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
-    axes.plot(ordered, shares, **style)
+    if ordered:
+        axes.plot(ordered, shares, **style)
