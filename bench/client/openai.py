@@ -166,6 +166,10 @@ class OpenAIClient:
 
     async def list_models(self) -> list[str]:
         """Return the ids of GET /v1/models. Raises ServiceError naming the address."""
+        return [model.id for model in await self.served_models()]
+
+    async def served_models(self) -> list["ServedModel"]:
+        """Return the models of GET /v1/models. Raises ServiceError naming the address."""
         data = b"GET " + self.pool.path_prefix.encode() + b"/v1/models" + self._get_head
         body = bytearray()
         status = 0
@@ -191,7 +195,7 @@ class OpenAIClient:
             models = msgspec.json.decode(bytes(body), type=_ModelList)
         except msgspec.DecodeError as exc:
             raise ServiceError(f"GET /v1/models of {self.pool.host}: no list of models") from exc
-        return [model.id for model in models.data]
+        return models.data
 
     def close(self) -> None:
         self.pool.close()
@@ -217,12 +221,15 @@ class OpenAIClient:
         return end_s
 
 
-class _Model(msgspec.Struct):
+class ServedModel(msgspec.Struct):
+    """A model of a server; `max_model_len` is its context in tokens, where the server names it."""
+
     id: str
+    max_model_len: int | None = None
 
 
 class _ModelList(msgspec.Struct):
-    data: list[_Model]
+    data: list[ServedModel]
 
 
 def _code(error: ErrorBody) -> str:

@@ -91,14 +91,21 @@ class Session:
         )
 
     async def body(self, client: OpenAIClient) -> BodyBuilder:
-        """Return bodies for the model asked for, or the server's first. Raises ServiceError."""
-        model = self.options.model
-        if model is None:
-            models = await client.list_models()
-            if not models:
+        """Return bodies for the model asked for, or the server's first.
+
+        Raises ServiceError without a model, ConfigError for a trace beyond its context.
+        """
+        name = self.options.model
+        trace = self.workload if isinstance(self.workload, TraceWorkload) else None
+        served = await client.served_models() if name is None or trace is not None else []
+        if name is None:
+            if not served:
                 raise ServiceError(f"{client.pool.host} serves no model yet; name one: --model")
-            model = models[0]
-        return self.options.body(model)
+            name = served[0].id
+        context = next((model.max_model_len for model in served if model.id == name), None)
+        if trace is not None and context is not None:
+            trace.require_fit(context, self.total)
+        return self.options.body(name)
 
     async def warm_up(self, client: OpenAIClient, body: BodyBuilder, *, label: str = "") -> None:
         """Send requests of the same shape that enter no figure, with prompts of their own."""

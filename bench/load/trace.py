@@ -93,7 +93,7 @@ class TraceWorkload:
             del ids[num_input:]
             yield PromptSpec(
                 ids if self.input_format == "tokens" else text_of(ids),
-                min(entry.output_length, self.max_output_tokens or entry.output_length),
+                self.output_tokens(entry),
                 (entry.timestamp - start_ms) / 1e3 / self.time_scale,
             )
 
@@ -101,6 +101,30 @@ class TraceWorkload:
         """Return the prompt length that is sent for an entry."""
         scaled = max(1, round(entry.input_length * self.block_tokens / TRACE_BLOCK_TOKENS))
         return min(scaled, self.max_input_tokens or scaled)
+
+    def output_tokens(self, entry: TraceEntry) -> int:
+        """Return the answer's length that is asked for."""
+        return min(entry.output_length, self.max_output_tokens or entry.output_length)
+
+    def require_fit(self, context_tokens: int, num_requests: int | None) -> None:
+        """Raise ConfigError naming the options when a request exceeds the model's context."""
+        lengths = [
+            (self.input_tokens(entry), self.output_tokens(entry))
+            for entry in self.entries[:num_requests]
+        ]
+        sizes = [num_input + num_output for num_input, num_output in lengths]
+        num_beyond = sum(size > context_tokens for size in sizes)
+        if not num_beyond:
+            return
+        longest_input, longest_output = (max(column) for column in zip(*lengths, strict=True))
+        most_input = max(1, context_tokens - longest_output)
+        shrunk = max(1, self.block_tokens * most_input // longest_input)
+        raise ConfigError(
+            f"trace {self.path}: {num_beyond} of {len(sizes)} requests exceed the model's context "
+            f"of {context_tokens} tokens, the largest has {max(sizes)}: shrink all prompts with "
+            f"--trace-block-tokens {shrunk}, or cut them with --max-input-tokens {most_input}; "
+            "--max-output-tokens cuts answers"
+        )
 
     def describe(self) -> dict[str, Any]:
         cap = self.max_input_tokens

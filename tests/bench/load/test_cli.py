@@ -103,6 +103,24 @@ async def test_the_frontend_of_a_config_file_is_measured(tmp_path: Path) -> None
     assert outcome.code == 0 and server.url in outcome.out, outcome.err
 
 
+async def test_a_trace_beyond_the_context_is_refused_before_a_request(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 900, "output_length": 10}\n')
+
+    async def answer(exchange: Exchange) -> None:
+        if exchange.body is None:
+            await exchange.send_json(200, {"data": [{"id": "m", "max_model_len": 512}]})
+        else:
+            await answer_in_full(exchange)
+
+    async with serving(answer) as server:
+        for model in ([], ["--model", "m"]):
+            outcome = await bench("--url", server.url, "--trace", str(trace), *model)
+            assert outcome.code == 2
+            assert "512 tokens" in outcome.err and "--max-input-tokens 502" in outcome.err
+        assert server.bodies == []
+
+
 async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     order: list[str] = []

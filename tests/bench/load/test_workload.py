@@ -1,4 +1,5 @@
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def trace(tmp_path: Path, limit: int | None = None, **changes: object) -> TraceW
         "input_format": "tokens",
     }
     return TraceWorkload(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_trace_beyond_the_context_names_the_options_that_make_it_fit(tmp_path: Path) -> None:
+    trace(tmp_path).require_fit(32_000, None)
+    trace(tmp_path).require_fit(5000, 4)
+    with pytest.raises(ConfigError, match=r"1 of 5 requests.* 5000 tokens.* 32000") as caught:
+        trace(tmp_path).require_fit(5000, None)
+    options = dict(re.findall(r"--([a-z-]+) (\d+)", caught.value.message))
+    assert options.keys() == {"trace-block-tokens", "max-input-tokens"}
+    trace(tmp_path, block_tokens=int(options["trace-block-tokens"])).require_fit(5000, None)
+    trace(tmp_path, max_input_tokens=int(options["max-input-tokens"])).require_fit(5000, None)
 
 
 def first(workload: Workload, count: int, seeds: Seeds = SEEDS) -> list[PromptSpec]:
