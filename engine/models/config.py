@@ -8,6 +8,18 @@ from typing import Any, Literal
 from tandem.engine.models.architectures import ARCHITECTURES, Architecture
 from tandem.runtime.errors import ModelError
 
+# Far above any model, and low enough that no size of tensors or tables overflows.
+MOST = {
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 28,
+}
+MOST_REAL = 1e12  # of the base of rotary angles and the like
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_KINDS = ("default", "linear", "llama3")
 
@@ -111,6 +123,8 @@ class _JsonFile:
             raise self.error(key, "missing")
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.error(key, f"must be a positive integer, not {value!r}")
+        if value > MOST[key]:
+            raise self.error(key, f"{value} is above {MOST[key]}, the most that is supported")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -120,7 +134,11 @@ class _JsonFile:
         value = part.get(key, default)
         if value is None:
             raise self.error(key, "missing")
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < MOST_REAL
+        ):
             raise self.error(key, f"must be a positive number, not {value!r}")
         return float(value)
 
