@@ -1,6 +1,7 @@
 """The safetensors files of a model folder: where each tensor lies, with its shape checked."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ class Checkpoint:
         self._headers: dict[str, _Header] = {}  # file name |-> header
         self._where = self._locate()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all tensors."""
+        return iter(self._where)
 
     def find(self, name: str, *shape: int) -> StoredTensor:
         """Locate tensor `name`. Raises ModelError if it is missing or of another shape or type."""

@@ -19,6 +19,8 @@ from tandem.engine.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+_COMPUTED = "rotary_emb.inv_freq"  # in old files; computed from config.json
+_MOST_NAMED = 5  # tensors in a warning
 _PROGRESS_FROM_BYTES = 1 << 30  # less than this is loaded before a bar could be read
 
 
@@ -120,6 +122,7 @@ def load_weights(
     stored = [
         checkpoint.find(part.name, *part.stored.shape) for part in weight_parts(planned, config)
     ]
+    _warn_of_others(folder, checkpoint, {tensor.name for tensor in stored}, config)
     weights = empty_weights(config, dtype, device)
     parts = list(weight_parts(weights, config))
     pieces = cut(zip(stored, (part.stored for part in parts), strict=True))
@@ -136,6 +139,19 @@ def load_weights(
         *(folder, num_gib, device, seconds, num_gib / seconds, len(lanes)),
     )
     return weights
+
+
+def _warn_of_others(
+    folder: str | Path, checkpoint: Checkpoint, used: set[str], config: ModelConfig
+) -> None:
+    """Log the tensors that are not loaded: the files may be of another model than config.json."""
+    harmless = (_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else (_COMPUTED,)
+    others = sorted(name for name in checkpoint if name not in used and not name.endswith(harmless))
+    if others:
+        named = ", ".join(others[:_MOST_NAMED]) + (", ..." if len(others) > _MOST_NAMED else "")
+        logger.warning(
+            "%s: config.json does not ask for %d tensors: %s", folder, len(others), named
+        )
 
 
 def _progress(num_bytes: int) -> Progress:

@@ -277,6 +277,22 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_tensors_that_the_config_does_not_ask_for_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = {f"model.layers.{layer}.mlp.experts.weight": torch.ones(1) for layer in range(1, 9)}
+    harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
+    save_file(tensors() | harmless, tmp_path / "model.safetensors")
+    load(tmp_path)
+    load(tmp_path, tied=True)
+    assert "does not ask for" not in caplog.text
+    save_file(tensors() | harmless | others, tmp_path / "model.safetensors")
+    load(tmp_path)
+    [warning] = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert "does not ask for 8 tensors: model.layers.1.mlp.experts.weight, " in warning
+    assert warning.endswith("model.layers.5.mlp.experts.weight, ...")
+
+
 def test_the_load_is_told_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
