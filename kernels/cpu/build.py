@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -36,7 +37,7 @@ def load_library() -> ctypes.CDLL:
         raise BuildError(f"there is no C compiler {compiler[0]!r}; set CC to another")
     try:
         built = _cache_folder() / f"cpu-kernels-{_fingerprint(compiler)}.so"
-        if not built.exists():
+        if not built.exists() or not _is_private(built):
             _compile(compiler, built)
         return ctypes.CDLL(str(built))
     except subprocess.CalledProcessError as error:
@@ -49,7 +50,19 @@ def _cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "tandem"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(folder):
+        raise BuildError(
+            f"{folder} belongs to another user or can be written to by one; chmod go-w, or set "
+            "XDG_CACHE_HOME to another folder"
+        )
     return folder
+
+
+def _is_private(path: Path) -> bool:
+    """Return True for a path of this user that no other can write to: its code may be run."""
+    found = path.stat()
+    is_writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid == os.geteuid() and not is_writable
 
 
 def _fingerprint(compiler: list[str]) -> str:
@@ -82,6 +95,7 @@ def _compile(compiler: list[str], built: Path) -> None:
         target = Path(folder) / built.name
         sources = map(str, sorted(FOLDER.glob("*.c")))
         _run([*compiler, *FLAGS, *sources, *libraries, "-lm", "-o", str(target)])
+        target.chmod(0o700)
         target.replace(built)
     logger.info("compiled the CPU kernels: %s", built)
 

@@ -69,6 +69,32 @@ def test_without_a_compiler_pytorch_computes_and_it_is_said(
     assert caught.value.param == "kernels"
 
 
+def test_a_library_that_another_user_could_have_written_is_compiled_anew(
+    compile_anew: Path,
+) -> None:
+    build.load_library()
+    (built,) = compile_anew.iterdir()
+    built.write_bytes(b"planted")
+    built.chmod(0o722)
+    build.load_library.cache_clear()
+    build.load_library()
+    assert built.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_a_cache_folder_that_another_user_could_write_to_is_not_used(
+    compile_anew: Path, is_of_another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_anew.mkdir(mode=0o700)
+    if is_of_another:
+        monkeypatch.setattr(build.os, "geteuid", lambda: compile_anew.stat().st_uid + 1)
+    else:
+        compile_anew.chmod(0o777)
+    with pytest.raises(build.BuildError, match=f"{compile_anew} belongs to another user or can"):
+        build.load_library()
+    assert list(compile_anew.iterdir()) == []
+
+
 def test_a_source_that_does_not_compile_leaves_nothing_behind(
     compile_anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
