@@ -5,10 +5,8 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +20,8 @@ from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalSer
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
 from tandem.launch.supervise.ports import free_port, http_get, local_address, require_free_port
 from tandem.launch.supervise.reporter import Reporter
-from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.launch.supervise.run_dir import make_run_dir
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.local_clusters import LocalCluster, announced
 from tandem.runtime.messages import Instance
@@ -42,7 +41,7 @@ class Supervisor(ABC):
         self._config = config
         self._options = options
         self._report = reporter
-        self._run_dir = _make_run_dir(options.run_dir)
+        self._run_dir = make_run_dir(options.run_dir)
         self._servers: list[LocalServer] = []
         self._children: list[ManagedProcess] = []
         self._stop = asyncio.Event()
@@ -262,14 +261,3 @@ def _died(process: ManagedProcess | LocalServer, when: str) -> ServiceError:
     how = describe_exit(code) if code is not None else "ended"
     path = process.log_path
     return ServiceError(f"{process.name} {how} {when}; its log, {path}, ends:\n{log_tail(path)}")
-
-
-def _make_run_dir(wanted: Path | None) -> Path:
-    """Return the folder for logs and stores, a temporary one by default. Raises ConfigError."""
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="tandem-run-"))
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise ConfigError(f"--run-dir {wanted}: {exc.strerror}", param="--run-dir") from exc
-    return wanted.resolve()

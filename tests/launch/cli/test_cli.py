@@ -105,6 +105,15 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert "Traceback" not in errors
 
 
+def test_a_run_folder_that_others_can_write_to_is_refused(tandem: Tandem, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    code, _, errors = tandem("serve", "--port", "0", "--run-dir", str(shared))
+    assert code == 2
+    assert f"error: --run-dir {shared}: can be written to by other users" in errors
+
+
 @pytest.mark.parametrize("command", ["serve", "frontend"])
 def test_a_taken_port_is_refused_with_a_free_one(tandem: Tandem, command: str) -> None:
     with socket.socket() as taken:

@@ -1,0 +1,33 @@
+"""The folder of one launch: logs, config files and the stores of NATS and etcd."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from tandem.runtime.errors import ConfigError
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_run_dir(wanted: Path | None) -> Path:
+    """Return the folder, by default a new temporary one; others than its owner cannot enter it.
+
+    Raises ConfigError for a folder of another user, and for one that others can write to.
+    """
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="tandem-run-"))
+    try:
+        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = wanted.stat()
+    except OSError as exc:
+        raise _refused(wanted, exc.strerror or str(exc)) from exc
+    if found.st_uid != os.geteuid():
+        raise _refused(wanted, f"belongs to another user, uid {found.st_uid}; name another folder")
+    if found.st_mode & _WRITABLE_BY_OTHERS:
+        raise _refused(wanted, f"can be written to by other users: chmod go-w {wanted}")
+    return wanted.resolve()
+
+
+def _refused(wanted: Path, reason: str) -> ConfigError:
+    return ConfigError(f"--run-dir {wanted}: {reason}", param="--run-dir")
