@@ -4,6 +4,10 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# Live values reach every worker: no typing error may stop one, or hold a request for ever.
+MAX_TOKENS = 1 << 28
+MAX_TIMEOUT_MS = 3_600_000  # an hour
+
 
 class Policy(StrEnum):
     """The policy of placing prompts. Live: takes effect with the next request."""
@@ -25,23 +29,34 @@ class DisaggConfig(BaseModel):
         "(threshold, and only where the measured rates say that remote is faster)",
     )
     max_local_prefill_length: int = Field(
-        1000, ge=0, description="uncached prompt tokens up to which a prompt is prefilled locally"
+        1000,
+        ge=0,
+        le=MAX_TOKENS,
+        description="uncached prompt tokens up to which a prompt is prefilled locally",
     )
     max_prefill_queue_size: int = Field(
-        2, ge=1, description="jobs waiting in the prefill queue at which prompts stay local"
+        2,
+        ge=1,
+        le=1_000_000,
+        description="jobs waiting in the prefill queue at which prompts stay local",
     )
     handoff_timeout_ms: int = Field(
         10_000,
         ge=10,
+        le=MAX_TIMEOUT_MS,
         description="time a remote prefill may take on top of its expected compute time; "
         "then the prompt is prefilled locally (ms)",
     )
     handoff_timeout_ms_per_token: float = Field(
-        5.0, ge=0, description="added to handoff_timeout_ms for every uncached token (ms)"
+        5.0,
+        ge=0,
+        le=10_000,
+        description="added to handoff_timeout_ms for every uncached token (ms)",
     )
     claim_timeout_ms: int = Field(
         1000,
         ge=1,
+        le=MAX_TIMEOUT_MS,
         description="time a ticket may wait in the queue unclaimed before the prompt is "
         "prefilled locally (ms)",
     )

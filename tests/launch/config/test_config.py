@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tandem.launch.config.flags import Flag
-from tandem.launch.config.model import all_keys, load_config
+from tandem.launch.config.model import all_keys, load_config, section_model
 from tandem.launch.config.sources import Setting
 from tandem.runtime.errors import ConfigError
 from tests.launch.configs import config_of
@@ -154,3 +154,11 @@ def test_a_secret_is_not_in_the_error_that_refuses_it(tmp_path: Path) -> None:
         load_config(file=file)
     assert "hush" not in caught.value.message
     assert "runtime.cluster_token = ***" in caught.value.message
+
+
+def test_every_live_number_has_bounds_on_both_sides() -> None:
+    fields = section_model("disagg").model_fields
+    for name, field in fields.items():
+        if field.annotation in (int, float):
+            kinds = {type(bound).__name__ for bound in field.metadata}
+            assert kinds >= {"Ge", "Le"}, name

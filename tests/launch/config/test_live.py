@@ -60,6 +60,10 @@ def test_a_value_that_is_set_is_read_back_and_shown_as_live(
     [
         (KEY, "-1", "greater than or equal to 0"),
         (KEY, "many", "valid integer"),
+        (KEY, "9" * 30, "less than or equal to 268435456"),
+        ("disagg.claim_timeout_ms", "9" * 19, "less than or equal to 3600000"),
+        ("disagg.handoff_timeout_ms_per_token", "inf", "less than or equal to 10000"),
+        ("disagg.handoff_timeout_ms_per_token", "nan", "less than or equal to 10000"),
         ("disagg.policy", "sometimes", "'always_local'"),
         ("disagg.max_local_prefil_length", "5", f"did you mean {KEY}"),
         ("engine.block_size", "32", "read at the start only"),
