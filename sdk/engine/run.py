@@ -11,6 +11,7 @@ from tandem.runtime.logs import setup_logging
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.exceptions import EngineShutdown
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,16 @@ def run(
 ) -> None:
     """Serve the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
 
-    Blocks. Exit with status 1 when the engine does not start or the cluster cannot be reached,
-    and with status 70 at a second signal. `engine_factory` replaces `from_args`.
+    Blocks. Exit with one line and status 1 when the engine does not start or the cluster cannot be
+    reached, and with status 70 at a second signal. `engine_factory` replaces `from_args`.
     """
     try:
         uvloop.run(_run(engine_factory or engine_cls.from_args, argv))
     except TandemError as error:
-        logger.error("%s", error.message, exc_info=error.__cause__)
+        cause = error.__cause__
+        # the stack is of use only where the author's engine raised an error of its own
+        is_own = isinstance(error, EngineShutdown) and not isinstance(cause, TandemError)
+        logger.error("%s", error.message, exc_info=cause if is_own else None)
         sys.exit(1)
 
 

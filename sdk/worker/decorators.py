@@ -6,11 +6,13 @@ import functools
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from tandem.runtime.errors import ConfigError
+from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.lifecycle import EXIT_IMPATIENT
 from tandem.runtime.logs import setup_logging
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
@@ -38,6 +40,7 @@ def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
     SIGTERM and SIGINT begin the orderly end: endpoints drain and return, and `main` continues after
     them; a `main` that serves none is cancelled, and None is returned for it. A second signal ends
     the process with status 70.
+    A wrong setting, or a service that cannot be reached, ends the process with one line.
     Used as `@worker`, `@worker()` or `@worker(static=False)`; `static=True`, a worker without
     discovery, is a ConfigError.
     """
@@ -48,6 +51,8 @@ def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
 
     @functools.wraps(main)
     async def run(*args: Any, **kwargs: Any) -> T | None:
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _print_uncaught
         runtime = DistributedRuntime()
         if not logging.getLogger().handlers:
             setup_logging(runtime.config.log_level, runtime.component, runtime.instance_id)
@@ -64,6 +69,16 @@ def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
 
 
 dynamo_worker = worker
+
+
+def _print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error of the setting as one line, any other with its stack."""
+    if isinstance(error, ConfigError | ServiceError):
+        print(f"error: {error.message}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 async def _run(

@@ -349,3 +349,14 @@ async def test_an_engine_that_does_not_start_ends_its_process_with_status_1(
         assert printed == b"cleaned up\n"
         assert b"the engine did not start" in log
         assert b"no weights" in log
+
+
+async def test_an_address_that_does_not_answer_ends_the_process_with_one_line(
+    runtime_config: RuntimeConfig,
+) -> None:
+    away = runtime_config.model_copy(update={"nats_url": "nats://127.0.0.1:9"})
+    async with process_of(away, "-c", f"{SLOW}\nrun(Slow)") as process:
+        _, log = await asyncio.wait_for(process.communicate(), 60.0)
+        assert process.returncode == 1
+        assert b"NATS not reachable at nats://127.0.0.1:9" in log
+        assert b"Traceback" not in log

@@ -185,3 +185,27 @@ async def test_a_signal_ends_a_worker_that_serves_nothing(
     process = await start("wait", environment, processes)
     process.send_signal(signal.SIGINT)
     assert await ended(process) == ("closed\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("NATS_SERVER", "127.0.0.1:9", "NATS not reachable at nats://127.0.0.1:9 "),
+        ("TANDEM_RUNTIME__LEASE_TTL_S", "soon", "environment variable TANDEM_RUNTIME__LEASE_TTL_S"),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_with_one_line(
+    runtime_config: RuntimeConfig, name: str, value: str, reason: str
+) -> None:
+    environment = {
+        "PYTHONPATH": ":".join(sys.path),
+        "ETCD_ENDPOINTS": runtime_config.etcd_endpoints,
+        "TANDEM_RUNTIME__CONNECT_ATTEMPTS": "1",
+        name: value,
+    }
+    ended = subprocess.run(
+        [sys.executable, str(WORKER), "serve"], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"error: {reason}")
+    assert "Traceback" not in ended.stderr
