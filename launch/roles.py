@@ -44,8 +44,8 @@ def run_worker_role(
     Raises ServiceError without NATS and etcd, before a model is downloaded or loaded.
     """
     effective = prepare_worker(effective, gpu)
-    setup_logging(effective.config.runtime.log_level, role)
     uvloop.run(_reach_services(effective.config.runtime, role))
+    setup_logging(effective.config.runtime.log_level, role)
     folder, model_name = find_model(effective, model)
     config = effective.with_settings([Setting("engine.model", str(folder), "MODEL")]).config
     settings = WorkerSettings(

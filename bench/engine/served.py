@@ -84,7 +84,7 @@ async def _start(
     resources: contextlib.AsyncExitStack, model: Path, folder: Path, setting: Setting
 ) -> PolicyStack:
     run_dir = folder / "served"
-    run_dir.mkdir(exist_ok=True)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
     flags = DRY_FLAGS if setting.is_dry else GPU_FLAGS
     stack = await resources.enter_async_context(served(model, TOPOLOGY, flags, run_dir))
     cluster = next(each for each in running_clusters() if each.http_url == stack.url)
