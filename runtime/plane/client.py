@@ -19,7 +19,6 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import (
-    FIELDS_BYTES,
     VERSION,
     Batch,
     Cancel,
@@ -195,8 +194,8 @@ class ClientConnection(PlaneConnection):
         """Start a stream. Raise ConnectionLostError when the connection is over already."""
         if self._error is not None:
             raise ConnectionLostError(f"lost {self._address}: {self._error.message}")
-        limit = self.peer_max_frame_bytes - FIELDS_BYTES
-        if len(payload) > limit:
+        if len(payload) > self.peer_max_payload_bytes:
+            limit = self.peer_max_payload_bytes
             raise ProtocolError(
                 f"{len(payload)} bytes exceed the payload limit {limit} of {self._address}"
             )

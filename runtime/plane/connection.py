@@ -11,7 +11,9 @@ from typing import Any, ClassVar, cast
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConnectionLostError, ProtocolError, TandemError
 from tandem.runtime.plane.framing import (
+    FIELDS_BYTES,
     MAX_FRAME_BYTES,
+    MAX_PAYLOAD_BYTES,
     PREAMBLE_BYTES,
     VERSION,
     Batch,
@@ -62,7 +64,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._instance_id = instance_id
         self._progress = progress
         self._max_frame_bytes = max_frame_bytes  # that the peer may send
-        self.peer_max_frame_bytes = MAX_FRAME_BYTES  # that the peer takes
+        self.peer_max_payload_bytes = MAX_PAYLOAD_BYTES  # that the peer takes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._greeting = bytearray()  # the peer's preamble, while it is incomplete
@@ -201,13 +203,12 @@ class PlaneConnection(asyncio.Protocol, ABC):
         try:
             if self._reader is None:
                 data = self._read_greeting(data)
-            if self._reader is not None and data:
-                for frame in self._reader.feed(data):
+            reader = self._reader
+            if reader is not None and data:
+                for frame in reader.feed(data):
                     self._on_any_frame(frame)
-                if self._reader is not None:
-                    num_bytes = len(self._reader.unfinished)
-                    if num_bytes != self.num_unfinished_bytes:
-                        self.hold_unfinished(num_bytes)
+                if reader.unfinished or self.num_unfinished_bytes:
+                    self.hold_unfinished(0 if self._error else len(reader.unfinished))
         except ProtocolError as error:
             reason = ProtocolError(error.message)  # without the bytes that the traceback holds
             logger.warning("closing the connection with %s: %s", self.peer, reason)
@@ -240,7 +241,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
             self._note_progress(frame)
         elif type(frame) is Hello:
             self.peer = f"{short(frame.instance_id)} at {self.peer}"
-            self.peer_max_frame_bytes = frame.max_frame_bytes
+            self.peer_max_payload_bytes = frame.max_frame_bytes - FIELDS_BYTES
         else:
             self.on_frame(frame)
 
