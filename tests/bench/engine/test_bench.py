@@ -195,6 +195,7 @@ def test_loading_is_held_against_reading() -> None:
     assert found["weights_load"].samples[0] > 0
 
 
+@pytest.mark.slow
 def test_policies_are_measured_through_the_whole_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = engine_served.loads_for(DRY)[-1:]
     monkeypatch.setattr(engine_served, "loads_for", lambda _: largest)

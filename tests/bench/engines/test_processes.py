@@ -205,6 +205,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_tandem_and_another_server_are_compared_in_rounds(
     tmp_path: Path, server_file: Path
 ) -> None:

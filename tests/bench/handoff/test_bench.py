@@ -91,6 +91,7 @@ async def test_what_did_not_arrive_gives_no_figure() -> None:
             await check_arrival(between, [(0, 10_000)])
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_figures_with_command_commit_and_machine(tmp_path: Path) -> None:
     path = tmp_path / "handoff.json"
     assert main(["--quick", "--only", "blocks", "--output", str(path)]) == 0
@@ -111,6 +112,7 @@ def test_an_unknown_section_is_refused() -> None:
         main(["--only", "everything"])
 
 
+@pytest.mark.slow
 async def test_served_prompts_go_by_handoffs_and_tell_their_course(tmp_path: Path) -> None:
     async with both_topologies(tmp_path, ["by layers"]) as topologies:
         (courses,) = (await in_turns(topologies, 300, 2)).values()

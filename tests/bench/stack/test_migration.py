@@ -11,6 +11,7 @@ from tandem.bench.stack.migration_streams import Stream, StreamMaker
 SMALL = Options(streams=40, tokens=90, token_interval_ms=25.0)
 
 
+@pytest.mark.slow
 async def test_forty_streams_of_two_models_survive_a_kill_and_an_orderly_end(
     tmp_path: Path,
 ) -> None:
