@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from tandem.frontend.model_texts import ModelTexts
-from tandem.frontend.openai.errors import shown
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
@@ -30,6 +29,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.messages import Instance, ModelCard
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
 
@@ -143,11 +143,11 @@ class Catalog:
         """
         model = self._models.get(name)
         if model is None and name in self._loading:
-            raise UnavailableError(f"model {shown(name)!r} is being loaded")
+            raise UnavailableError(f"model {short(name)!r} is being loaded")
         if model is None:
             served = sorted(model.card.name for model in self.models)
             known = ", ".join(map(repr, served)) or "none now"
-            raise NotFoundError(f"no model {shown(name)!r}; served: {known}", param="model")
+            raise NotFoundError(f"no model {short(name)!r}; served: {known}", param="model")
         return model
 
     def members(self, model: ServedModel) -> Mapping[str, Instance]:

@@ -12,10 +12,10 @@ from tandem.frontend.openai.errors import (
     BodyTooLargeError,
     UnsupportedMediaError,
     error_body,
-    shown,
 )
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
+from tandem.runtime.printable import short
 
 JSON = (b"content-type", b"application/json")
 _STREAM_HEADERS = [
@@ -59,11 +59,11 @@ class Exchange:
         """
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding != b"identity":
-            name = shown(encoding.decode("latin-1"))
+            name = short(encoding.decode("latin-1"))
             raise UnsupportedMediaError(f"`Content-Encoding: {name}` is not supported")
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
-            name = shown(media_type.decode("latin-1")) or "missing"
+            name = short(media_type.decode("latin-1")) or "missing"
             raise UnsupportedMediaError(f"`Content-Type` must be application/json; it is {name}")
 
     async def read_body(self, max_bytes: int, timeout_s: float, share: BodyShare) -> bytes:

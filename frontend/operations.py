@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.errors import error_body, http_error_body, shown
+from tandem.frontend.openai.errors import error_body, http_error_body
 from tandem.frontend.openai.responses import ModelList, ModelObject
 from tandem.runtime.errors import InternalError, NotFoundError, TandemError, UnavailableError
+from tandem.runtime.printable import short
 
 _RETRY_AFTER = {"retry-after": "1"}
 
@@ -95,7 +96,7 @@ def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None)
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = shown(request.url.path)
+    path = short(request.url.path)
     messages = {
         404: f"unknown path {path!r}",
         405: f"{path} does not take {request.method}",

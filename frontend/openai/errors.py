@@ -27,13 +27,7 @@ _HTTP_CODES = {
     408: "head_timeout",
     431: "head_too_large",
 }
-_MAX_NAME_CHARACTERS = 64
 _encode = msgspec.json.Encoder().encode
-
-
-def shown(name: str) -> str:
-    """Return a name of the caller's, cut to the length at which an error repeats it."""
-    return name if len(name) <= _MAX_NAME_CHARACTERS else name[:_MAX_NAME_CHARACTERS] + "…"
 
 
 class BodyError(TandemError):

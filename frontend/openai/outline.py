@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from tandem.frontend.openai.errors import shown
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.printable import short
 
 MAX_FIELDS = 64  # of a body, and of a message
 MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages and prompt
@@ -91,7 +91,7 @@ def check_outline(
         if _is_null(value):
             continue
         if name not in known:
-            raise _unsupported(shown(name))
+            raise _unsupported(short(name))
         if name == "messages":
             _check_messages(value, known_of_message)
         elif name == "prompt":
@@ -107,7 +107,7 @@ def _check_messages(raw: msgspec.Raw, known: Collection[str]) -> None:
     for index, message in enumerate(read_messages(raw)):
         for name, value in message.items():
             if name not in known and not _is_empty(value):
-                raise _unsupported(f"messages[{index}].{shown(name)}")
+                raise _unsupported(f"messages[{index}].{short(name)}")
         content = message.get("content")
         if content is not None and begins(content, b"["):
             num_parts += len(_decode_list(content))

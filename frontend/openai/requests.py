@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.errors import shown
 from tandem.frontend.openai.outline import PROMPT_FORMS, check_outline
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.printable import short
 
 Body = TypeVar("Body", bound="RequestBody")
 MAX_TOKEN_ID = 2**32 - 1
@@ -161,7 +161,7 @@ class ChatMessage(BaseModel):
             if part.type != "text" or part.text is None:
                 field = f"{where}.content[{index}]"
                 raise InvalidRequestError(
-                    f"`{field}` has type {shown(part.type)!r}; only text is supported",
+                    f"`{field}` has type {short(part.type)!r}; only text is supported",
                     param=f"{field}.type",
                 )
         return "".join(part.text or "" for part in self.content)
@@ -207,7 +207,7 @@ class ChatRequest(RequestBody):
             raise InvalidRequestError("`tools` is not supported", param="tools")
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
-                f"`response_format.type` is {shown(self.response_format.type)!r}; only 'text' is "
+                f"`response_format.type` is {short(self.response_format.type)!r}; only 'text' is "
                 "supported",
                 param="response_format.type",
             )
@@ -312,7 +312,7 @@ def _translate(error: ValidationError) -> InvalidRequestError:
     if not where:
         return InvalidRequestError("the body must be a JSON object")
     if first["type"] == "extra_forbidden":
-        field = f"{where}.{shown(str(first['loc'][-1]))}"
+        field = f"{where}.{short(str(first['loc'][-1]))}"
         return InvalidRequestError(f"`{field}` is not supported", param=field)
     is_field = not where.endswith("]")
     if first["type"] == "missing" or (first["input"] is None and is_field):

@@ -160,7 +160,7 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def end_write(self, write: Write, *, fails: bool) -> None:
-        """A prefill worker is told of the end of a write."""
+        """Notify a prefill worker of the end of a write."""
         machine = write.job.machine
         assert machine is not None and write.fate != "posted"
         self.writes.remove(write)
