@@ -12,14 +12,14 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.outline import PROMPT_FORMS, check_outline
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
+from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 
 Body = TypeVar("Body", bound="RequestBody")
 MAX_TOKEN_ID = 2**32 - 1
-_MAX_I32 = 2**31 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
-Count = Annotated[int, Field(ge=1, le=_MAX_I32)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -59,10 +59,10 @@ class RequestBody(BaseModel):
     seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
 
     # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_I32)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: (
         Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_TOKEN_LIST)] | None
@@ -173,7 +173,7 @@ class ChatRequest(RequestBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -228,7 +228,7 @@ class CompletionRequest(RequestBody):
     prompt: str | list[Any]
     best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=_MAX_I32)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
 
     @property
     def token_limit(self) -> int | None:
