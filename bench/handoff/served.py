@@ -37,8 +37,10 @@ CHUNK_TOKENS = 2048  # of one step
 BLOCK_BYTES = SHAPE.num_layers * 2 * SHAPE.num_kv_heads * BLOCK_TOKENS * SHAPE.head_dim * 4
 OUTPUT_TOKENS = 6
 HEADERS = {"x-tandem-timeline": "true", "x-tandem-prefill": "remote"}
+WARMUP_TIMEOUT_S = 30.0
 FLAGS = (
     "--disagg.policy=always_remote",
+    "--disagg.claim_timeout_ms=30000",  # a busy machine delays a figure and does not lose it
     f"--engine.max_num_batched_tokens={CHUNK_TOKENS}",
     f"--engine.block_size={BLOCK_TOKENS}",
 )
@@ -113,6 +115,15 @@ class Topology:
             step_s = (times_s[-1] - times_s[1]) / (OUTPUT_TOKENS - 2)
         return Course(num_tokens, record.timeline_ms, record.ttft_s * 1e3, step_s * 1e3)
 
+    async def warm_up(self) -> None:
+        """Send prompts until one is handed off: roles learn of one another after the launcher."""
+        async with asyncio.timeout(WARMUP_TIMEOUT_S):
+            while True:
+                with contextlib.suppress(ServiceError):
+                    await self.ask(CHUNK_TOKENS)
+                    return
+                await asyncio.sleep(0.1)
+
     async def resting_share(self, duration_s: float) -> float:
         """Return the decode worker's share of a core in the next `duration_s` seconds."""
         before, started_at = self.stack.cpu_s()["decode"], time.perf_counter()
@@ -139,6 +150,7 @@ async def both_topologies(
             running = await stack.enter_async_context(served(model, "disagg-1p1d", flags, folder))
             topologies[streaming] = Topology(streaming, running, run_dir.name)
             stack.callback(topologies[streaming].close)
+            await topologies[streaming].warm_up()
         yield topologies
 
 
