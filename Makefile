@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
 MODEL ?= bundled
-TOPOLOGY ?= disagg-1p1d
+TOPOLOGY ?= workers
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

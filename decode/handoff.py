@@ -48,6 +48,7 @@ from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tandem.transfer.layout import RankPair
+from tandem.worker.worker import OwnPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class HandoffTools:
     prefill_instances: Mapping[str, Instance]
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_ended: Callable[["RemotePrefill"], None]
+    own_prompts: OwnPrompts
 
 
 class RemotePrefill:
@@ -284,6 +286,7 @@ class RemotePrefill:
         logger.warning("request %s: prefilled locally (%s): %s", request_id, cause, detail)
         self._observe_rate()
         self._tools.metrics.handoff_closed(cause)
+        self._tools.own_prompts.add(request_id)
         token = None
         if self._first_was_sent and first is not None:
             token = SampledToken(first.token_id, first.logprobs)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 
-from tandem.decode.config import DisaggConfig
+from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.peers import PeerHealth
@@ -44,6 +44,7 @@ from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
+from tandem.worker.worker import OwnPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RemotePrefills:
         metrics: DecodeMetrics,
         rate: TokenRate,
         vocab_size: int,
+        own_prompts: OwnPrompts,
     ) -> None:
         self._node = node
         self._queue = queue
@@ -84,6 +86,7 @@ class RemotePrefills:
             prefill_instances=prefill_instances,
             spawn=self._spawn,
             on_ended=self._remove,
+            own_prompts=own_prompts,
         )
         self._aio = asyncio.get_running_loop()
         self._open: dict[bytes, RemotePrefill] = {}
@@ -122,6 +125,7 @@ class RemotePrefills:
         remote = RemotePrefill(self._tools, active, machine, num_uncached, cached_blocks)
         active.num_cached_tokens = reservation.num_cached_tokens
         active.handoff_id = machine.handoff_id.hex()
+        self._tools.own_prompts.discard(active.request.request_id)
         self._open[machine.handoff_id] = self._by_request[active.request.request_id] = remote
         if active.done.done():
             remote.cancel()
@@ -192,6 +196,17 @@ class RemotePrefills:
         remote = self._by_request.get(request_id)
         if remote is not None:
             remote.cancel()
+
+    def take_back(self, job: PrefillJob) -> bool:
+        """Compute the prompt of an own ticket here; False where another worker was asked for."""
+        remote = self.find(job.handoff_id)
+        if remote is None or not remote.is_unclaimed:
+            return True
+        policy = self._thresholds().policy
+        if remote.active.request.prefill_place == "remote" or policy is Policy.ALWAYS_REMOTE:
+            return False
+        remote.give_up_unclaimed(CloseCause.TAKEN_BACK, "this worker was the first to have room")
+        return True
 
     async def close(self) -> None:
         """Retract all open handoffs, while the engine still runs and the pool is registered."""

@@ -134,7 +134,7 @@ class ActiveRequest:
                 "cause": self.decision.cause,
                 "reason": self.decision.reason,
             }
-        trace.record(self.request.request_id, self.timeline, args, self.context.headers)
+        trace.record(self.request.request_id, self.timeline, args, self.context.headers, "decode")
 
     def _report(self) -> PrefillReport:
         self.reported = True

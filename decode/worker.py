@@ -31,32 +31,28 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import ModelFiles, encode
+from tandem.runtime.messages import ModelFiles, RoleName, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.tasks import keep_running
-from tandem.worker.settings import WorkerSettings
-from tandem.worker.worker import Worker
+from tandem.worker.worker import Details, Worker
 
 logger = logging.getLogger(__name__)
 
-REPORT_INTERVAL_S = 0.25  # between load reports, and between looks at the depth of the queue
-
-
-async def run_decode(settings: WorkerSettings, disagg: DisaggConfig) -> None:
-    """Run a decode worker until a signal ends it."""
-    files = read_model_files(Path(settings.engine.model))
-    worker = Worker(settings, "decode")
-    await worker.run(DecodeRole(worker, disagg, files))
+LOOK_INTERVAL_S = 0.25  # between looks at the depth of the queue and at the own load
 
 
 class DecodeRole:
     """Generates tokens for frontends, and decides for each prompt where it is computed."""
 
-    def __init__(self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles) -> None:
+    name: RoleName = "decode"
+
+    def __init__(
+        self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles | None = None
+    ) -> None:
         self._worker = worker
         self._disagg = disagg
-        self._model_files = model_files
+        self._model_files = model_files or read_model_files(Path(worker.settings.engine.model))
         self._model_name = worker.settings.model_name
         self._namespace = worker.settings.runtime.namespace
         self.engine, self.loop = worker.engine, worker.loop
@@ -68,12 +64,13 @@ class DecodeRole:
         self._num_queued_jobs = 0
         self._num_reserved = 0  # all handoffs so far; counted on the engine thread
         self._is_draining = False
+        self._card_key = ""
         self._aio = asyncio.get_running_loop()
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Publish the model; return once requests can be served."""
+        """Serve the endpoints of requests, of handoffs and of what frontends fetch."""
         node = self.node
         await self._watch_cluster()
         self._publish_cache()
@@ -81,30 +78,40 @@ class DecodeRole:
         stack.push_async_callback(self._end_requests)
         node.server.register(str(self.endpoint), self._generate)
         for endpoint, handler in (
-            ("status", self._status),
             (MODEL_FILES_ENDPOINT, self._send_model_files),
             ("kv_snapshot", self._send_kv_snapshot),
         ):
             node.server.register(endpoint, handler)
-        stack.callback(keep_running("the report of the load", self._report_loop).cancel)
+        stack.callback(keep_running("the look at queue and load", self._look_around).cancel)
+
+    async def take_up(self) -> None:
+        """Publish the model, and accept requests."""
+        self._is_draining = False
         digest = self._worker.weights_digest
-        card = model_card(node, self.endpoint, self.engine, self._model_files, digest)
-        await register_model(node, self._namespace, card)
+        card = model_card(self.node, self.endpoint, self.engine, self._model_files, digest)
+        self._card_key = await register_model(self.node, self._namespace, card)
 
-    async def drain(self) -> None:
-        """Take no new request; running requests go on up to the drain timeout.
+    async def drain(self, patience_s: float | None = None) -> None:
+        """Take no new request; running requests go on, up to `patience_s` where it is given.
 
-        The request server stays open: remote prefills of running requests need its endpoints.
+        The endpoints of handoffs stay: remote prefills of running requests need them.
         """
         self._is_draining = True
-        await self.node.withdraw()
-        while self.active:
-            await asyncio.wait([active.done for active in self.active.values()])
+        await self.node.take_back(self._card_key)
+        try:
+            async with asyncio.timeout(patience_s):
+                while self.active:
+                    await asyncio.wait([active.done for active in self.active.values()])
+        except TimeoutError:
+            self._hand_over("the decode worker has another role now")
 
     async def _end_requests(self) -> None:
+        self._hand_over("the decode worker stopped")
+
+    def _hand_over(self, reason: str) -> None:
         """Fail the requests that are left, so that their callers resume elsewhere."""
         for active in list(self.active.values()):
-            active.fail(IncompleteError("the decode worker stopped"))
+            active.fail(IncompleteError(reason))
 
     async def _watch_cluster(self) -> None:
         discovery, namespace = self.node.discovery, self._namespace
@@ -134,7 +141,9 @@ class DecodeRole:
             metrics=self.metrics,
             rate=self.side.remote,
             vocab_size=self.engine.runner.model_config.vocab_size,
+            own_prompts=worker.own_prompts,
         )
+        worker.take_back = self.remote.take_back
         stack.push_async_callback(self.remote.close)
         self.remote.register(self.node.server)
         worker.on_notification = self.remote.on_notification
@@ -159,6 +168,7 @@ class DecodeRole:
         if request_id in self.active:
             raise InvalidRequestError(f"request {request_id} is running already")
         self.active[request_id] = active
+        self._worker.own_prompts.add(request_id)
         forget = context.on_cancel(
             lambda: active.fail(context.error() or InternalError("cancelled without a reason"))
         )
@@ -168,6 +178,7 @@ class DecodeRole:
         finally:
             forget()
             del self.active[request_id]
+            self._worker.own_prompts.discard(request_id)
             self._finished(active)
 
     def _place(self, engine: Engine, active: ActiveRequest) -> None:
@@ -199,7 +210,8 @@ class DecodeRole:
         side = self.side
         excluded = self.remote.excluded()
         side.num_instances = sum(
-            instance_id not in excluded for instance_id in self._prefill_instances.items
+            instance_id not in excluded and instance_id != self.node.instance_id
+            for instance_id in self._prefill_instances.items
         )
         side.queue_connected = self.queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
@@ -235,6 +247,7 @@ class DecodeRole:
             if active is None:
                 continue
             if not active.reported and active.decision is not None and output.error is None:
+                self._worker.own_prompts.discard(output.request_id)
                 self._note_first(active, output)
             active.emit(output)
 
@@ -247,18 +260,16 @@ class DecodeRole:
 
     # ---- requests of other processes ----------------------------------------------------------
 
-    async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        load = await self._worker.load()
-        thresholds = self.thresholds.current
-        details = {f"disagg.{key}": value for key, value in thresholds.model_dump().items()}
-        details |= {
+    def details(self, load: LoadStats) -> Details:
+        """Return lines of `tandem status`."""
+        thresholds = self.thresholds.current.model_dump()
+        return {f"disagg.{key}": value for key, value in thresholds.items()} | {
             "num_open_handoffs": self.remote.num_open,
             "num_queued_jobs": self._num_queued_jobs,
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
         }
-        answer.send(encode(self._worker.status(self.endpoint, load, details)))
 
     async def _send_model_files(
         self, payload: bytes, context: RequestContext, answer: Responder
@@ -277,19 +288,17 @@ class DecodeRole:
         except AssertionError:
             logger.exception("an invariant of the handoffs is broken")
 
-    async def _report_loop(self) -> None:
-        """Keep the view of the queue fresh, and report the load also when the worker is idle."""
-        while True:
-            try:
-                if self.queue.connected and self._prefill_instances.items:
-                    self._num_queued_jobs = (await self.queue.depth()).num_jobs
-            except ServiceError as error:
-                logger.debug("queue depth not known: %s", error)
-            was_idle = self.remote.num_open == 0
-            load = await self._worker.load()
-            self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
-            self.metrics.loaded(load)
-            self.metrics.excluded(len(self.remote.excluded()))
-            self._worker.publish(load)
-            self._cache.beat()
-            await asyncio.sleep(REPORT_INTERVAL_S)
+    async def _look_around(self) -> None:
+        """Keep the view of the queue fresh, check the handoffs, and record the load."""
+        try:
+            if self.queue.connected and self._prefill_instances.items:
+                self._num_queued_jobs = (await self.queue.depth()).num_jobs
+        except ServiceError as error:
+            logger.debug("queue depth not known: %s", error)
+        was_idle = self.remote.num_open == 0
+        load = await self._worker.load()
+        self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
+        self.metrics.loaded(load)
+        self.metrics.excluded(len(self.remote.excluded()))
+        self._cache.beat()
+        await asyncio.sleep(LOOK_INTERVAL_S)

@@ -6,7 +6,7 @@ import msgspec
 
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import FinishReason, LoadReport, Role, TokenLogprobs
+from tandem.runtime.messages import FinishReason, LoadReport, StepCosts, TokenLogprobs, WorkerRole
 
 
 class SequenceOutput(msgspec.Struct):
@@ -47,8 +47,11 @@ class LoadStats:
     num_cached_blocks: int
     num_quarantined_blocks: int
     num_preemptions: int  # since the start
+    num_decodes: int = 0  # sequences past their prompt
+    decode_context: int = 0  # tokens of these
+    costs: StepCosts | None = None  # None: not learned yet
 
-    def report(self, instance_id: str, epoch: str, role: Role) -> LoadReport:
+    def report(self, instance_id: str, epoch: str, role: WorkerRole) -> LoadReport:
         """Return the report for other workers; sequences in remote prefill count as waiting."""
         return LoadReport(
             instance_id=instance_id,
@@ -60,6 +63,9 @@ class LoadStats:
             num_blocks=self.num_blocks,
             num_free_blocks=self.num_free_blocks,
             num_cached_blocks=self.num_cached_blocks,
+            num_decodes=self.num_decodes,
+            decode_context=self.decode_context,
+            costs=self.costs,
         )
 
 
@@ -67,8 +73,13 @@ def load_of(scheduler: Scheduler) -> LoadStats:
     """Return the load of the engine that `scheduler` belongs to."""
     pool = scheduler.pool
     num_waiting_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
+    num_decodes = decode_context = 0
     for seq in scheduler.running.values():
-        num_waiting_tokens += seq.num_known_tokens - seq.num_computed_tokens
+        num_left = seq.num_known_tokens - seq.num_computed_tokens
+        num_waiting_tokens += num_left
+        if num_left <= 1:
+            num_decodes += 1
+            decode_context += seq.num_known_tokens
     return LoadStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
@@ -79,4 +90,7 @@ def load_of(scheduler: Scheduler) -> LoadStats:
         num_cached_blocks=pool.num_cached,
         num_quarantined_blocks=pool.num_quarantined,
         num_preemptions=scheduler.num_preemptions,
+        num_decodes=num_decodes,
+        decode_context=decode_context,
+        costs=scheduler.step_costs(),
     )

@@ -2,10 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import uvloop
 
+from tandem.decode.config import DisaggConfig
 from tandem.engine.models.config import load_model_config
 from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import EffectiveConfig
@@ -13,8 +13,10 @@ from tandem.launch.config.sources import Setting
 from tandem.launch.devices import device_for
 from tandem.launch.supervise.ports import require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
+from tandem.prefill.config import PrefillConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.logs import setup_logging
+from tandem.runtime.messages import WorkerRole
 from tandem.runtime.node import Node
 from tandem.worker.settings import WorkerSettings
 
@@ -34,32 +36,35 @@ def run_frontend_role(effective: EffectiveConfig) -> None:
 
 
 def run_worker_role(
-    role: Literal["prefill", "decode"],
+    role: WorkerRole,
     effective: EffectiveConfig,
     model: ModelOptions,
     gpu: str | None,
 ) -> None:
-    """Block until a signal ends the worker.
+    """Block until a signal ends the worker, which begins in `role`.
 
     Raises ServiceError without NATS and etcd, before a model is downloaded or loaded.
     """
     effective = prepare_worker(effective, gpu)
     uvloop.run(_reach_services(effective.config.runtime, role))
-    setup_logging(effective.config.runtime.log_level, role)
+    setup_logging(effective.config.runtime.log_level, "worker" if role == "both" else role)
     folder, model_name = find_model(effective, model)
     config = effective.with_settings([Setting("engine.model", str(folder), "MODEL")]).config
     settings = WorkerSettings(
         config.runtime, config.engine, config.transfer, config.queue, model_name
     )
-    if role == "prefill":
-        from tandem.prefill.worker import run_prefill
+    uvloop.run(_run_worker(role, settings, config.disagg, config.prefill))
 
-        work = run_prefill(settings, config.prefill)
-    else:
-        from tandem.decode.worker import run_decode
 
-        work = run_decode(settings, config.disagg)
-    uvloop.run(work)
+async def _run_worker(
+    role: WorkerRole, settings: WorkerSettings, disagg: DisaggConfig, prefill: PrefillConfig
+) -> None:
+    from tandem.decode.worker import DecodeRole
+    from tandem.prefill.worker import PrefillRole
+    from tandem.worker.worker import Worker
+
+    worker = Worker(settings, role)
+    await worker.run(DecodeRole(worker, disagg), PrefillRole(worker, prefill))
 
 
 def prepare_worker(effective: EffectiveConfig, gpu: str | None) -> EffectiveConfig:

@@ -21,13 +21,14 @@ from tandem.runtime.discovery import (
     models_prefix,
 )
 from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.messages import Instance, LinkReport, ModelCard, WorkerStatus
+from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import masked
 
 CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting
-COMPONENTS = ("frontend", "decode", "prefill")
+WORKERS: tuple[RoleName, ...] = ("decode", "prefill")
+COMPONENTS = ("frontend", *WORKERS)
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
 
 
@@ -37,6 +38,12 @@ class InstanceReport(msgspec.Struct, frozen=True):
     instance: Instance
     state: str
     worker: WorkerStatus | None = None
+
+    @property
+    def role(self) -> str:
+        """The component that was registered, or `both` for a worker with two of them."""
+        has_both = self.worker is not None and self.worker.load.role == "both"
+        return "both" if has_both else self.instance.component
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -79,8 +86,8 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
     with_live = effective.with_settings(
         live_settings(runtime.namespace, live, lambda problem: None)
     )
-    decodes = [i for i in instances if (i.namespace, i.component) == (runtime.namespace, "decode")]
-    models = sorted({i.model for i in decodes if i.model})
+    workers = [i for i in instances if i.namespace == runtime.namespace and i.component in WORKERS]
+    models = sorted({i.model for i in workers if i.model})
     client = RequestClient(runtime, new_id())
     try:
         reports, queues = await asyncio.gather(
@@ -249,7 +256,7 @@ def notes(report: InstanceReport) -> list[str]:
         )
     if excluded:
         found.append(f"takes no KV from {excluded}: its blocks failed verification repeatedly")
-    name = f"{report.instance.component} {report.instance.instance_id[:8]}"
+    name = f"{report.role} {report.instance.instance_id[:8]}"
     return [f"{name}: {note}" for note in found]
 
 
@@ -262,7 +269,7 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
     for report in sorted(reports, key=_place):
         instance = report.instance
         table.add_row(
-            *(instance.component, instance.instance_id[:8], instance.epoch[:8], instance.model),
+            *(report.role, instance.instance_id[:8], instance.epoch[:8], instance.model),
             *(instance.address, f"{instance.pid}", report.state),
             *_load_cells(report.worker),
         )

@@ -80,7 +80,7 @@ class Job:
             "num_tokens": ticket.num_tokens,
             "num_uncached_tokens": ticket.num_uncached_tokens,
         }
-        self._tools.trace.record(self.request_id, self._timeline, args, ticket.trace)
+        self._tools.trace.record(self.request_id, self._timeline, args, ticket.trace, "prefill")
 
     async def _handle(self) -> str:
         """Claim the ticket and deliver its KV; return the outcome."""

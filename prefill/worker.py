@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
@@ -13,32 +13,26 @@ from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.prefill.tools import JobTools, Step
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_transfer
-from tandem.runtime.messages import TransferMetadata, encode
-from tandem.runtime.plane.server import Responder
+from tandem.runtime.messages import RoleName, TransferMetadata
 from tandem.runtime.tasks import keep_running
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.link import GROUP_COUNTS
-from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Details, Worker
 
 logger = logging.getLogger(__name__)
 
-LOAD_INTERVAL_S = 0.25
+LOOK_INTERVAL_S = 0.25  # between looks at the own load
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
+GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
 RATE_SMOOTHING = 0.2  # of the rate of computing
-
-
-async def run_prefill(settings: WorkerSettings, prefill: PrefillConfig) -> None:
-    """Run a prefill worker until a signal ends it."""
-    worker = Worker(settings, "prefill")
-    await worker.run(PrefillRole(worker, prefill))
 
 
 class PrefillRole:
     """Pulls tickets, computes their prompts, and writes the KV to decode workers."""
+
+    name: RoleName = "prefill"
 
     def __init__(self, worker: Worker, config: PrefillConfig) -> None:
         self._worker = worker
@@ -58,24 +52,29 @@ class PrefillRole:
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Follow the decode workers and begin to pull tickets."""
+        """Follow the decode workers."""
         await self._watch_peers(stack)
-        self.node.server.register("status", self._status)
         stack.push_async_callback(self._end_jobs)
-        self._receiving = keep_running("the receiver of tickets", self._receive)
-        reporting = keep_running("the report of the load", self._report_load)
-        stack.callback(self._receiving.cancel)
-        stack.callback(reporting.cancel)
+        stack.push_async_callback(self._stop_receiving)
+        stack.callback(keep_running("the look at the load", self._look_around).cancel)
 
-    async def drain(self) -> None:
-        """Take no new ticket; current jobs go on up to the drain timeout."""
+    async def take_up(self) -> None:
+        """Begin to pull tickets."""
+        self._receiving = keep_running("the receiver of tickets", self._receive)
+
+    async def drain(self, patience_s: float | None = None) -> None:
+        """Take no new ticket; current jobs go on, up to `patience_s` where it is given."""
+        await self._stop_receiving()
+        await self.queue.stop_receiving()  # tickets that were pulled and not begun go to others
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=patience_s)
+        for job in self._jobs.values():
+            job.cancel("the prefill worker has another role now")
+
+    async def _stop_receiving(self) -> None:
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
-            await self.queue.close()  # tickets that were pulled and not begun go to others
-        await self.node.withdraw()
-        if self._jobs:
-            await asyncio.wait(self._jobs)
 
     async def _watch_peers(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect to every decode worker before its first ticket comes."""
@@ -84,6 +83,8 @@ class PrefillRole:
         connecting: set[asyncio.Task[None]] = set()
 
         def changed(instance_id: str, peer: TransferMetadata | None) -> None:
+            if instance_id == self.node.instance_id:
+                return
             task = asyncio.create_task(self._meet(instance_id, peer))
             connecting.add(task)
             task.add_done_callback(connecting.discard)
@@ -144,6 +145,7 @@ class PrefillRole:
                 continue
             # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
+                await self._worker.own_prompts.none.wait()
                 for delivery in await self.queue.receive(1, config.receive_timeout_s):
                     await self._begin(Job(tools, delivery), delivery)
             except Exception:
@@ -152,6 +154,15 @@ class PrefillRole:
                 await asyncio.sleep(RETRY_S)
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
+        if job.ticket.decode_instance == self.node.instance_id:
+            if self._worker.take_back(job.ticket):
+                await delivery.ack()
+            else:
+                await delivery.nak(GIVE_BACK_DELAY_S)
+            return
+        if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
+            await delivery.nak(GIVE_BACK_DELAY_S)
+            return
         if any(job.request_id == other.request_id for other in self._jobs.values()):
             # Two jobs of one attempt would each settle while the other still writes.
             logger.info("handoff %s was delivered again while it runs", job.request_id)
@@ -188,20 +199,16 @@ class PrefillRole:
             if (steps := self._steps.get(step.request_id)) is not None:
                 steps.put_nowait(step)
 
-    # ---- requests of other processes ----------------------------------------------------------
+    # ---- state --------------------------------------------------------------------------------
 
-    async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        load = await self._worker.load()
-        details: Details = {
+    def details(self, load: LoadStats) -> Details:
+        """Return lines of `tandem status`."""
+        return {
             "num_jobs": len(self._jobs),
             "num_job_tokens": self._num_tokens,
             "num_peers": len(self._peers.items),
         }
-        links = self._group.reports()
-        answer.send(encode(self._worker.status(self.endpoint, load, details, links)))
 
-    async def _report_load(self) -> None:
-        load = await self._worker.load()
-        self.metrics.loaded(load)
-        self._worker.publish(load)
-        await asyncio.sleep(LOAD_INTERVAL_S)
+    async def _look_around(self) -> None:
+        self.metrics.loaded(await self._worker.load())
+        await asyncio.sleep(LOOK_INTERVAL_S)

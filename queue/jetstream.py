@@ -134,6 +134,9 @@ class JetStreamQueue:
 
     async def close(self) -> None:
         self._closed = True
+        await self.stop_receiving()
+
+    async def stop_receiving(self) -> None:
         for message in await self._pulls.close():
             await _best_effort(message.nak())
 

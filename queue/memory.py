@@ -103,6 +103,9 @@ class MemoryQueue:
             num_dead=self._num_dead,
         )
 
+    async def stop_receiving(self) -> None:
+        pass  # it holds none
+
     async def close(self) -> None:
         self.connected = False
 

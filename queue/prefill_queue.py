@@ -66,5 +66,8 @@ class PrefillQueue(Protocol):
     async def depth(self) -> QueueDepth:
         """Return the counts. Raise ServiceError like `publish`."""
 
+    async def stop_receiving(self) -> None:
+        """Give back the jobs that were delivered and not returned, until the next `receive`."""
+
     async def close(self) -> None:
-        """Give back the jobs that were delivered and not returned; jobs on the queue stay."""
+        """End as `stop_receiving` does, for good; jobs on the queue stay."""

@@ -82,6 +82,7 @@ class PullConsumer:
         subscription, self._subscription = self._subscription, None
         if subscription is not None and self._connection.connected:
             await subscription.unsubscribe()
+        self._standing_until = 0.0
         left = list(self._messages)
         self._messages.clear()
         return left

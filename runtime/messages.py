@@ -12,7 +12,9 @@ import msgspec
 
 PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Role = Literal["frontend", "prefill", "decode"]
+Role = Literal["frontend", "worker", "prefill", "decode"]  # of a process
+RoleName = Literal["decode", "prefill"]  # of a worker, which may have both
+WorkerRole = Literal["both", "decode", "prefill"]
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
 DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
@@ -327,18 +329,31 @@ class KvEvent(Message, frozen=True):
     cleared: bool = False
 
 
+class StepCosts(Message, frozen=True, tag=False):
+    """The learned time of a worker's steps: linear in tokens and in tokens of context."""
+
+    decode_s: tuple[float, float, float]  # of a step with decodes, per decode, per context token
+    prompt_s: tuple[float, float, float]  # of a step with prompts, per token, per token's position
+    max_step_s: float  # of a step with decodes
+    max_tokens: int  # of a step
+    max_tokens_beside: int  # of prompts, in a step with decodes
+
+
 class LoadReport(Message, frozen=True):
-    """A worker's load, on change and at least once a second."""
+    """A worker's load, several times a second."""
 
     instance_id: str
     epoch: str
-    role: Role
+    role: WorkerRole
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+    num_decodes: int = 0  # sequences past their prompt
+    decode_context: int = 0  # tokens of these
+    costs: StepCosts | None = None  # None: not learned yet
 
 
 class LinkReport(Message, frozen=True, tag=False):
@@ -351,6 +366,17 @@ class LinkReport(Message, frozen=True, tag=False):
     overhead_us: float  # of one write, from the decision to the notice of its end
     min_streaming_tokens: int | None  # longer last chunks go by groups of layers; None: none does
     is_broken: bool = False  # a transfer failed; the next one connects again
+
+
+class RoleChange(Message, frozen=True):
+    """A request to a worker to change its role; the answer is a WorkerStatus."""
+
+    role: WorkerRole
+
+
+def role_names(role: WorkerRole) -> tuple[RoleName, ...]:
+    """Return the roles that `role` stands for."""
+    return ("decode", "prefill") if role == "both" else (role,)
 
 
 class WorkerStatus(Message, frozen=True):

@@ -15,11 +15,12 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.messages import RoleName, WorkerRole, role_names
 from tandem.runtime.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,7 @@ class TraceFile:
     a thread writes out every second. Belongs to one event loop.
     """
 
-    def __init__(
-        self, path: str | None, role: Literal["decode", "prefill"], instance_id: str
-    ) -> None:
+    def __init__(self, path: str | None, role: WorkerRole, instance_id: str) -> None:
         self.path = None if path is None else trace_path(path, role, instance_id)
         self.num_dropped = 0
         self._role = role
@@ -110,8 +109,12 @@ class TraceFile:
         timeline: Timeline,
         args: Mapping[str, Value],
         headers: Mapping[str, str],
+        role: RoleName | None = None,
     ) -> None:
-        """Add a request that ends now; `headers` may have its W3C traceparent."""
+        """Add a request that ends now; `headers` may have its W3C traceparent.
+
+        `role` is that of the worker for this request, by default its only one.
+        """
         if self._writing is None:
             return
         if self._file is None or self._closing.is_set() or len(self._pending) > MAX_PENDING_BYTES:
@@ -121,29 +124,34 @@ class TraceFile:
         trace_id = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         if trace_id is not None:
             known["trace_id"] = trace_id[1]
-        for index, event in enumerate(self._events(request_id, timeline, known)):
+        for index, event in enumerate(self._events(request_id, timeline, known, role)):
             self._pending += (b"," if index else b",\n") + _encode(event)
 
     def _events(
-        self, request_id: str, timeline: Timeline, args: Mapping[str, Value]
+        self,
+        request_id: str,
+        timeline: Timeline,
+        args: Mapping[str, Value],
+        role: RoleName | None,
     ) -> Iterator[Event]:
         """Yield the row's name, the request, and in it a slice per interval, a tick per stage."""
         row, stages = next(self._rows), timeline.ms()
+        kind = role or role_names(self._role)[0]
         start_us, end_us = timeline.started_at * 1e6 + _EPOCH_US, timeline.elapsed_s() * 1e6
-        names = dict(_SLICES[self._role])
+        names = dict(_SLICES[kind])
         if "computed" in stages:  # remotely: the token came before the KV
             names.pop("first_token", None)
 
         def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
             ts = round(start_us + from_us, 1)
-            return self._event(phase, name, tid=row, ts=ts, cat=self._role, **fields)
+            return self._event(phase, name, tid=row, ts=ts, cat=kind, **fields)
 
         yield self._event("M", "thread_name", tid=row, args={"name": request_id})
         yield at("X", "request", 0.0, dur=round(end_us, 1), args=args)
         begin_us = 0.0
         for stage, ms in [*stages.items(), ("", end_us / 1e3)]:
             us = min(ms * 1e3, end_us)
-            name = names.get(stage) if stage else _LAST_SLICE[self._role]
+            name = names.get(stage) if stage else _LAST_SLICE[kind]
             if name is not None:
                 yield at("X", name, begin_us, dur=round(us - begin_us, 1))
                 begin_us = us

@@ -1,11 +1,14 @@
-"""One worker process: the parts that its role stands on, started and closed in one order."""
+"""One worker process: the parts that its roles stand on, started and closed in one order."""
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
+
+import msgspec
 
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
@@ -14,12 +17,25 @@ from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.discovery import register_instance
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import models_prefix, register_instance
+from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, freeze_gc
-from tandem.runtime.messages import LinkReport, LoadReport, WorkerStatus, encode
+from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
+from tandem.runtime.messages import (
+    LoadReport,
+    PrefillJob,
+    RoleChange,
+    RoleName,
+    WorkerRole,
+    WorkerStatus,
+    encode,
+    role_names,
+)
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.tasks import keep_running
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
@@ -27,8 +43,10 @@ from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Of requests: a prompt of four million tokens; a prefill worker gets none on the request plane.
-_MAX_FRAME_BYTES = {"decode": 16 * 1024 * 1024, "prefill": 1024 * 1024}
+MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
+LOAD_INTERVAL_S = 0.25  # between load reports
+# A change of roles waits this long for work in hand; then other workers go on with it.
+HANDOVER_S = 0.5
 
 Details = dict[str, str | int | float | bool]
 
@@ -36,40 +54,73 @@ Details = dict[str, str | int | float | bool]
 class Role(Protocol):
     """A role of a worker; its methods are called on the event loop."""
 
+    name: RoleName
     endpoint: EndpointAddress
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Begin to work; the worker's parts are up. `stack` is closed before they are."""
+        """Prepare to work, once; the worker's parts are up. `stack` is closed before they are."""
         ...
 
-    async def drain(self) -> None:
-        """Leave discovery, take no new work, and wait for the work in hand."""
+    async def take_up(self) -> None:
+        """Take work, as far as its registration in discovery does not bring it."""
+        ...
+
+    async def drain(self, patience_s: float | None = None) -> None:
+        """Take no new work, and wait for the work in hand.
+
+        After `patience_s` the work in hand is handed over to other workers.
+        """
         ...
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         """Take the outputs of one step; those of unknown requests are not this role's."""
         ...
 
+    def details(self, load: LoadStats) -> Details:
+        """Return lines of `tandem status`."""
+        ...
+
+
+class OwnPrompts:
+    """Prompts that wait or are computed here for answers of this worker.
+
+    While there is one, the prefill role of the same worker takes no prompt of another worker.
+    """
+
+    def __init__(self) -> None:
+        self._request_ids: set[str] = set()
+        self.none = asyncio.Event()
+        self.none.set()
+
+    def add(self, request_id: str) -> None:
+        self._request_ids.add(request_id)
+        self.none.clear()
+
+    def discard(self, request_id: str) -> None:
+        self._request_ids.discard(request_id)
+        if not self._request_ids:
+            self.none.set()
+
 
 class Worker:
     """Engine, node, transfer group over the KV pool, queue and trace of one process.
 
-    Closing ends them in an order that keeps the pool's memory valid while a peer may write to it.
+    Its roles share them, and may change while it serves. Closing ends everything in an order that
+    keeps the pool's memory valid while a peer may write to it.
     """
 
-    def __init__(self, settings: WorkerSettings, component: Literal["decode", "prefill"]) -> None:
+    def __init__(self, settings: WorkerSettings, role: WorkerRole) -> None:
         runtime, engine = settings.runtime, settings.engine
         self.settings = settings
-        self.component = component
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
         self.loop = EngineLoop(self.engine, self._on_outputs)
         self.node = node = Node(
             runtime,
-            component=component,
+            component=role,
             model=settings.model_name,
             progress=lambda: self.loop.progress,
-            max_frame_bytes=_MAX_FRAME_BYTES[component],
+            max_frame_bytes=MAX_FRAME_BYTES,
         )
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
@@ -78,7 +129,7 @@ class Worker:
         self.queue = JetStreamQueue(
             node.nats, settings.queue, runtime.namespace, settings.model_name
         )
-        self.trace = TraceFile(runtime.trace_file, component, node.instance_id)
+        self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(Path(engine.model))
         self.deployment = deployment_id(
             runtime.namespace,
@@ -86,21 +137,30 @@ class Worker:
             self.weights_digest,
             layout.digest(),
         )
+        self.own_prompts = OwnPrompts()
+        # Takes a ticket of this worker back, to compute its prompt here; False: another must.
+        self.take_back: Callable[[PrefillJob], bool] = lambda job: True
+        self._initial_role = role
+        self._roles: dict[RoleName, Role] = {}
+        self._started: set[RoleName] = set()
+        self._active: dict[RoleName, str] = {}  # |-> the key of its registration
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
-        self._roles: list[Role] = []
+        self._changing = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
 
-    async def run(self, role: Role) -> None:
-        """Serve as `role` until a signal ends the process."""
+    # ---- lifecycle ----------------------------------------------------------------------------
+
+    async def run(self, *roles: Role) -> None:
+        """Serve until a signal ends the process, at first in the worker's own role."""
         freeze_gc()
         await self.lifecycle.run(
-            startup=partial(self.startup, role), drain=role.drain, stop=self.stop
+            startup=partial(self.startup, *roles), drain=self.drain, stop=self.stop
         )
 
-    async def startup(self, role: Role) -> None:
-        """Join the cluster, start `role`, and register it."""
+    async def startup(self, *roles: Role) -> None:
+        """Join the cluster and take up the worker's own role; `roles` are all that it can have."""
         node, stack = self.node, self._stack
-        self._roles.append(role)
+        self._roles = {role.name: role for role in roles}
         await stack.enter_async_context(self.trace)  # closed last: it has all that ends before
         stack.push_async_callback(node.close)
         await node.connect()
@@ -110,18 +170,82 @@ class Worker:
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
-        await role.start(stack)
-        await register_instance(node, node.instance(role.endpoint))
-        name = self.settings.model_name
-        logger.info("%s worker %s serves %s", self.component, node.instance_id, name)
+        node.server.register("status", self._status)
+        node.server.register("change_role", self._change_role)
+        for name in role_names(self._initial_role):
+            await self._take_up(self._roles[name])
+        stack.callback(keep_running("the report of the load", self._report_load).cancel)
+        logger.info("%s worker %s serves %s", self.role, node.instance_id, node.model)
+
+    async def drain(self) -> None:
+        """Take no new work, and wait for the work in hand."""
+        draining = [self._roles[name].drain() for name in self._started]
+        await asyncio.gather(*draining, self.node.withdraw())
 
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
-        for role in self._roles:
-            role.on_outputs(outputs)
+        for name in self._started:
+            self._roles[name].on_outputs(outputs)
+
+    # ---- roles --------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> WorkerRole:
+        """The role that the worker has now."""
+        if len(self._active) == 2:
+            return "both"
+        return next(iter(self._active), self._initial_role)
+
+    async def change_role(self, wanted: WorkerRole) -> None:
+        """Take up the roles of `wanted` and lay down the others; pool and prefix cache stay.
+
+        Raises UnavailableError during another change, and InvalidRequestError for the last decode
+        worker of a model.
+        """
+        if self._changing.locked() or self.lifecycle.state is State.DRAINING:
+            raise UnavailableError(f"{self.node.instance_id} is changing its role, or ending")
+        async with self._changing:
+            names = role_names(wanted)
+            leaving = [self._roles[name] for name in self._active if name not in names]
+            if any(role.name == "decode" for role in leaving):
+                await self._check_not_last()
+            for name in names:
+                if name not in self._active:
+                    await self._take_up(self._roles[name])
+            await asyncio.gather(*(self._lay_down(role) for role in leaving))
+            logger.info("worker %s is now: %s", self.node.instance_id, self.role)
+
+    async def _take_up(self, role: Role) -> None:
+        if role.name not in self._started:
+            await role.start(self._stack)
+            self._started.add(role.name)
+        await role.take_up()
+        key = await register_instance(self.node, self.node.instance(role.endpoint))
+        self._active[role.name] = key
+
+    async def _lay_down(self, role: Role) -> None:
+        await self.node.take_back(self._active.pop(role.name))
+        await role.drain(HANDOVER_S)
+
+    async def _check_not_last(self) -> None:
+        """Raise InvalidRequestError if the running answers of this worker could go nowhere."""
+        prefix = models_prefix(self.settings.runtime.namespace, self.settings.model_name)
+        cards = await self.node.discovery.get_prefix(prefix)
+        if all(key.endswith(f"/{self.node.instance_id}") for key in cards):
+            raise InvalidRequestError(
+                f"role: {self.node.instance_id} is the last decode worker of "
+                f"{self.settings.model_name}",
+                param="role",
+            )
+
+    async def _change_role(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        await self.change_role(msgspec.msgpack.decode(payload, type=RoleChange).role)
+        answer.send(encode(await self._worker_status()))
 
     # ---- status -------------------------------------------------------------------------------
 
@@ -129,24 +253,26 @@ class Worker:
         """Return the engine's load, read between two steps."""
         return await self.loop.call(lambda engine: engine.load())
 
-    def status(
-        self,
-        endpoint: EndpointAddress,
-        load: LoadStats,
-        details: Details,
-        links: Sequence[LinkReport] = (),
-    ) -> WorkerStatus:
-        """Return the answer to `tandem status`, with the `details` of a role."""
-        details |= {"nats": self.node.nats.connected, "etcd": self.node.discovery.connected}
-        instance, state = self.node.instance(endpoint), self.lifecycle.state.value
-        return WorkerStatus(instance, state, self._report(load), details, list(links))
+    async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        answer.send(encode(await self._worker_status()))
 
-    def publish(self, load: LoadStats) -> None:
-        """Send the load to the frontends."""
-        self.node.events.publish(self._load_subject, encode(self._report(load)))
+    async def _worker_status(self) -> WorkerStatus:
+        load = await self.load()
+        details: Details = {"nats": self.node.nats.connected, "etcd": self.node.discovery.connected}
+        for name in self._active:
+            details |= self._roles[name].details(load)
+        role = self._roles[next(iter(self._active), next(iter(self._roles)))]
+        instance, state = self.node.instance(role.endpoint), self.lifecycle.state.value
+        return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
+
+    async def _report_load(self) -> None:
+        """Send the load to the frontends and to other workers."""
+        report = self._report(await self.load())
+        self.node.events.publish(self._load_subject, encode(report))
+        await asyncio.sleep(LOAD_INTERVAL_S)
 
     def _report(self, load: LoadStats) -> LoadReport:
-        return load.report(self.node.instance_id, self.node.epoch, self.component)
+        return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
 def _ignore(rank: int, data: bytes) -> None:

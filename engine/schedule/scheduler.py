@@ -20,6 +20,7 @@ from tandem.engine.schedule.prefix import (
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
 from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.messages import StepCosts
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
 
@@ -183,6 +184,19 @@ class Scheduler:
         """Free quarantined blocks, in which no write can land any more."""
         self.pool.release_quarantined(block_ids)
         self.is_blocked = False
+
+    def step_costs(self) -> StepCosts | None:
+        """Return the learned cost of steps; None before a prompt was computed."""
+        cost = self.step_cost
+        if not any(cost.prompt_s):
+            return None
+        return StepCosts(
+            cost.decode_s,
+            cost.prompt_s,
+            cost.max_step_s,
+            self.max_num_batched_tokens,
+            min(self.prefill_chunk_tokens, self.max_num_batched_tokens),
+        )
 
     def num_prefix_blocks(self, seq: Sequence) -> int:
         """Count the leading blocks of `seq` in the prefix cache; that of its last token is none."""

@@ -136,6 +136,18 @@ class StepCost:
         floor = 0 if work.num_prompt_tokens else FLOOR_TOKENS
         return max(num_tokens, floor)
 
+    @property
+    def decode_s(self) -> tuple[float, float, float]:
+        """Seconds of a step with decodes, per decode, and per token of their contexts."""
+        constant, per_decode, per_token = self._decodes.weights
+        return constant, per_decode / DECODES, per_token / DECODE_CONTEXT
+
+    @property
+    def prompt_s(self) -> tuple[float, float, float]:
+        """Seconds of a step with prompts, per token, and per token and position."""
+        constant, per_token, per_context = self._prompts.weights
+        return constant, per_token / TOKENS, per_context / TOKEN_CONTEXT
+
     def _decoding_s(self, work: StepWork) -> float:
         return self._decodes.predict(work.decode_features()) if work.num_decodes else 0.0
 

@@ -65,9 +65,15 @@ def serve(
     session: Session,
     options: LaunchOptions,
     topology: Annotated[
-        str,
+        str | None,
         typer.Option("--topology", "-t", help="aggregated, disagg-1p1d, disagg-2p2d, or a file."),
-    ] = "disagg-1p1d",
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Workers of both roles; by default one per GPU, two on a CPU."
+        ),
+    ] = None,
 ) -> None:
     """Serve a model on this machine: one address, its workers, NATS and etcd included.
 
@@ -76,7 +82,7 @@ def serve(
     _quiet_grpc()
     from tandem.launch.serve.serve_supervisor import run_serve
 
-    raise typer.Exit(run_serve(session.load(), options, model, topology))
+    raise typer.Exit(run_serve(session.load(), options, model, topology, workers))
 
 
 @app.command(epilog=f"Example: tandem frontend --port 8000 {JOIN_EXAMPLE}. {CONFIG_HELP}")
@@ -89,6 +95,23 @@ def frontend(session: Session) -> None:
     from tandem.launch.roles import run_frontend_role
 
     run_frontend_role(session.load())
+
+
+@app.command(epilog=f"Example: tandem worker Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}")
+@shares(model=ModelOptions, session=cluster_session)
+def worker(
+    model: ModelOptions,
+    session: Session,
+    gpu: Gpu = None,
+    role: Annotated[
+        str, typer.Option("--role", "-r", help="both, decode or prefill; tandem role changes it.")
+    ] = "both",
+) -> None:
+    """Run one worker: it generates tokens, and computes prompts of others when it has room."""
+    from tandem.launch.change_role import checked_role
+    from tandem.launch.roles import run_worker_role
+
+    run_worker_role(checked_role(role), session.load(), model, gpu)
 
 
 @app.command(
@@ -147,6 +170,22 @@ def status(session: Session, as_json: Json = False) -> None:
     from tandem.launch.status import run_status
 
     run_status(session.load_for_cluster(), as_json=as_json)
+
+
+@app.command(name="role", epilog="Example: tandem role 3f2a prefill")
+@shares(session=cluster_session)
+def change_role(
+    session: Session,
+    instance: Annotated[str, typer.Argument(help="The worker's id, or how it begins.")],
+    role: Annotated[str, typer.Argument(help="both, decode or prefill.")],
+) -> None:
+    """Change the role of a running worker; it keeps its weights and its prefix cache.
+
+    Running answers go on at other workers. The command ends when the new role serves.
+    """
+    from tandem.launch.change_role import run_change_role
+
+    run_change_role(session.load_for_cluster(), instance, role)
 
 
 @app.command(epilog="Example: tandem doctor --json")

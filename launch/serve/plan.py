@@ -11,7 +11,7 @@ from tandem.launch.serve.topology import RoleSpec, Topology
 from tandem.runtime.messages import Role
 from tandem.runtime.names import is_config_variable
 
-START_ORDER: tuple[Role, ...] = ("decode", "prefill", "frontend")
+START_ORDER: tuple[Role, ...] = ("worker", "decode", "prefill", "frontend")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -12,24 +12,40 @@ from tandem.launch.devices import list_gpus, num_usable_cores
 from tandem.launch.roles import find_model
 from tandem.launch.serve.plan import make_plan
 from tandem.launch.serve.role_process import role_process
-from tandem.launch.serve.topology import Topology, load_topology
+from tandem.launch.serve.topology import Topology, load_topology, workers_topology
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
 from tandem.runtime.discovery import WatchView
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
+
+WORKERS_ON_A_CPU = 2
 
 
 def run_serve(
-    config: EffectiveConfig, options: LaunchOptions, model: ModelOptions, topology: str
+    config: EffectiveConfig,
+    options: LaunchOptions,
+    model: ModelOptions,
+    topology: str | None,
+    num_workers: int | None,
 ) -> int:
     """Serve until a signal and return the exit code. Raises TandemError when that fails."""
-    roles = load_topology(topology)
+    roles = _chosen_topology(topology, num_workers)
     config = with_free_port(config)
     with Reporter() as reporter:
         reporter.working(f"looking for {model.model}")
         folder, name = find_model(config, model)
         supervisor = ServeSupervisor(config, options, reporter, roles, folder, name)
         return uvloop.run(supervisor.run())
+
+
+def _chosen_topology(name: str | None, num_workers: int | None) -> Topology:
+    """Return a topology by name, or that of one worker per GPU, or of two on the CPU."""
+    if name is None:
+        return workers_topology(num_workers or len(list_gpus()) or WORKERS_ON_A_CPU)
+    if num_workers is not None:
+        raise ConfigError("--workers: a topology has its own counts; give one of the two")
+    return load_topology(name)
 
 
 class ServeSupervisor(Supervisor):
@@ -83,7 +99,7 @@ class ServeSupervisor(Supervisor):
                 self._report_child_ready(child)
 
     def _drain_order(self) -> Sequence[str]:
-        return ("frontend", "decode", "prefill")
+        return ("frontend", "worker", "decode", "prefill")
 
     def _report_ready(self) -> None:
         url, name = self._http_url(), self._model_name

@@ -1,6 +1,6 @@
 """Topology files: the roles of one machine, their counts, GPUs and config overrides."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -68,6 +68,18 @@ def load_topology(name_or_path: str) -> Topology:
     )
 
 
+def workers_topology(count: int) -> Topology:
+    """Return the topology of `count` workers that have both roles."""
+    base = load_topology("workers")
+    auto: Gpu = "auto"
+    roles = tuple(
+        replace(spec, count=count, gpus=(auto,) * count) if spec.role == "worker" else spec
+        for spec in base.roles
+    )
+    plural = "s, each" if count > 1 else ":"
+    return replace(base, description=f"{count} worker{plural} prefill and decode", roles=roles)
+
+
 def parse_topology(path: Path) -> Topology:
     """Read a topology file. Raises ConfigError naming file, line and key."""
     description = ""
@@ -94,8 +106,8 @@ def parse_topology(path: Path) -> Topology:
 def _check_counts(topology: Topology, path: Path) -> None:
     if topology.count("frontend") != 1:
         raise ConfigError(f"{path}: roles.frontend.count must be 1: clients use one address")
-    if topology.count("decode") < 1:
-        raise ConfigError(f"{path}: roles.decode.count must be at least 1: it generates the tokens")
+    if topology.count("worker") + topology.count("decode") < 1:
+        raise ConfigError(f"{path}: roles.worker.count must be at least 1: it generates the tokens")
 
 
 def _parse_role(role: str, node: yaml.Node, path: Path, line: int) -> RoleSpec:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from tandem.runtime.events import Events, load_subject
-from tandem.runtime.messages import Instance, LoadReport, Role, encode
+from tandem.runtime.messages import Instance, LoadReport, RoleName, encode
 from tandem.runtime.tasks import keep_running
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.metrics import SnapshotPublisher
@@ -63,7 +63,7 @@ class Sender:
     """The instance under report, and the sources of its numbers."""
 
     def __init__(
-        self, instance: Instance, role: Role, handler: EngineHandler, engine: EngineConfig
+        self, instance: Instance, role: RoleName, handler: EngineHandler, engine: EngineConfig
     ) -> None:
         self.instance = instance
         self._role = role

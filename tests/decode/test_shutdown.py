@@ -35,7 +35,7 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
         running = asyncio.create_task(
             lifecycle.run(
                 startup=partial(stage.process.startup, worker),
-                drain=worker.drain,
+                drain=stage.process.drain,
                 stop=stage.process.stop,
             )
         )
