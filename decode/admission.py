@@ -1,36 +1,29 @@
 """The decision for each prompt: prefill it locally or remotely. Pure."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.transfer_cost import TransferCost
+from tandem.router.predict import PlaceLoad, Prediction, predict
 from tandem.runtime.messages import PrefillPlace
-from tandem.runtime.token_rate import TokenRate
 
-# A rate without a new measurement for this long is not used any more: the path is tried again.
-RATE_LIFETIME_S = 30.0
-RATE_SMOOTHING = 0.3
-
-
-def recent_rate() -> TokenRate:
-    """Return a rate of seconds per uncached prompt token, from arrival to a decodable prompt.
-
-    Only long prompts are measured: the fixed cost of a request would dominate that of short ones.
-    """
-    return TokenRate(RATE_SMOOTHING, RATE_LIFETIME_S)
+MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
+CLAIM_SLACK_MS = 50.0
 
 
 @dataclass(slots=True)
 class PrefillSide:
-    """The state of the prefill side and the measured rates, as this decode worker knows them."""
+    """This worker and the prefill side, as far as a placement depends on them."""
 
     num_instances: int = 0
     queue_connected: bool = False
     num_queued_jobs: int = 0
-    num_running: int = 0  # sequences decoding here, whose steps a local prefill lengthens
-    local: TokenRate = field(default_factory=recent_rate)
-    remote: TokenRate = field(default_factory=recent_rate)
+    num_ticket_tokens: int = 0  # uncached tokens of tickets that are not computed yet
+    here: PlaceLoad | None = None  # None: no step cost is learned yet
+    others: Sequence[PlaceLoad] = ()  # workers that take tickets, without the tickets' tokens
+    transfer: TransferCost = field(default_factory=lambda: TransferCost(0.0))
 
 
 class PlacementCause(StrEnum):
@@ -46,6 +39,7 @@ class PlacementCause(StrEnum):
     UNMEASURED = "unmeasured"
     FASTER = "faster"
     SLOWER = "slower"
+    TARGET = "target"
     NO_BLOCKS = "no_blocks"
     FALLBACK = "fallback"  # a remote prefill was given up
 
@@ -58,10 +52,13 @@ _REASONS = {
     PlacementCause.SHORT: "uncached {0.num_uncached} <= max_local_prefill_length {0.limit}",
     PlacementCause.QUEUE_FULL: "queued {0.num_queued} >= max_prefill_queue_size {0.limit}",
     PlacementCause.LONG: "uncached {0.num_uncached} > max_local_prefill_length {0.limit}",
-    PlacementCause.UNMEASURED: "no long prompt was prefilled locally lately",
-    PlacementCause.FASTER: "uncached {0.num_uncached} > max_local_prefill_length {0.limit}; "
-    "{0.remote_ms:.1f} ms remote <= {0.local_ms:.1f} local",
-    PlacementCause.SLOWER: "expected {0.remote_ms:.1f} ms remote > {0.local_ms:.1f} local",
+    PlacementCause.UNMEASURED: "no step cost is learned yet",
+    PlacementCause.FASTER: "first token in {0.remote_ms:.1f} ms remote, {0.local_ms:.1f} local; "
+    "all answers' delays {0.remote_cost_ms:.1f} against {0.local_cost_ms:.1f}",
+    PlacementCause.SLOWER: "first token in {0.local_ms:.1f} ms local, {0.remote_ms:.1f} remote; "
+    "all answers' delays {0.local_cost_ms:.1f} against {0.remote_cost_ms:.1f}",
+    PlacementCause.TARGET: "only {0.place} keeps the targets: first token in {0.local_ms:.1f} ms "
+    "local, {0.remote_ms:.1f} remote",
     PlacementCause.NO_BLOCKS: "too few free blocks to reserve now",
     PlacementCause.FALLBACK: "remote failed: {0.detail}",
 }
@@ -77,9 +74,17 @@ class Decision:
     num_uncached: int = 0  # tokens
     num_queued: int = 0  # jobs
     limit: int = 0  # the threshold that one of these numbers met
-    local_ms: float = 0.0  # expected
+    local_ms: float = 0.0  # predicted, to the first token; 0: not known
     remote_ms: float = 0.0
+    local_cost_ms: float = 0.0  # predicted delay of all answers together
+    remote_cost_ms: float = 0.0
+    claim_timeout_ms: float = 0.0  # the ticket's; 0: as configured
     detail: str = ""  # of a remote prefill that was given up
+
+    @property
+    def predicted_ms(self) -> float:
+        """The predicted time to the first token at the place; 0 when it is not known."""
+        return self.local_ms if self.place == "local" else self.remote_ms
 
     @property
     def reason(self) -> str:
@@ -92,14 +97,31 @@ def decide(
     num_uncached_tokens: int,
     side: PrefillSide,
     *,
+    num_cached_tokens: int = 0,
     placement: PrefillPlace | None = None,
-    now: float | None = None,
 ) -> Decision:
     """Return the place for a prompt of `num_uncached_tokens` tokens that must be computed.
 
     Places that cannot work are excluded first; then the request's `placement` counts, then the
     policy.
     """
+    local = None
+    if side.here is not None:
+        local = predict(side.here, num_uncached_tokens, num_cached_tokens)
+    decision = _decide(config, num_uncached_tokens, num_cached_tokens, side, placement, local)
+    if local is not None and decision.local_ms == 0.0:
+        decision = replace(decision, local_ms=local.first_token_s * 1e3)
+    return decision
+
+
+def _decide(
+    config: DisaggConfig,
+    num_uncached: int,
+    num_cached: int,
+    side: PrefillSide,
+    placement: PrefillPlace | None,
+    local: Prediction | None,
+) -> Decision:
     if placement == "local":
         return Decision("local", PlacementCause.ASKED)
     if placement is None and config.policy == Policy.ALWAYS_LOCAL:
@@ -112,10 +134,15 @@ def decide(
         return Decision("remote", PlacementCause.ASKED)
     if config.policy == Policy.ALWAYS_REMOTE:
         return Decision("remote", PlacementCause.POLICY, config.policy)
-    decision = _by_threshold(config, num_uncached_tokens, side)
-    if decision.place == "remote" and config.policy == Policy.ADAPTIVE:
-        return _by_rates(decision, side, time.perf_counter() if now is None else now)
-    return decision
+    decision = _by_threshold(config, num_uncached, side)
+    if config.policy == Policy.THRESHOLD:
+        return decision
+    if decision.place == "local" and not _has_targets(config):
+        return decision
+    remote = _best_remote(side, num_uncached, num_cached)
+    if local is None or remote is None:
+        return replace(decision, place="local", cause=PlacementCause.UNMEASURED)
+    return _by_prediction(config, decision, local, remote)
 
 
 def _by_threshold(config: DisaggConfig, num_uncached: int, side: PrefillSide) -> Decision:
@@ -135,16 +162,58 @@ def _by_threshold(config: DisaggConfig, num_uncached: int, side: PrefillSide) ->
     return replace(decision, place="remote", cause=PlacementCause.LONG)
 
 
-def _by_rates(remote: Decision, side: PrefillSide, now: float) -> Decision:
-    local_rate, remote_rate = side.local.current(now), side.remote.current(now)
-    if local_rate is None:
-        return replace(remote, place="local", cause=PlacementCause.UNMEASURED)
-    if remote_rate is None:
-        return remote  # there is nothing to compare with before it was tried
-    # While sequences decode, a local prefill costs twice: the request itself, and the sequences
-    # whose steps it lengthens.
-    local_ms = remote.num_uncached * local_rate * 1e3 * (2 if side.num_running else 1)
-    remote_ms = remote.num_uncached * remote_rate * 1e3
-    place: PrefillPlace = "remote" if remote_ms <= local_ms else "local"
-    cause = PlacementCause.FASTER if place == "remote" else PlacementCause.SLOWER
-    return replace(remote, place=place, cause=cause, local_ms=local_ms, remote_ms=remote_ms)
+def _has_targets(config: DisaggConfig) -> bool:
+    return bool(config.ttft_target_ms or config.itl_target_ms)
+
+
+def _best_remote(side: PrefillSide, num_uncached: int, num_cached: int) -> Prediction | None:
+    """Return the cheapest prediction of a worker that takes tickets, which they share evenly."""
+    if not side.others:
+        return None
+    share = side.num_ticket_tokens // len(side.others)
+    transfer_s = side.transfer.seconds(num_uncached)
+    return min(
+        (
+            predict(
+                replace(other, num_waiting_tokens=other.num_waiting_tokens + share),
+                num_uncached + num_cached,  # its own prefix cache is not known here
+                transfer_s=transfer_s,
+            )
+            for other in side.others
+        ),
+        key=lambda each: each.cost_s,
+    )
+
+
+def _by_prediction(
+    config: DisaggConfig, decision: Decision, local: Prediction, remote: Prediction
+) -> Decision:
+    """Choose by missed targets, then by the delay of all answers together."""
+    missed_locally, missed_remotely = _num_missed(config, local), _num_missed(config, remote)
+    is_cheaper = remote.cost_s < local.cost_s * (1 - MIN_GAIN)
+    place: PrefillPlace = "remote" if is_cheaper else "local"
+    cause = PlacementCause.FASTER if is_cheaper else PlacementCause.SLOWER
+    if missed_locally != missed_remotely:
+        place = "remote" if missed_remotely < missed_locally else "local"
+        cause = PlacementCause.TARGET
+    return replace(
+        decision,
+        place=place,
+        cause=cause,
+        local_ms=local.first_token_s * 1e3,
+        remote_ms=remote.first_token_s * 1e3,
+        local_cost_ms=local.cost_s * 1e3,
+        remote_cost_ms=remote.cost_s * 1e3,
+        # As long as the prompt would wait here, or is expected to wait there
+        claim_timeout_ms=min(
+            config.claim_timeout_ms, max(local.wait_s, remote.wait_s) * 1e3 + CLAIM_SLACK_MS
+        ),
+    )
+
+
+def _num_missed(config: DisaggConfig, prediction: Prediction) -> int:
+    """Count the targets that a place would miss, for its running answers and for this one."""
+    ttft_ms, itl_ms = config.ttft_target_ms, config.itl_target_ms
+    misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms
+    misses_itl = itl_ms is not None and prediction.step_s * 1e3 > itl_ms
+    return misses_ttft + misses_itl

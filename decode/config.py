@@ -26,13 +26,27 @@ class DisaggConfig(BaseModel):
     policy: Policy = Field(
         Policy.ADAPTIVE,
         description="always_local | always_remote | threshold (length and queue) | adaptive "
-        "(threshold, and only where the measured rates say that remote is faster)",
+        "(threshold, and only where it is predicted to delay all answers less)",
     )
     max_local_prefill_length: int = Field(
         1000,
         ge=0,
         le=MAX_TOKENS,
         description="uncached prompt tokens up to which a prompt is prefilled locally",
+    )
+    ttft_target_ms: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_TIMEOUT_MS,
+        description="time to the first token that adaptive keeps where one of the places can, "
+        "whatever the prompt's length (ms); none by default",
+    )
+    itl_target_ms: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_TIMEOUT_MS,
+        description="longest time between two tokens that adaptive keeps where it can; it also "
+        "shortens the steps of decode workers (ms); none by default",
     )
     max_prefill_queue_size: int = Field(
         2,

@@ -16,6 +16,7 @@ from tandem.decode.config import DisaggConfig
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.peers import PeerHealth, is_dead, is_stopped
 from tandem.decode.requests import ActiveRequest
+from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import SequenceOutput
@@ -32,7 +33,6 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.actions import (
     Abort,
@@ -65,7 +65,7 @@ class HandoffTools:
     loop: EngineLoop
     metrics: DecodeMetrics
     health: PeerHealth
-    rate: TokenRate  # of remote prefills
+    transfer_cost: TransferCost
     thresholds: Callable[[], DisaggConfig]
     prefill_instances: Mapping[str, Instance]
     spawn: Callable[[Coroutine[None, None, None]], None]
@@ -87,6 +87,7 @@ class RemotePrefill:
         self.active = active
         self.machine = machine
         self.num_uncached_tokens = num_uncached_tokens
+        self.num_pending_tokens = num_uncached_tokens  # 0 once computed
         self.ended = asyncio.Event()
         self._tools = tools
         self._cached_blocks = cached_blocks  # of the leading ordinals; the claimant may READ them
@@ -273,7 +274,7 @@ class RemotePrefill:
         active.send([first.token_id], logprobs)
 
     def _admit(self, first: FirstToken) -> None:
-        self._observe_rate()
+        self._tools.transfer_cost.observe(self.num_uncached_tokens, self.active.timeline.ms())
         self._tools.metrics.handoff_admitted()
         request_id = self.active.request.request_id
         token = SampledToken(first.token_id, first.logprobs)
@@ -284,7 +285,6 @@ class RemotePrefill:
         active, first = self.active, self.machine.first
         request_id = active.request.request_id
         logger.warning("request %s: prefilled locally (%s): %s", request_id, cause, detail)
-        self._observe_rate()
         self._tools.metrics.handoff_closed(cause)
         self._tools.own_prompts.add(request_id)
         token = None
@@ -304,10 +304,6 @@ class RemotePrefill:
 
     def _release_quarantined(self, block_ids: list[int]) -> None:
         self._tools.loop.post(lambda engine: engine.release_quarantined(block_ids))
-
-    def _observe_rate(self) -> None:
-        if self.num_uncached_tokens > self._tools.thresholds().max_local_prefill_length:
-            self._tools.rate.observe(self.num_uncached_tokens, self.active.timeline.elapsed_s())
 
     def _on_engine(self, act: Callable[[Engine], SequenceOutput | None]) -> None:
         """Run `act` on the engine thread, and emit its output."""

@@ -16,6 +16,7 @@ from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.peers import PeerHealth
 from tandem.decode.requests import ActiveRequest
+from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
 from tandem.queue.prefill_queue import PrefillQueue
@@ -38,7 +39,6 @@ from tandem.runtime.messages import (
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.runtime.request_bounds import check_token_id
-from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
@@ -64,7 +64,7 @@ class RemotePrefills:
         deployment: str,
         prefill_instances: Mapping[str, Instance],
         metrics: DecodeMetrics,
-        rate: TokenRate,
+        transfer_cost: TransferCost,
         vocab_size: int,
         own_prompts: OwnPrompts,
     ) -> None:
@@ -81,7 +81,7 @@ class RemotePrefills:
             loop=loop,
             metrics=metrics,
             health=self._health,
-            rate=rate,
+            transfer_cost=transfer_cost,
             thresholds=thresholds,
             prefill_instances=prefill_instances,
             spawn=self._spawn,
@@ -92,7 +92,9 @@ class RemotePrefills:
         self._open: dict[bytes, RemotePrefill] = {}
         self._by_request: dict[str, RemotePrefill] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.num_taken = 0  # handoffs that were claimed or given up; read by the engine thread
+        # Both are read by the engine thread
+        self.num_taken = 0  # handoffs that were claimed or given up
+        self.num_computed_tokens = 0  # of handoffs whose first token has come, or that have ended
 
     @property
     def num_open(self) -> int:
@@ -131,9 +133,11 @@ class RemotePrefills:
             remote.cancel()
             return
         remote.run([])  # sets its first timer
+        decision = active.decision
+        assert decision is not None
         self._spawn(self._publish(remote, timeout_ms))
         self._aio.call_later(
-            config.claim_timeout_ms / 1e3,
+            (decision.claim_timeout_ms or config.claim_timeout_ms) / 1e3,
             remote.give_up_unclaimed,
             CloseCause.UNCLAIMED,
             "no prefill worker claimed it in time",
@@ -219,8 +223,13 @@ class RemotePrefills:
         request_id = remote.active.request.request_id
         if self._by_request.get(request_id) is remote:  # else the id is in use again
             del self._by_request[request_id]
+        self._count_computed(remote)
         if remote.machine.claimant is None:
             self.num_taken += 1
+
+    def _count_computed(self, remote: RemotePrefill) -> None:
+        self.num_computed_tokens += remote.num_pending_tokens
+        remote.num_pending_tokens = 0
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._aio.create_task(work)
@@ -260,6 +269,7 @@ class RemotePrefills:
         check_token_id(first.token_id, self._vocab_size)
         if (remote := self.find(first.handoff_id)) is not None:
             remote.first_token(first)
+            self._count_computed(remote)
         answer.send(encode(Ack()))
 
     async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:

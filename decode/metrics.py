@@ -8,6 +8,7 @@ from tandem.transfer.handoff.causes import CloseCause, DropCause
 
 # Verification on a GPU is tens of microseconds, a wait in the queue can be seconds.
 INTERVAL_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, *LATENCY_BUCKETS_S)
+ERROR_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 HANDOFF_STAGES: tuple[Stage, ...] = (
     "queued", "claimed", "prefix_pulled", "computed", "first_write", "last_write", "landed",
     "verified", "first_step",
@@ -50,6 +51,12 @@ class DecodeMetrics:
             "From the request's arrival at the worker to its first token",
             ["model", "place"],
         )
+        self._prediction_error = histogram(
+            "prediction_error",
+            "Time to the first token over its prediction, by the place of the prompt",
+            ["model", "place"],
+            ERROR_BUCKETS,
+        )
         self._stages = histogram(
             "decode_handoff_stage_seconds",
             "From the request's arrival to each stage of its handoff",
@@ -86,6 +93,9 @@ class DecodeMetrics:
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3
             self._first_token.labels(self._model, place).observe(first_token_s)
+            if predicted_ms := active.decision.predicted_ms:
+                error = stages["first_token"] / predicted_ms
+                self._prediction_error.labels(self._model, place).observe(error)
         self._observe_handoff(stages)
 
     def _observe_handoff(self, stages_ms: dict[str, float]) -> None:

@@ -120,7 +120,7 @@ class ActiveRequest:
 
     def record_in(self, trace: TraceFile) -> None:
         """Add this ended request to the worker's trace."""
-        args: dict[str, str | int] = {
+        args: dict[str, str | int | float] = {
             "outcome": self.outcome,
             "handoff_id": self.handoff_id,
             "prefill_instance": self.prefill_instance or "",
@@ -133,6 +133,7 @@ class ActiveRequest:
                 "place": self.decision.place,
                 "cause": self.decision.cause,
                 "reason": self.decision.reason,
+                "predicted_ms": round(self.decision.predicted_ms, 1),
             }
         trace.record(self.request.request_id, self.timeline, args, self.context.headers, "decode")
 

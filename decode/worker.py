@@ -3,7 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import DisaggConfig
@@ -13,8 +18,11 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.model_card import model_card
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
+from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.queue.prefill_queue import QueueDepth
+from tandem.router.predict import PlaceLoad
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -31,14 +39,19 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import ModelFiles, RoleName, encode
+from tandem.runtime.events import load_subject
+from tandem.runtime.messages import DECODE_ERRORS, LoadReport, ModelFiles, RoleName, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.printable import one_line
 from tandem.runtime.tasks import keep_running
 from tandem.worker.worker import Details, Worker
 
 logger = logging.getLogger(__name__)
 
+_LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
+MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
+REPORT_LIFETIME_S = 2.0  # of another worker's load
 LOOK_INTERVAL_S = 0.25  # between looks at the depth of the queue and at the own load
 
 
@@ -59,10 +72,14 @@ class DecodeRole:
         self.node, self.queue = worker.node, worker.queue
         self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
         self.metrics = DecodeMetrics(self._model_name)
-        self.side = PrefillSide()
+        layout = worker.group.layout
+        bytes_per_token = layout.block_bytes / self.engine.block_pool.block_size
+        self.side = PrefillSide(transfer=TransferCost(bytes_per_token))
         self.active: dict[str, ActiveRequest] = {}
-        self._num_queued_jobs = 0
+        self._queue_depth = QueueDepth(0, 0, 0, 0)
         self._num_reserved = 0  # all handoffs so far; counted on the engine thread
+        self._num_reserved_tokens = 0  # of these
+        self._others: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
         self._is_draining = False
         self._card_key = ""
         self._aio = asyncio.get_running_loop()
@@ -72,7 +89,7 @@ class DecodeRole:
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Serve the endpoints of requests, of handoffs and of what frontends fetch."""
         node = self.node
-        await self._watch_cluster()
+        await self._watch_cluster(stack)
         self._publish_cache()
         await self._start_remote(stack)
         stack.push_async_callback(self._end_requests)
@@ -113,13 +130,16 @@ class DecodeRole:
         for active in list(self.active.values()):
             active.fail(IncompleteError(reason))
 
-    async def _watch_cluster(self) -> None:
+    async def _watch_cluster(self, stack: contextlib.AsyncExitStack) -> None:
         discovery, namespace = self.node.discovery, self._namespace
         view = discovery.watch(config_prefix(namespace))
         self._prefill_instances = watch_instances(discovery, namespace, "prefill")
         await view.ready()
         await self._prefill_instances.ready()
         self.thresholds = LiveThresholds(self._disagg, view, config_prefix(namespace))
+        stack.push_async_callback(
+            await self.node.events.subscribe(load_subject(namespace), self._on_load)
+        )
 
     def _publish_cache(self) -> None:
         node = self.node
@@ -139,7 +159,7 @@ class DecodeRole:
             deployment=worker.deployment,
             prefill_instances=self._prefill_instances.items,
             metrics=self.metrics,
-            rate=self.side.remote,
+            transfer_cost=self.side.transfer,
             vocab_size=self.engine.runner.model_config.vocab_size,
             own_prompts=worker.own_prompts,
         )
@@ -186,11 +206,15 @@ class DecodeRole:
         seq = active.seq
         if active.done.done():
             return
+        config = self.thresholds.current
+        engine.limit_steps(config.itl_target_ms)
         try:
+            num_cached = engine.prefix_hit(seq)
             decision = decide(
-                self.thresholds.current,
-                seq.num_tokens - engine.prefix_hit(seq),
+                config,
+                seq.num_tokens - num_cached,
                 self._prefill_side(engine),
+                num_cached_tokens=num_cached,
                 placement=active.request.prefill_place,
             )
             if decision.place == "remote":
@@ -198,6 +222,7 @@ class DecodeRole:
                 if reservation is not None:
                     active.decision = decision
                     self._num_reserved += 1
+                    self._num_reserved_tokens += seq.num_tokens - num_cached
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
                 decision = Decision("local", PlacementCause.NO_BLOCKS)
@@ -207,18 +232,44 @@ class DecodeRole:
             self._aio.call_soon_threadsafe(active.fail, error)
 
     def _prefill_side(self, engine: Engine) -> PrefillSide:
-        side = self.side
-        excluded = self.remote.excluded()
-        side.num_instances = sum(
-            instance_id not in excluded and instance_id != self.node.instance_id
-            for instance_id in self._prefill_instances.items
-        )
+        side, me = self.side, self.node.instance_id
+        excluded = {me, *self.remote.excluded()}
+        helpers = self._prefill_instances.items.keys() - excluded
+        side.num_instances = len(helpers)
         side.queue_connected = self.queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
         num_unclaimed = self._num_reserved - self.remote.num_taken
-        side.num_queued_jobs = max(self._num_queued_jobs, num_unclaimed)
-        side.num_running = len(engine.scheduler.running)
+        side.num_queued_jobs = max(self._queue_depth.num_jobs, num_unclaimed)
+        num_open_tokens = self._num_reserved_tokens - self.remote.num_computed_tokens
+        side.num_ticket_tokens = max(self._queue_depth.num_tokens, num_open_tokens)
+        side.here = _place_here(engine.load())
+        side.others = self._other_places(helpers)
         return side
+
+    def _other_places(self, helpers: Set[str]) -> list[PlaceLoad]:
+        """Return the load of every worker that takes tickets and has reported lately."""
+        oldest = time.perf_counter() - REPORT_LIFETIME_S
+        found = []
+        for instance_id, (came_at, report) in list(self._others.items()):
+            if came_at < oldest or instance_id not in helpers:
+                continue
+            if (place := PlaceLoad.of(report)) is not None:
+                # The prompts of a prefill worker are tickets, which are counted by themselves.
+                is_own = report.role != "prefill"
+                found.append(place if is_own else replace(place, num_waiting_tokens=0))
+        return found
+
+    def _on_load(self, subject: str, payload: bytes) -> None:
+        instance_id = subject.rpartition(".")[2]
+        if instance_id in self._prefill_instances.items:
+            try:
+                report = _LOAD_REPORT.decode(payload)
+            except DECODE_ERRORS as error:
+                logger.warning("dropped a load report: %s", one_line(str(error), MAX_ERROR_BYTES))
+                return
+            self._others[instance_id] = time.perf_counter(), report
+        elif instance_id in self._others:
+            del self._others[instance_id]
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""
@@ -248,24 +299,16 @@ class DecodeRole:
                 continue
             if not active.reported and active.decision is not None and output.error is None:
                 self._worker.own_prompts.discard(output.request_id)
-                self._note_first(active, output)
             active.emit(output)
-
-    def _note_first(self, active: ActiveRequest, output: SequenceOutput) -> None:
-        assert active.decision is not None
-        if active.decision.cause is not PlacementCause.FALLBACK:
-            num_uncached = active.seq.num_given_tokens - output.num_cached_tokens
-            if num_uncached > self.thresholds.current.max_local_prefill_length:
-                self.side.local.observe(num_uncached, active.timeline.elapsed_s())
 
     # ---- requests of other processes ----------------------------------------------------------
 
     def details(self, load: LoadStats) -> Details:
         """Return lines of `tandem status`."""
-        thresholds = self.thresholds.current.model_dump()
+        thresholds = self.thresholds.current.model_dump(exclude_none=True)
         return {f"disagg.{key}": value for key, value in thresholds.items()} | {
             "num_open_handoffs": self.remote.num_open,
-            "num_queued_jobs": self._num_queued_jobs,
+            "num_queued_jobs": self._queue_depth.num_jobs,
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
@@ -292,7 +335,7 @@ class DecodeRole:
         """Keep the view of the queue fresh, check the handoffs, and record the load."""
         try:
             if self.queue.connected and self._prefill_instances.items:
-                self._num_queued_jobs = (await self.queue.depth()).num_jobs
+                self._queue_depth = await self.queue.depth()
         except ServiceError as error:
             logger.debug("queue depth not known: %s", error)
         was_idle = self.remote.num_open == 0
@@ -302,3 +345,9 @@ class DecodeRole:
         self.metrics.excluded(len(self.remote.excluded()))
         self._cache.beat()
         await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _place_here(load: LoadStats) -> PlaceLoad | None:
+    if load.costs is None:
+        return None
+    return PlaceLoad(load.costs, load.num_decodes, load.decode_context, load.num_waiting_tokens)

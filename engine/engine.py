@@ -69,7 +69,8 @@ class Engine:
             config.max_model_len or num_blocks * block_size,
         )
         self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache)
-        step_cost = StepCost(longest_step_s(config, memory))
+        self._longest_step_s = longest_step_s(config, memory)
+        step_cost = StepCost(self._longest_step_s)
         self.scheduler = Scheduler(config, self.block_pool, step_cost)
         self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
         self._in_flight: deque[_Launched] = deque()  # oldest first
@@ -213,6 +214,13 @@ class Engine:
         self._again.clear()
         scheduler = self.scheduler
         return fail(scheduler, [*scheduler.running.values(), *scheduler.waiting.values()], error)
+
+    def limit_steps(self, longest_ms: float | None) -> None:
+        """Keep steps with decodes under `longest_ms`, and under the configured limit."""
+        limit_s = self._longest_step_s
+        if longest_ms is not None:
+            limit_s = min(limit_s, longest_ms / 1e3)
+        self.scheduler.step_cost.max_step_s = limit_s
 
     def load(self) -> LoadStats:
         """Return the load at this moment."""

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "transfer": {"kernels", "runtime"},
     "worker": {"engine", "queue", "transfer", "runtime"},
     "prefill": {"engine", "queue", "transfer", "runtime", "worker"},
-    "decode": {"engine", "queue", "transfer", "runtime", "worker"},
+    "decode": {"engine", "queue", "router", "transfer", "runtime", "worker"},
     "router": {"runtime"},
     "frontend": {"router", "runtime"},
     "sdk": {"models", "router", "runtime", "transfer"},

@@ -3,15 +3,15 @@
 import pytest
 
 from tandem.decode.admission import (
-    RATE_LIFETIME_S,
+    CLAIM_SLACK_MS,
     Decision,
     PlacementCause,
     PrefillSide,
     decide,
-    recent_rate,
 )
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.runtime.token_rate import TokenRate
+from tandem.router.predict import PlaceLoad
+from tandem.runtime.messages import StepCosts
 
 
 def side(**changes: object) -> PrefillSide:
@@ -21,10 +21,10 @@ def side(**changes: object) -> PrefillSide:
     return known
 
 
-def rate(s_per_token: float) -> TokenRate:
-    known = recent_rate()
-    known.observe(1, s_per_token, now=0.0)
-    return known
+def place(num_decodes: int = 0, waiting: int = 0) -> PlaceLoad:
+    """A worker that takes 1 ms a prompt token."""
+    costs = StepCosts((0.01, 0.0, 0.0), (0.0, 1e-3, 0.0), 0.05, 100_000, 100_000)
+    return PlaceLoad(costs, num_decodes, 0, waiting)
 
 
 THRESHOLD = DisaggConfig(policy=Policy.THRESHOLD, max_local_prefill_length=100)
@@ -77,50 +77,66 @@ def test_always_means_always() -> None:
     assert decide(remote, 1, side(num_queued_jobs=99)).place == "remote"
 
 
-def test_adaptive_measures_the_local_path_first_and_the_remote_path_next() -> None:
-    config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
-    assert decide(config, 50, side()).cause is PlacementCause.SHORT
-    assert decide(config, 500, side(), now=0.0).cause is PlacementCause.UNMEASURED
-    assert decide(config, 500, side(remote=rate(1e-9)), now=0.0).cause is PlacementCause.UNMEASURED
-    assert decide(config, 500, side(local=rate(1e-9)), now=0.0).place == "remote"
+ADAPTIVE = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
+
+
+def test_adaptive_stays_local_until_both_places_can_be_predicted() -> None:
+    assert decide(ADAPTIVE, 50, side(here=place(), others=[place()])).cause is PlacementCause.SHORT
+    assert decide(ADAPTIVE, 500, side()).cause is PlacementCause.UNMEASURED
+    assert decide(ADAPTIVE, 500, side(here=place())).cause is PlacementCause.UNMEASURED
+    assert decide(ADAPTIVE, 500, side(others=[place()])).cause is PlacementCause.UNMEASURED
 
 
 def test_adaptive_goes_where_the_prompt_is_ready_sooner() -> None:
-    config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
-    slow, fast = rate(3e-3), rate(1e-3)
-    assert (
-        decide(config, 500, side(local=slow, remote=fast), now=0.0).cause is PlacementCause.FASTER
-    )
-    decision = decide(config, 500, side(local=fast, remote=slow), now=0.0)
+    decision = decide(ADAPTIVE, 500, side(here=place(waiting=500), others=[place()]))
+    assert (decision.place, decision.cause) == ("remote", PlacementCause.FASTER)
+    assert (decision.local_ms, decision.remote_ms) == pytest.approx((1000.0, 505.0), rel=1e-3)
+    decision = decide(ADAPTIVE, 500, side(here=place(), others=[place(waiting=500)]))
     assert (decision.place, decision.cause) == ("local", PlacementCause.SLOWER)
-    assert (decision.remote_ms, decision.local_ms) == pytest.approx((1500.0, 500.0))
+    decision = decide(ADAPTIVE, 500, side(here=place(), others=[place()]))
+    assert decision.cause is PlacementCause.SLOWER  # equal, but for the transfer
 
 
-def test_adaptive_counts_what_a_local_prefill_costs_the_running_sequences() -> None:
-    config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
-    rates = {"local": rate(1e-3), "remote": rate(1.5e-3)}
-    assert decide(config, 500, side(**rates), now=0.0).place == "local"
-    assert decide(config, 500, side(num_running=3, **rates), now=0.0).place == "remote"
+def test_adaptive_counts_the_delay_of_running_answers() -> None:
+    busy = place(num_decodes=8)
+    assert decide(ADAPTIVE, 500, side(here=busy, others=[place()])).place == "remote"
+    assert decide(ADAPTIVE, 500, side(here=busy, others=[busy])).place == "local"
+    assert decide(ADAPTIVE, 500, side(here=busy, others=[busy, place()])).place == "remote"
 
 
-def test_an_old_rate_is_forgotten_so_that_a_slow_path_is_tried_again() -> None:
-    config = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
-    rates = {"local": rate(1e-3), "remote": rate(9e-3)}
-    assert decide(config, 500, side(**rates), now=1.0).place == "local"
-    rates["local"].observe(1, 1e-3, now=RATE_LIFETIME_S)
-    assert decide(config, 500, side(**rates), now=RATE_LIFETIME_S + 1).place == "remote"
+def test_what_was_just_placed_counts_for_the_next_prompt() -> None:
+    busy = side(here=place(waiting=500), others=[place()])
+    assert decide(ADAPTIVE, 500, busy).place == "remote"
+    busy.num_ticket_tokens = 600
+    assert decide(ADAPTIVE, 500, busy).place == "local"
+    busy.others = [place(), place()]
+    assert decide(ADAPTIVE, 500, busy).place == "remote"
 
 
-def test_a_rate_follows_its_measurements() -> None:
-    known = recent_rate()
-    known.observe(100, 0.1, now=0.0)
-    known.observe(100, 0.2, now=1.0)
-    assert known.current(1.0) == pytest.approx(1.3e-3)
+def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
+    decision = decide(ADAPTIVE, 500, side(here=place(waiting=500), others=[place()]))
+    assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)
+    decision = decide(ADAPTIVE, 500, side(here=place(waiting=10**6), others=[place()]))
+    assert decision.claim_timeout_ms == ADAPTIVE.claim_timeout_ms
+
+
+@pytest.mark.parametrize("num_uncached", [50, 500])
+def test_a_place_that_keeps_a_target_beats_a_cheaper_one(num_uncached: int) -> None:
+    busy = place(num_decodes=1)
+    waits = place(waiting=2000)
+    assert decide(ADAPTIVE, num_uncached, side(here=busy, others=[waits])).place == "local"
+    config = ADAPTIVE.model_copy(update={"itl_target_ms": 20.0})
+    decision = decide(config, num_uncached, side(here=busy, others=[waits]))
+    assert (decision.place, decision.cause) == ("remote", PlacementCause.TARGET)
+    config = ADAPTIVE.model_copy(update={"itl_target_ms": 20.0, "ttft_target_ms": 1000.0})
+    assert decide(config, num_uncached, side(here=busy, others=[waits])).place == "local"
 
 
 @pytest.mark.parametrize("cause", list(PlacementCause))
 def test_every_cause_has_a_sentence(cause: PlacementCause) -> None:
-    decision = Decision("local", cause, Policy.THRESHOLD, 37, 2, 1000, 1.25, 2.5, "link down")
+    decision = Decision(
+        "local", cause, Policy.THRESHOLD, 37, 2, 1000, 1.25, 2.5, detail="link down"
+    )
     assert decision.reason and "{" not in decision.reason
 
 

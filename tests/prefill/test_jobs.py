@@ -376,7 +376,7 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
     with stage.frozen_engine():
         offer = await stage.offer(fresh_prompt(LONG))
         await eventually(lambda: bool(stage.worker._steps))
-        draining = asyncio.create_task(stage.worker.drain())
+        draining = asyncio.create_task(stage.process.drain())
         await eventually(lambda: not stage.worker.node._records)
     assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
     async with asyncio.timeout(5):

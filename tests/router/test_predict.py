@@ -1,0 +1,49 @@
+"""Predicted times of a prompt, against a scheduler's steps counted by hand."""
+
+import pytest
+
+from tandem.router.predict import PlaceLoad, predict
+from tandem.runtime.messages import LoadReport, StepCosts
+
+# 10 ms a step with decodes, 1 ms a decode; 5 ms a step with prompts, 1 ms a prompt token
+COSTS = StepCosts((0.01, 0.001, 0.0), (0.005, 0.001, 0.0), 0.1, 400, 200)
+
+
+def test_an_idle_worker_computes_in_steps_of_its_largest_size() -> None:
+    found = predict(PlaceLoad(COSTS), 1000)
+    assert found.wait_s == 0.0 and found.num_delayed == 0 and found.step_s == 0.0
+    assert found.first_token_s == pytest.approx(1.0 + 3 * 0.005)  # 400 + 400 + 200
+    assert found.cost_s == found.first_token_s
+
+
+def test_beside_decodes_a_step_holds_what_its_time_allows() -> None:
+    load = PlaceLoad(COSTS, num_decodes=5)
+    # 90 ms planned, 15 of them for the decodes, 5 for the step: 70 tokens
+    found = predict(load, 140)
+    assert found.first_token_s == pytest.approx(0.14 + 2 * 0.02)
+    assert found.cost_s == pytest.approx(found.first_token_s + 5 * found.compute_s)
+    assert found.step_s == pytest.approx(0.1)
+
+
+def test_prompts_that_came_first_are_computed_first() -> None:
+    found = predict(PlaceLoad(COSTS, num_waiting_tokens=400), 100)
+    assert found.wait_s == pytest.approx(0.405)
+    assert found.compute_s == pytest.approx(0.105)
+
+
+def test_a_long_step_of_decodes_leaves_room_for_a_few_tokens() -> None:
+    slow = PlaceLoad(COSTS, num_decodes=200)
+    assert predict(slow, 32).compute_s == pytest.approx(0.032 + 2 * (0.005 + 0.21))
+    assert predict(slow, 32).step_s == pytest.approx(0.21)
+
+
+def test_positions_cost_what_they_cost() -> None:
+    costs = StepCosts((0.0, 0.0, 0.0), (0.0, 0.0, 1e-6), 0.1, 400, 200)
+    assert predict(PlaceLoad(costs), 100, 1000).compute_s == pytest.approx(100 * 1050 * 1e-6)
+
+
+def test_a_report_without_costs_gives_no_place() -> None:
+    report = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500)
+    assert PlaceLoad.of(report) is None
+    known = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500, COSTS)
+    assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30)
