@@ -23,6 +23,7 @@ from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
 from tandem.runtime.messages import (
+    DECODE_ERRORS,
     LoadReport,
     PrefillJob,
     RoleChange,
@@ -244,7 +245,11 @@ class Worker:
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        await self.change_role(msgspec.msgpack.decode(payload, type=RoleChange).role)
+        try:
+            change = msgspec.msgpack.decode(payload, type=RoleChange)
+        except DECODE_ERRORS as error:
+            raise InvalidRequestError(f"role: {error}", param="role") from error
+        await self.change_role(change.role)
         answer.send(encode(await self._worker_status()))
 
     # ---- status -------------------------------------------------------------------------------

@@ -1,0 +1,125 @@
+"""Two workers of both roles, and a client of their request plane."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from tandem.decode.config import DisaggConfig
+from tandem.decode.worker import DecodeRole
+from tandem.prefill.config import PrefillConfig
+from tandem.prefill.worker import PrefillRole
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import (
+    GenerateRequest,
+    PrefillPlace,
+    RoleChange,
+    SamplingParams,
+    StopConditions,
+    WorkerRole,
+    WorkerStatus,
+    encode,
+    pack_tokens,
+)
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.worker import Worker
+from tests.decode.prefill_peer import Answer
+from tests.handoff_peer import MODEL, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from tests.services import eventually
+
+
+class Both:
+    """A worker and its two role objects. `config` overrides the disagg section."""
+
+    def __init__(self, runtime: RuntimeConfig, model: Path, **config: object) -> None:
+        settings = WorkerSettings(runtime, engine_config(model), TRANSFER, QUEUE, MODEL)
+        self.worker = Worker(settings, "both")
+        self.decode = DecodeRole(self.worker, DisaggConfig.model_validate(config))
+        self.prefill = PrefillRole(self.worker, PrefillConfig(receive_timeout_s=1.0))
+        self.node = self.worker.node
+
+    async def __aenter__(self) -> "Both":
+        await self.worker.startup(self.decode, self.prefill)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.worker.stop()
+
+    def knows(self, other: "Both") -> bool:
+        """Each can write to the other, and would ask it."""
+        other_id = other.node.instance_id
+        link = self.worker.group.links.get(other_id)
+        is_linked = link is not None and link.rates is not None
+        return is_linked and other_id in self.decode._prefill_instances.items
+
+
+class Pair:
+    """Workers `one` and `two`; the peer computes undisturbed answers and is the client."""
+
+    def __init__(self, runtime: RuntimeConfig, model: Path, **config: object) -> None:
+        self.peer = HandoffPeer(runtime, model, "prefill", TRANSFER)
+        self.one = Both(runtime, model, **config)
+        self.two = Both(runtime, model, **config)
+        self._readers: set[asyncio.Task[None]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Pair":
+        for part in (self.peer, self.one, self.two):
+            await self._stack.enter_async_context(part)
+        await eventually(lambda: self.one.knows(self.two) and self.two.knows(self.one))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+        await asyncio.gather(*self._readers)
+
+    async def ask(
+        self,
+        worker: Both,
+        prompt: list[int],
+        *,
+        num_tokens: int = 6,
+        place: PrefillPlace | None = None,
+    ) -> Answer:
+        """Send a prompt to a worker."""
+        request = GenerateRequest(
+            request_id=new_id(),
+            model=MODEL,
+            token_ids=pack_tokens(prompt),
+            sampling=SamplingParams(temperature=0),
+            stop=StopConditions(max_tokens=num_tokens, ignore_eos=True),
+            deadline_ms=20_000,
+            prefill_place=place,
+        )
+        answer = Answer(RequestContext(timeout_s=20))
+        stream = await self.peer.node.client.open(
+            worker.node.server.address,
+            str(worker.decode.endpoint),
+            encode(request),
+            answer.context,
+        )
+        self._readers.add(asyncio.create_task(answer.read(stream)))
+        return answer
+
+    async def change(self, worker: Both, role: WorkerRole) -> WorkerStatus:
+        """Ask a worker for another role; return its status afterwards."""
+        async with RequestContext(timeout_s=10) as context:
+            answer = await self.peer.node.client.call(
+                worker.node.server.address, "change_role", encode(RoleChange(role)), context
+            )
+        return msgspec.msgpack.decode(answer, type=WorkerStatus)
+
+    def undisturbed(self, prompt: list[int], num_tokens: int = 6) -> Text:
+        stop = StopConditions(max_tokens=num_tokens, ignore_eos=True)
+        return self.peer.undisturbed(prompt, SamplingParams(temperature=0), stop)
+
+    async def balanced(self) -> None:
+        """Wait until no worker holds a block that is not cached."""
+        for each in (self.one, self.two):
+            pool = each.worker.engine.block_pool
+            await eventually(
+                lambda pool=pool: pool.num_free + pool.num_cached == pool.num_blocks  # type: ignore[misc]
+            )

@@ -1,0 +1,174 @@
+"""Workers that have both roles, and change them while they serve."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import instances_prefix, register_instance
+from tandem.runtime.errors import IncompleteError, InvalidRequestError, UnavailableError
+from tandem.worker import worker
+from tests.decode.prefill_peer import count, fresh_prompt
+from tests.services import eventually
+from tests.worker.pair import Both, Pair
+
+
+async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(
+    pair: Pair,
+) -> None:
+    for seed in range(8):
+        prompt, (asked, other) = fresh_prompt(21, seed), (pair.one, pair.two)[:: 1 - 2 * (seed % 2)]
+        answer = await pair.ask(asked, prompt, place="remote")
+        assert await answer.whole() == pair.undisturbed(prompt)
+        assert answer.report is not None and answer.report.place == "remote"
+        assert answer.report.prefill_instance == other.node.instance_id
+
+
+async def test_each_computes_prompts_of_the_other_while_it_answers(pair: Pair) -> None:
+    prompts = [fresh_prompt(13, seed) for seed in range(12)]
+    answers = [
+        await pair.ask((pair.one, pair.two)[index % 2], prompt, place="remote")
+        for index, prompt in enumerate(prompts)
+    ]
+    texts = await asyncio.gather(*(answer.whole() for answer in answers))
+    assert texts == [pair.undisturbed(prompt) for prompt in prompts]
+
+
+async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    limits = {"policy": "threshold", "max_local_prefill_length": 8, "claim_timeout_ms": 20_000}
+    async with Pair(runtime_config, tiny_model, **limits) as pair:
+        pair.two.worker.own_prompts.add("a prompt that never ends")
+        before = count("decode_handoffs_total", end="taken_back")
+        prompt = fresh_prompt(21, seed=1)
+        answer = await pair.ask(pair.one, prompt)
+        assert await answer.whole() == pair.undisturbed(prompt)
+        assert answer.report is not None and answer.report.place == "local"
+        assert count("decode_handoffs_total", end="taken_back") == before + 1
+        await pair.balanced()
+
+
+async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
+        pair.two.worker.own_prompts.add("a")
+        answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
+        await eventually(lambda: pair.one.decode.remote.num_open == 1)
+        pair.two.worker.own_prompts.discard("a")
+        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
+        assert answer.report is not None
+        assert answer.report.prefill_instance == pair.two.node.instance_id
+        await pair.balanced()
+
+
+async def test_a_worker_lays_one_role_down_and_takes_it_up_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HANDOVER_S", 0.0)
+    address, one = EndpointAddress(pair.one.node.config.namespace, "decode", "generate"), pair.one
+    running = await pair.ask(one, fresh_prompt(9, seed=1), num_tokens=200)
+    await eventually(lambda: bool(running.text.token_ids))
+    status = await pair.change(one, "prefill")
+    assert status.load.role == "prefill"
+    with pytest.raises(IncompleteError, match="another role"):
+        await running.whole()
+    with pytest.raises(UnavailableError):
+        await (await pair.ask(one, fresh_prompt(9, seed=2))).whole()
+    store = pair.peer.node.discovery
+    assert address.instance_key(one.node.instance_id) not in await store.get_prefix(
+        instances_prefix(address.namespace, "decode")
+    )
+    for seed in range(3):  # it computes prompts still
+        answer = await pair.ask(pair.two, fresh_prompt(21, seed), place="remote")
+        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed))
+        assert answer.report and answer.report.prefill_instance == one.node.instance_id
+    assert (await pair.change(one, "decode")).load.role == "decode"
+    answer = await pair.ask(one, fresh_prompt(21, seed=9), place="remote")
+    assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=9))
+    assert answer.report and answer.report.prefill_instance == pair.two.node.instance_id
+    assert (await pair.change(one, "both")).load.role == "both"
+
+
+async def test_tickets_go_past_a_worker_that_laid_the_prefill_role_down(pair: Pair) -> None:
+    await pair.change(pair.two, "decode")
+    await eventually(
+        lambda: pair.one.decode._prefill_instances.items.keys() == {pair.one.node.instance_id}
+    )
+    answer = await pair.ask(pair.one, fresh_prompt(21, seed=1), place="remote")
+    assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
+    assert answer.report and answer.report.place == "local"  # there is no other
+
+
+async def test_a_worker_keeps_its_prefix_cache_through_a_change(pair: Pair) -> None:
+    prompt = fresh_prompt(21, seed=1)
+    await (await pair.ask(pair.one, prompt)).whole()
+    await pair.change(pair.one, "prefill")
+    await pair.change(pair.one, "both")
+    again = await pair.ask(pair.one, prompt)
+    assert await again.whole() == pair.undisturbed(prompt)
+    assert again.report is not None and again.report.num_cached_tokens == 20
+
+
+async def test_the_last_decode_worker_keeps_its_role(pair: Pair) -> None:
+    await pair.change(pair.one, "prefill")
+    with pytest.raises(InvalidRequestError, match="last decode worker"):
+        await pair.change(pair.two, "prefill")
+    assert pair.two.worker.role == "both"
+    answer = await pair.ask(pair.two, fresh_prompt(9, seed=1))
+    assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+
+
+async def test_of_two_changes_at_once_one_is_refused(pair: Pair) -> None:
+    await pair.ask(pair.one, fresh_prompt(9, seed=1), num_tokens=200)  # the change takes a while
+    changes = [pair.change(pair.one, "prefill"), pair.change(pair.one, "decode")]
+    first, second = await asyncio.gather(*changes, return_exceptions=True)
+    assert isinstance(second, UnavailableError) and "changing" in second.message
+    assert not isinstance(first, BaseException) and first.load.role == "prefill"
+
+
+async def test_an_unknown_role_is_refused(pair: Pair) -> None:
+    with pytest.raises(InvalidRequestError, match="role"):
+        await pair.change(pair.one, "neither")  # type: ignore[arg-type]
+
+
+async def test_many_changes_under_load_lose_no_token(pair: Pair) -> None:
+    """Answers that are handed over end typed; all others are whole and right."""
+    stopped = asyncio.Event()
+    num_whole = 0
+
+    async def ask_for_ever(seed: int) -> None:
+        nonlocal num_whole
+        while not stopped.is_set():
+            prompt = fresh_prompt(13 + seed, seed)
+            answer = await pair.ask(pair.two, prompt, place="remote" if seed % 2 else None)
+            assert await answer.whole() == pair.undisturbed(prompt)
+            num_whole += 1
+
+    asking = [asyncio.create_task(ask_for_ever(seed)) for seed in range(4)]
+    for role in ("decode", "both", "prefill", "both") * 3:
+        status = await pair.change(pair.one, role)
+        assert status.load.role == role
+        num_before = num_whole
+        await eventually(lambda num_before=num_before: num_whole > num_before)  # type: ignore[misc]
+    stopped.set()
+    await asyncio.gather(*asking)
+
+
+async def test_a_worker_without_others_answers_alone(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    pair = Pair(runtime_config, tiny_model)
+    async with pair.peer, Both(runtime_config, tiny_model) as alone:
+        instance = pair.peer.node.instance(
+            EndpointAddress(runtime_config.namespace, "prefill", "prefill")
+        )
+        assert instance.pid == os.getpid()
+        await register_instance(pair.peer.node.discovery, instance)  # takes no ticket
+        answer = await pair.ask(alone, fresh_prompt(9, seed=1))
+        assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+        await asyncio.gather(*pair._readers)
