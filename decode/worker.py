@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Set
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -41,7 +40,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.events import load_subject
 from tandem.runtime.messages import DECODE_ERRORS, LoadReport, ModelFiles, RoleName, encode
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, read_model_files
+from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import one_line
 from tandem.runtime.tasks import keep_running
@@ -60,12 +59,10 @@ class DecodeRole:
 
     name: RoleName = "decode"
 
-    def __init__(
-        self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles | None = None
-    ) -> None:
+    def __init__(self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles) -> None:
         self._worker = worker
         self._disagg = disagg
-        self._model_files = model_files or read_model_files(Path(worker.settings.engine.model))
+        self._model_files = model_files
         self._model_name = worker.settings.model_name
         self._namespace = worker.settings.runtime.namespace
         self.engine, self.loop = worker.engine, worker.loop

@@ -17,6 +17,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import WorkerRole
+from tandem.runtime.model_files import read_model_files
 from tandem.runtime.node import Node
 from tandem.worker.settings import WorkerSettings
 
@@ -63,8 +64,9 @@ async def _run_worker(
     from tandem.prefill.worker import PrefillRole
     from tandem.worker.worker import Worker
 
+    files = read_model_files(Path(settings.engine.model))
     worker = Worker(settings, role)
-    await worker.run(DecodeRole(worker, disagg), PrefillRole(worker, prefill))
+    await worker.run(DecodeRole(worker, disagg, files), PrefillRole(worker, prefill))
 
 
 def prepare_worker(effective: EffectiveConfig, gpu: str | None) -> EffectiveConfig:

@@ -129,7 +129,7 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
         found = await discovery.get_prefix(instances_prefix(namespace, component))
         for value in found.values():
             instance = msgspec.json.decode(value, type=Instance)
-            by_id[instance.instance_id] = instance
+            by_id.setdefault(instance.instance_id, instance)
     cards = await discovery.get_prefix(models_prefix(namespace))
     for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
         if not card.endpoint:

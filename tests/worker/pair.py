@@ -24,6 +24,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
+from tandem.runtime.model_files import read_model_files
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.decode.prefill_peer import Answer
@@ -37,7 +38,9 @@ class Both:
     def __init__(self, runtime: RuntimeConfig, model: Path, **config: object) -> None:
         settings = WorkerSettings(runtime, engine_config(model), TRANSFER, QUEUE, MODEL)
         self.worker = Worker(settings, "both")
-        self.decode = DecodeRole(self.worker, DisaggConfig.model_validate(config))
+        self.decode = DecodeRole(
+            self.worker, DisaggConfig.model_validate(config), read_model_files(model)
+        )
         self.prefill = PrefillRole(self.worker, PrefillConfig(receive_timeout_s=1.0))
         self.node = self.worker.node
 

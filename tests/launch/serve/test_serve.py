@@ -66,7 +66,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One prefill and one decode worker, for the tests that leave them as they were."""
+    """Two workers of both roles, for the tests that leave them as they were."""
     served = Served(tmp_path_factory.mktemp("served"))
     try:
         served.until("Ctrl-C stops")
@@ -127,8 +127,11 @@ def test_the_printed_curl_line_gets_an_answer(served: Served) -> None:
 
 def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     report = json.loads(tandem(served, "status", "--json"))
-    states = {r["instance"]["component"]: r["state"] for r in report["instances"]}
-    assert states == {"frontend": "ready", "decode": "serving", "prefill": "serving"}
+    states = [
+        (r["state"], r["worker"]["load"]["role"] if r["worker"] else "")
+        for r in report["instances"]
+    ]
+    assert sorted(states) == [("ready", ""), ("serving", "both"), ("serving", "both")]
     assert [(q["model"], q["num_jobs"], q["error"]) for q in report["queues"]] == [
         ("tandem-tiny", 0, "")
     ]
@@ -140,7 +143,7 @@ def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
 def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Served) -> None:
     tandem(served, "config", "set", "disagg.max_local_prefill_length", "77")
     deadline_s = time.perf_counter() + 5
-    log = served.folder / "run" / "decode-0.log"
+    log = served.folder / "run" / "worker-0.log"
     while "max_local_prefill_length is now 77" not in log.read_text():
         assert time.perf_counter() < deadline_s
         time.sleep(0.01)
@@ -153,11 +156,11 @@ def test_a_role_that_dies_is_started_again_and_it_is_said(served: Served) -> Non
     pid = next(
         int(match[1])
         for line in served.lines
-        if (match := re.search(r"prefill-0.* pid (\d+)", line))
+        if (match := re.search(r"worker-0.* pid (\d+)", line))
     )
     os.kill(pid, signal.SIGKILL)
-    served.until("prefill-0 was killed by signal 9; starting it again")
-    assert int(served.until(r"prefill-0 is ready .*pid (\d+)")[1]) != pid
+    served.until("worker-0 was killed by signal 9; starting it again")
+    assert int(served.until(r"worker-0 is ready .*pid (\d+)")[1]) != pid
 
 
 def test_one_interrupt_drains_and_leaves_nothing(

@@ -26,10 +26,15 @@ def write(folder: Path, text: str) -> Path:
 
 def test_every_bundled_topology_parses() -> None:
     counts = {
-        name: (load_topology(name).count("prefill"), load_topology(name).count("decode"))
+        name: [load_topology(name).count(role) for role in ("worker", "prefill", "decode")]
         for name in topology_names()
     }
-    assert counts == {"aggregated": (0, 1), "disagg-1p1d": (1, 1), "disagg-2p2d": (2, 2)}
+    assert counts == {
+        "aggregated": [0, 0, 1],
+        "disagg-1p1d": [0, 1, 1],
+        "disagg-2p2d": [0, 2, 2],
+        "workers": [2, 0, 0],
+    }
 
 
 def test_a_file_gives_counts_gpus_and_overrides_with_their_lines(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_an_unknown_topology_names_the_nearest() -> None:
         ("engine.max_num_seqs", "engine.max_num_seq", r"mine.yaml:7.*engine.max_num_seqs"),
         ("config:\n  disagg", "configs:\n  disagg", r"mine.yaml:8: unknown key configs"),
         ("  frontend:\n", "", r"roles.frontend.count must be 1"),
-        ("count: 2\n    gpu: [0, 1]", "count: 0", r"roles.decode.count must be at least 1"),
+        ("count: 2\n    gpu: [0, 1]", "count: 0", r"roles.worker.count must be at least 1"),
         ("  frontend:\n", "  frontend:\n    gpu: 0\n", r"a frontend uses no GPU"),
     ],
 )
