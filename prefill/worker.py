@@ -155,10 +155,7 @@ class PrefillRole:
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
         if job.ticket.decode_instance == self.node.instance_id:
-            if self._worker.take_back(job.ticket):
-                await delivery.ack()
-            else:
-                await delivery.nak(GIVE_BACK_DELAY_S)
+            await self._end_own_ticket(delivery)
             return
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
             await delivery.nak(GIVE_BACK_DELAY_S)
@@ -171,6 +168,15 @@ class PrefillRole:
         task = asyncio.create_task(job.run())
         self._jobs[task] = job
         task.add_done_callback(self._job_done)
+
+    async def _end_own_ticket(self, delivery: Delivery) -> None:
+        """Offer the ticket to others once; when it comes again, its prompt is computed here."""
+        if delivery.num_deliveries == 1:
+            await delivery.nak()
+        elif self._worker.take_back(delivery.job):
+            await delivery.ack()
+        else:
+            await delivery.nak(GIVE_BACK_DELAY_S)
 
     @property
     def _num_tokens(self) -> int:

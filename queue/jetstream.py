@@ -50,6 +50,10 @@ class JetStreamDelivery:
     def job(self) -> PrefillJob:
         return self._job
 
+    @property
+    def num_deliveries(self) -> int:
+        return self._message.metadata.num_delivered
+
     async def ack(self) -> None:
         if self._answer():
             await _best_effort(self._message.ack())

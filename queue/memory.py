@@ -32,6 +32,10 @@ class MemoryDelivery:
     def job(self) -> PrefillJob:
         return self._entry.job
 
+    @property
+    def num_deliveries(self) -> int:
+        return self._entry.num_delivered
+
     async def ack(self) -> None:
         if self._answer():
             self._queue.remove(self._entry)

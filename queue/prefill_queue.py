@@ -29,6 +29,10 @@ class Delivery(Protocol):
     @property
     def job(self) -> PrefillJob: ...
 
+    @property
+    def num_deliveries(self) -> int:
+        """How often the job was delivered so far, this time included."""
+
     async def ack(self) -> None:
         """Remove the job from the queue."""
 

@@ -45,7 +45,8 @@ from tandem.worker.settings import WorkerSettings
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
-LOAD_INTERVAL_S = 0.25  # between load reports
+LOAD_INTERVAL_S = 0.25  # between load reports, unless prompts come or go
+MIN_LOAD_INTERVAL_S = 0.02
 # A change of roles waits this long for work in hand; then other workers go on with it.
 HANDOVER_S = 0.5
 
@@ -92,15 +93,19 @@ class OwnPrompts:
         self._request_ids: set[str] = set()
         self.none = asyncio.Event()
         self.none.set()
+        self.changed = asyncio.Event()  # the first came, or the last is gone
 
     def add(self, request_id: str) -> None:
+        if not self._request_ids:
+            self.none.clear()
+            self.changed.set()
         self._request_ids.add(request_id)
-        self.none.clear()
 
     def discard(self, request_id: str) -> None:
         self._request_ids.discard(request_id)
-        if not self._request_ids:
+        if not self._request_ids and not self.none.is_set():
             self.none.set()
+            self.changed.set()
 
 
 class Worker:
@@ -274,7 +279,11 @@ class Worker:
         """Send the load to the frontends and to other workers."""
         report = self._report(await self.load())
         self.node.events.publish(self._load_subject, encode(report))
-        await asyncio.sleep(LOAD_INTERVAL_S)
+        await asyncio.sleep(MIN_LOAD_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOAD_INTERVAL_S - MIN_LOAD_INTERVAL_S):
+                await self.own_prompts.changed.wait()
+        self.own_prompts.changed.clear()
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
