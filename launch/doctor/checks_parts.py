@@ -166,7 +166,7 @@ async def _start_and_stop(server: LocalServer) -> Finding:
     try:
         async with server:
             took_ms = 1e3 * (time.perf_counter() - started)
-            return ok(subject, f"answered at {server.url} after {took_ms:.0f} ms")
+            return ok(subject, f"answered at {masked(server.url)} after {took_ms:.0f} ms")
     except (ServiceError, OSError) as error:
         return fail(
             subject, str(error), "give the address of a running one: --nats-url or --etcd-endpoints"
