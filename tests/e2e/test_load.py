@@ -93,7 +93,7 @@ async def test_a_client_that_hangs_up_frees_its_blocks_at_once(cluster: Cluster)
 
 
 async def test_no_process_listens_beyond_this_machine(cluster: Cluster) -> None:
-    for child in (*cluster.children.values(), cluster.nats.child, cluster.etcd.child):
+    for child in (*cluster.children.values(), cluster.nats.child):
         sockets = psutil.Process(child.pid).net_connections(kind="tcp")
         listening = {socket.laddr.ip for socket in sockets if socket.status == "LISTEN"}
         assert listening == {"127.0.0.1"}, child.log_path
