@@ -33,6 +33,7 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.printable import short
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.actions import (
     Abort,
@@ -111,6 +112,11 @@ class RemotePrefill:
         if self._tools.health.is_excluded((claim.prefill_instance, claim.prefill_epoch), now):
             stream.send(encode(ClaimRefused("excluded")))
             return False
+        claimant = self._tools.prefill_instances.get(claim.prefill_instance)
+        if claimant is None or claimant.epoch != claim.prefill_epoch:
+            logger.warning("refused a claim of %s: not registered", short(claim.prefill_instance))
+            stream.send(encode(ClaimRefused("unregistered")))
+            return False
         answer = self.machine.claim(claim, now)
         stream.send(encode(answer))
         if isinstance(answer, ClaimRefused):
@@ -119,7 +125,7 @@ class RemotePrefill:
             self._tools.group.expect(+1)
             self.active.timeline.mark("claimed")
         self.active.prefill_instance = claim.prefill_instance
-        self._claimant = self._tools.prefill_instances.get(claim.prefill_instance)
+        self._claimant = claimant
         self._claim_stream = stream
         self._schedule_tick()
         return True
@@ -157,7 +163,8 @@ class RemotePrefill:
         machine, group = self.machine, self._tools.group
         num_cached = len(self._cached_blocks)
         is_known = all(0 <= ordinal < num_cached for ordinal in request.ordinals)
-        if machine.attempt != request.attempt or not machine.is_live or not is_known:
+        is_ours = machine.is_ours(request.handoff_id, request.attempt, request.secret)
+        if not is_ours or not machine.is_live or not is_known:
             return PrefixBlocks()
         blocks = [(ordinal, self._cached_blocks[ordinal]) for ordinal in request.ordinals]
         layers = range(group.layout.num_layers)

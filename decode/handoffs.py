@@ -176,7 +176,6 @@ class RemotePrefills:
             attempt=machine.attempt,
             deployment=self._deployment,
             decode_instance=self._node.instance_id,
-            decode_address=self._node.server.address,
             decode_epoch=self._node.epoch,
             num_tokens=active.seq.num_given_tokens,
             num_uncached_tokens=remote.num_uncached_tokens,

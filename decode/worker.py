@@ -165,7 +165,8 @@ class DecodeRole:
         self.remote.register(self.node.server)
         worker.on_notification = self.remote.on_notification
         # Not by `node`, which withdraws its keys at once: a draining worker is still written to.
-        await register_transfer(self.node.discovery, self._namespace, worker.group.metadata())
+        metadata = worker.group.metadata(self.node.server.address)
+        await register_transfer(self.node.discovery, self._namespace, metadata)
 
     # ---- requests -----------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """One run of a ticket towards its decode worker: the claim, and the messages that follow it."""
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -8,8 +9,9 @@ import msgspec
 
 from tandem.prefill.tools import JobTools
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import DeadlineError, TandemError, TransferError
+from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
 from tandem.runtime.messages import (
+    DECODE_ERRORS,
     Claim,
     ClaimAnswer,
     FirstToken,
@@ -19,11 +21,13 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 5.0
 PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
+CLAIM_TIMEOUT_S = 2.0  # for the answer, which a decode worker has at once
 _CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
 
 
@@ -35,20 +39,25 @@ class Claimant:
         self.request_id = f"{ticket.handoff_id.hex()}.{ticket.attempt}"
         self._tools = tools
         self._ticket = ticket
+        self._peer: TransferMetadata | None = None
 
-    async def find_peer(self) -> TransferMetadata | None:
-        """Return the decode worker's transfer metadata, or None after a short wait.
+    async def find_peer(self) -> TransferMetadata:
+        """Return the decode worker's transfer metadata, which have the address of its claims.
 
-        The ticket of a new decode worker can arrive before its metadata.
+        The ticket of a new decode worker can arrive before its metadata: wait a little. Raise
+        NotFoundError without them, since only registered decode workers are dialed.
         """
         peers, decode_instance = self._tools.peers, self._ticket.decode_instance
         if decode_instance not in peers.items:
             with contextlib.suppress(DeadlineError):
                 await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
-        return peers.items.get(decode_instance)
+        self._peer = peers.items.get(decode_instance)
+        if self._peer is None:
+            raise NotFoundError(f"no decode worker {short(decode_instance)} is registered")
+        return self._peer
 
     async def claim(self, context: RequestContext) -> ResponseStream:
-        """Claim the ticket; the answer is the first item of the stream."""
+        """Claim the ticket at the peer; the answer is the first item of the stream."""
         node, ticket = self._tools.node, self._ticket
         claim = Claim(
             ticket.handoff_id,
@@ -58,18 +67,19 @@ class Claimant:
             self._tools.group.layout.tp_size,
             self.run_id,
         )
-        return await node.client.open(ticket.decode_address, "claim", encode(claim), context)
+        return await node.client.open(self._address, "claim", encode(claim), context)
 
     async def read_answer(self, stream: ResponseStream) -> ClaimAnswer:
-        """Return the answer to the claim. Settle if it cannot be read."""
+        """Return the answer to the claim. Settle if none can be read in time."""
         try:
-            answer: ClaimAnswer = _CLAIM_ANSWER.decode(await anext(stream, b""))
+            async with asyncio.timeout(CLAIM_TIMEOUT_S):
+                answer: ClaimAnswer = _CLAIM_ANSWER.decode(await anext(stream, b""))
             return answer
-        except (TandemError, msgspec.MsgspecError) as error:
+        except (TandemError, TimeoutError, *DECODE_ERRORS) as error:
             # The claim may have been granted: without this the lease would have to run out.
-            reason = str(error)
+            reason = str(error) or f"no answer to the claim within {CLAIM_TIMEOUT_S:g} s"
             await self.settle_unwritten(reason)
-            raise
+            raise DeadlineError(reason) if isinstance(error, TimeoutError) else error from None
 
     async def send_first_token(self, first: FirstToken) -> None:
         await self.tell("first_token", encode(first))
@@ -96,6 +106,9 @@ class Claimant:
         """Call an endpoint of the decode worker and return its answer."""
         context = RequestContext(timeout_s=SETTLE_TIMEOUT_S)
         async with context:
-            return await self._tools.node.client.call(
-                self._ticket.decode_address, endpoint, payload, context
-            )
+            return await self._tools.node.client.call(self._address, endpoint, payload, context)
+
+    @property
+    def _address(self) -> str:
+        assert self._peer is not None, "find_peer() comes first"
+        return self._peer.address

@@ -110,6 +110,8 @@ class PromptComputation:
         first = FirstToken(
             handoff_id=machine.handoff_id,
             attempt=machine.attempt,
+            secret=machine.grant.secret,
+            run=machine.run,
             token_id=output.token_ids[0],
             logprobs=output.logprobs[0] if output.logprobs else None,
             num_cached_tokens=seq.num_cached_tokens,

@@ -57,7 +57,7 @@ class Job:
             renewing.cancel()
         self._tools.metrics.job_ended(outcome)
         self._record(outcome)
-        if outcome == "excluded":
+        if outcome in ("excluded", "unregistered"):
             await self._delivery.nak(EXCLUDED_DELAY_S)  # for another prefill worker
         else:
             await self._delivery.ack()
@@ -88,7 +88,7 @@ class Job:
         if ticket.deployment != self._tools.deployment:
             return "stale"
         peer = await claimant.find_peer()
-        if peer is not None and peer.epoch != ticket.decode_epoch:
+        if peer.epoch != ticket.decode_epoch:
             return "stale"
         claim_sent_at = time.perf_counter()
         async with await claimant.claim(self._context) as stream:
@@ -112,11 +112,9 @@ class Job:
             await self._deliver(stream, machine, link)
             return "delivered" if not machine.error else "failed"
 
-    async def _connect(self, grant: Claimed, peer: TransferMetadata | None) -> Link:
+    async def _connect(self, grant: Claimed, peer: TransferMetadata) -> Link:
         """Return a link for the grant's blocks. Settle if there is none."""
         try:
-            if peer is None:
-                raise TransferError(f"no transfer metadata of {self.ticket.decode_instance}")
             if not all(0 <= block_id < peer.num_blocks for _, block_id in grant.fill):
                 raise TransferError(f"a block to fill is out of range: {peer.num_blocks} blocks")
             return await self._tools.group.connect(peer)

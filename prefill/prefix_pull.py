@@ -68,7 +68,8 @@ class PrefixPuller:
         """READ the blocks; True if their checksums are those of the decode worker."""
         ordinals = [ordinal for ordinal, _ in fill]
         tp_size = self.group.layout.tp_size
-        request = PrefixRequest(machine.handoff_id, machine.attempt, ordinals, tp_size)
+        secret = machine.grant.secret
+        request = PrefixRequest(machine.handoff_id, machine.attempt, secret, ordinals, tp_size)
         answer = msgspec.msgpack.decode(
             await ask("prefix_blocks", encode(request)), type=PrefixBlocks
         )

@@ -15,7 +15,8 @@ class RuntimeConfig(BaseModel):
         "nats://127.0.0.1:4222", description="URL of NATS with JetStream; commas between several"
     )
     etcd_endpoints: str = Field(
-        "http://127.0.0.1:2379", description="URL of etcd; commas between several"
+        "http://127.0.0.1:2379",
+        description="URL of etcd, or of its unix socket; commas between several",
     )
     host: str = Field("127.0.0.1", description="address on which servers listen")
     advertise_host: str | None = Field(
@@ -40,7 +41,7 @@ class RuntimeConfig(BaseModel):
         30.0, gt=0, description="a busy peer without progress for this long is dead"
     )
     cluster_token: SecretStr | None = Field(
-        None, description="secret that processes of the cluster must present to each other"
+        None, description="secret that processes of the cluster prove to each other to have"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of log lines"

@@ -5,7 +5,8 @@
     /tandem/{namespace}/transfer/{instance_id}                            TransferMetadata
     /tandem/{namespace}/config/{section.key}                              JSON value, no lease
 
-Values are JSON. `tandem.runtime.etcd` is the store of a cluster, `MemoryDiscovery` one in memory.
+Values are JSON, with a MAC behind them where there is a cluster token (`seals.py`).
+`tandem.runtime.etcd` is the store of a cluster, `MemoryDiscovery` one in memory.
 """
 
 import asyncio

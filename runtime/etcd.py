@@ -11,6 +11,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
+from tandem.runtime.seals import Seals
 from tandem.runtime.tasks import keep_running
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class EtcdDiscovery:
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
         self._client = EtcdClient(config.etcd_endpoints, f"/tandem/{config.namespace}/store")
-        self._own: dict[str, bytes] = {}
+        self._seals = Seals(config.cluster_token)
+        self._own: dict[str, bytes] = {}  # as stored
         self._withdrawn: set[str] = set()  # deleted while etcd was away
         self._lease_id = 0
         self._followers: dict[WatchView, _Follower] = {}
@@ -78,7 +80,7 @@ class EtcdDiscovery:
     # ---- own keys -----------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes) -> None:
-        self._own[key] = value
+        self._own[key] = value = self._seals.seal(key, value)
         self._withdrawn.discard(key)
         await self._or_later(self._client.put(key, value, self._lease_id), f"putting {key}")
 
@@ -157,12 +159,13 @@ class EtcdDiscovery:
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         snapshot = await self._client.snapshot(prefix)
-        return {key: entry.value for key, entry in snapshot.items.items()}
+        found = {key: self._seals.opened(key, e.value) for key, e in snapshot.items.items()}
+        return {key: value for key, value in found.items() if value is not None}
 
     def watch(self, prefix: str) -> WatchView:
         view = WatchView(prefix, self._unfollow)
         self._followers[view] = _Follower(
-            self._client, view, self._config.lease_ttl_s, self._suspect
+            self._client, view, self._seals, self._config.lease_ttl_s, self._suspect
         )
         return view
 
@@ -176,10 +179,16 @@ class _Follower:
     """Keeps one view up to date; tells deleted keys from those that an empty store lost."""
 
     def __init__(
-        self, client: EtcdClient, view: WatchView, grace_s: float, suspect: asyncio.Event
+        self,
+        client: EtcdClient,
+        view: WatchView,
+        seals: Seals,
+        grace_s: float,
+        suspect: asyncio.Event,
     ) -> None:
         self._client = client
         self._view = view
+        self._seals = seals
         self._grace_s = grace_s
         self._suspect = suspect
         self._store_id: str | None = None
@@ -215,9 +224,9 @@ class _Follower:
         if entry is None:
             self._leased.pop(key, None)
             self._view.apply(key, None)
-        else:
+        elif (value := self._seals.opened(key, entry.value)) is not None:
             self._leased[key] = entry.is_leased
-            self._view.apply(key, entry.value)
+            self._view.apply(key, value)
 
     def _resync(self, snapshot: Snapshot) -> None:
         """Bring the view up to date.

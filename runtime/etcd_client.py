@@ -52,20 +52,25 @@ Changes = list[tuple[str, Entry | None]]  # key, its entry now; None: deleted
 class EtcdClient:
     """A client whose methods raise ServiceError, naming the addresses, when etcd fails.
 
-    `endpoints` is a comma-separated list of URLs, of which one must answer. `store_key` is the key
-    of the store's random name.
+    `endpoints` is a comma-separated list of URLs, of which one must answer, or the URL of one unix
+    socket. `store_key` is the key of the store's random name.
     """
 
     def __init__(self, endpoints: str, store_key: str) -> None:
         self._endpoints = endpoints
-        self._targets = [_host_and_port(url) for url in endpoints.split(",")]
+        self._socket = _unix_socket(endpoints)
+        urls = [] if self._socket else endpoints.split(",")
+        self._targets = [_host_and_port(url) for url in urls]
         self._store_key = store_key.encode()
         self._channel: Any = None
 
     async def open(self) -> None:
         """Create the channel, without a request to etcd."""
-        target = "{}:{}".format(*self._targets[0])
-        if len(self._targets) > 1:
+        if self._socket:
+            target = f"unix:{self._socket}"
+        elif len(self._targets) == 1:
+            target = "{}:{}".format(*self._targets[0])
+        else:
             target = "ipv4:" + ",".join([await _resolve(*target) for target in self._targets])
         self._channel = rpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._kv = rpc.KVStub(self._channel)
@@ -215,8 +220,17 @@ async def _resolve(host: str, port: int) -> str:
     return "{}:{}".format(*found[0][4][:2])
 
 
+def _unix_socket(endpoints: str) -> str:
+    """Return the path of `unix:///path`; empty for any other URL."""
+    parts = urlsplit(endpoints.strip())
+    is_path = parts.scheme == "unix" and not parts.netloc and "," not in parts.path
+    return parts.path if is_path else ""
+
+
 def _host_and_port(url: str) -> tuple[str, int]:
     parts = urlsplit(url.strip() if "//" in url else f"http://{url.strip()}")
     if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"runtime.etcd_endpoints: {url!r} is not http://host:port")
+        raise ConfigError(
+            f"runtime.etcd_endpoints: {url!r} is not http://host:port or unix:///path"
+        )
     return parts.hostname, parts.port or 2379

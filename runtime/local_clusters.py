@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.private_file import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,20 @@ class LocalCluster:
     run_dir: str
 
     def runtime_values(self) -> dict[str, str]:
-        """Return the fields of RuntimeConfig that lead to the cluster."""
-        return {
+        """Return the fields of RuntimeConfig that lead to the cluster, its token included."""
+        values = {
             "namespace": self.namespace,
             "nats_url": self.nats_url,
             "etcd_endpoints": self.etcd_endpoints,
         }
+        with contextlib.suppress(OSError):  # no token, or another user's
+            values["cluster_token"] = token_path(Path(self.run_dir)).read_text(encoding="utf-8")
+        return values
+
+
+def token_path(run_dir: Path) -> Path:
+    """Return the file with the cluster token of a launch."""
+    return run_dir / "cluster_token"
 
 
 def state_dir() -> Path:
@@ -44,7 +53,7 @@ def announced(cluster: LocalCluster) -> Iterator[None]:
     """List a cluster while it is served."""
     path = state_dir() / f"{cluster.pid}.json"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(json.dumps(asdict(cluster)))
+    write_private(path, json.dumps(asdict(cluster)))  # its nats_url has a password
     try:
         yield
     finally:
@@ -72,9 +81,19 @@ def the_running_cluster() -> LocalCluster | None:
     clusters = running_clusters()
     if len(clusters) > 1:
         choices = "; ".join(
-            f"--nats-url {c.nats_url} --etcd-endpoints {c.etcd_endpoints} "
-            f"--namespace {c.namespace} ({c.http_url or f'pid {c.pid}'})"
+            f"--etcd-endpoints {c.etcd_endpoints} --namespace {c.namespace} "
+            f"({c.http_url or f'pid {c.pid}'})"
             for c in clusters
         )
         raise ConfigError(f"{len(clusters)} clusters run here, choose one: {choices}")
     return clusters[0] if clusters else None
+
+
+def running_cluster_at(etcd_endpoints: str, namespace: str | None) -> LocalCluster | None:
+    """Return the cluster of this etcd and, where one is named, of this namespace; None without."""
+    found = [
+        cluster
+        for cluster in running_clusters()
+        if cluster.etcd_endpoints == etcd_endpoints and namespace in (None, cluster.namespace)
+    ]
+    return found[0] if len({cluster.namespace for cluster in found}) == 1 else None

@@ -158,7 +158,6 @@ class PrefillJob(Message, frozen=True):
     attempt: int
     deployment: str  # `queue.deployment.deployment_id`; jobs of another are dropped
     decode_instance: str
-    decode_address: str  # host:port of its request plane
     decode_epoch: str  # its transfer epoch
     num_tokens: int
     num_uncached_tokens: int
@@ -192,9 +191,9 @@ class Claimed(Message, frozen=True):
 
 
 class ClaimRefused(Message, frozen=True):
-    """The decode worker no longer needs this ticket's work."""
+    """The decode worker does not need this ticket's work, or not from this prefill worker."""
 
-    reason: Literal["stale", "cancelled", "expired", "unknown", "excluded"]
+    reason: Literal["stale", "cancelled", "expired", "unknown", "excluded", "unregistered"]
 
 
 class CancelHandoff(Message, frozen=True):
@@ -209,6 +208,8 @@ class FirstToken(Message, frozen=True):
 
     handoff_id: bytes
     attempt: int
+    secret: bytes  # of the grant
+    run: bytes  # as in the claim
     token_id: int
     logprobs: TokenLogprobs | None = None
     num_cached_tokens: int = 0  # taken from the prefill worker's own prefix cache
@@ -234,6 +235,7 @@ class PrefixRequest(Message, frozen=True):
 
     handoff_id: bytes
     attempt: int
+    secret: bytes  # of the grant
     ordinals: list[int]
     tp_size: int = 1
 
@@ -313,6 +315,7 @@ class TransferMetadata(Message, frozen=True, tag=False):
     num_blocks: int  # for sequences
     num_spare_blocks: int  # after them, where links are measured
     ranks: list[RankMetadata]  # each with its share of the KV heads, in order
+    address: str = ""  # host:port of its request plane, which takes claims
 
 
 # ---- events (NATS core) -----------------------------------------------------------------------

@@ -96,8 +96,11 @@ class TransferGroup:
         for agent in self._agents:
             await agent.close()
 
-    def metadata(self) -> TransferMetadata:
-        """Return the data with which peers can reach the pools; complete after `start`."""
+    def metadata(self, address: str = "") -> TransferMetadata:
+        """Return the data with which peers can reach the pools; complete after `start`.
+
+        `address` is the worker's on the request plane, where it answers claims.
+        """
         return TransferMetadata(
             instance_id=self._instance_id,
             epoch=self._epoch,
@@ -109,6 +112,7 @@ class TransferGroup:
             num_blocks=self.pool.num_blocks,
             num_spare_blocks=self.pool.num_spare_blocks,
             ranks=[agent.metadata() for agent in self._agents],
+            address=address,
         )
 
     def reports(self) -> list[LinkReport]:

@@ -40,6 +40,7 @@ from tandem.runtime.tasks import keep_running
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
+from tandem.transfer.network_devices import confine_ucx
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Worker:
             progress=lambda: self.loop.progress,
             max_frame_bytes=MAX_FRAME_BYTES,
         )
+        confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
         self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)

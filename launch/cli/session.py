@@ -25,13 +25,25 @@ class Session:
             self.options.append((key, value, option))
 
     def load(self) -> "EffectiveConfig":
-        """Return the config of all sources together. Raises ConfigError."""
+        """Return the config of all sources together. Raises ConfigError.
+
+        An etcd that `tandem serve` runs on this machine stands for its whole cluster.
+        """
         from tandem.launch.config.model import load_config
-        from tandem.launch.config.sources import Setting
+        from tandem.launch.config.sources import Setting, from_cluster
+        from tandem.runtime.local_clusters import running_cluster_at
 
         config = load_config(file=self.file, environment=os.environ, flags=self.flags)
         named = [Setting(key, value, option) for key, value, option in self.options]
-        return config.with_settings(named) if named else config
+        config = config.with_settings(named) if named else config
+        if config.origin("runtime.etcd_endpoints") == "default":
+            return config
+        runtime = config.config.runtime
+        is_named = config.origin("runtime.namespace") != "default"
+        cluster = running_cluster_at(
+            runtime.etcd_endpoints, runtime.namespace if is_named else None
+        )
+        return config if cluster is None else config.with_defaults(from_cluster(cluster))
 
     def load_for_cluster(self) -> "EffectiveConfig":
         """Return `load()`, joined to the cluster of this machine where no address was given."""

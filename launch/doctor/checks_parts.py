@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import masked
+from tandem.transfer.network_devices import VARIABLE, devices_of, is_loopback
 
 REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")
 NIXL_WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
@@ -107,10 +109,10 @@ def check_servers(effective: EffectiveConfig) -> Iterator[Finding]:
             yield asyncio.run(_reach(name, effective))
 
 
-def check_nixl() -> Iterator[Finding]:
-    """Write blocks from one NIXL agent to another over host memory."""
+def check_nixl(host: str) -> Iterator[Finding]:
+    """Write blocks from one NIXL agent to another over host memory, as a worker on `host` would."""
     try:
-        answer = json.loads(_run_probe(["-m", "tandem.launch.doctor.nixl_probe"]))
+        answer = json.loads(_run_probe(["-m", "tandem.launch.doctor.nixl_probe", host]))
     except ServiceError as error:
         yield fail(
             "nixl transfer",
@@ -136,6 +138,26 @@ def check_nixl() -> Iterator[Finding]:
         )
     else:
         yield ok("nixl transfer", detail)
+    yield _reachable(host, answer["listens"])
+
+
+def _reachable(host: str, listens: list[str]) -> Finding:
+    """Return the finding on who reaches UCX's ports: its clients can do all that a worker can."""
+    detail = f"listens on {', '.join(listens) or 'no TCP port'}, with runtime.host {host}"
+    named = f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else ""
+    if is_loopback(host) and not all(is_loopback(address) for address in listens):
+        return fail(
+            "ucx ports",
+            f"{detail}: the network reaches the workers' memory",
+            f"unset {named}" if named else f"set {VARIABLE}=lo",
+        )
+    if not devices_of(host) and not named:
+        return warn(
+            "ucx ports",
+            f"{detail}: every network of this machine reaches the workers' memory",
+            f"set runtime.host to one address, or {VARIABLE} to the device of a private network",
+        )
+    return ok("ucx ports", detail)
 
 
 async def _start_and_stop(server: LocalServer) -> Finding:
@@ -144,7 +166,7 @@ async def _start_and_stop(server: LocalServer) -> Finding:
     try:
         async with server:
             took_ms = 1e3 * (time.perf_counter() - started)
-            return ok(subject, f"answered at {server.url} after {took_ms:.0f} ms")
+            return ok(subject, f"answered at {masked(server.url)} after {took_ms:.0f} ms")
     except (ServiceError, OSError) as error:
         return fail(
             subject, str(error), "give the address of a running one: --nats-url or --etcd-endpoints"

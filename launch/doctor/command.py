@@ -40,7 +40,7 @@ def examine(effective: EffectiveConfig) -> Iterator[Finding]:
     yield from checks_parts.check_torch()
     yield from checks_parts.check_cpu_kernels()
     yield from checks_parts.check_servers(effective)
-    yield from checks_parts.check_nixl()
+    yield from checks_parts.check_nixl(effective.config.runtime.host)
     if effective.origin("runtime.etcd_endpoints") != "default":
         yield from check_links(effective)
 

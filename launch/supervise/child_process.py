@@ -45,11 +45,16 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], log_path: Path, *, env: Mapping[str, str] | None = None
+        cls,
+        command: Sequence[str],
+        log_path: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> "ChildProcess":
         """Start a child whose output is appended to a file."""
         with log_path.open("ab") as log:
-            popen = _spawn(command, stdin=DEVNULL, stdout=log, stderr=log, env=env)
+            popen = _spawn(command, stdin=DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd)
         return cls(popen, log_path)
 
     @classmethod
@@ -149,6 +154,7 @@ def _spawn(
     stdout: int | IO[bytes] | None,
     stderr: int | IO[bytes] | None,
     env: Mapping[str, str] | None,
+    cwd: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid()), *command],
@@ -156,6 +162,7 @@ def _spawn(
         stdout=stdout,
         stderr=stderr,
         env=env,
+        cwd=cwd,
         start_new_session=True,
     )
 

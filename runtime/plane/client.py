@@ -19,17 +19,15 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import (
-    VERSION,
     Batch,
     Cancel,
     Credit,
     Failure,
     Frame,
     Open,
-    Preamble,
-    Status,
     Stop,
 )
+from tandem.runtime.plane.handshake import ClientHandshake, Handshake
 
 logger = logging.getLogger(__name__)
 
@@ -164,9 +162,6 @@ class ResponseStream:
 class ClientConnection(PlaneConnection):
     """The client's end of the connection to one server."""
 
-    side = "client"
-    peer_side = "server"
-
     def __init__(
         self, config: RuntimeConfig, instance_id: str, address: str, progress: Progress | None
     ) -> None:
@@ -176,15 +171,8 @@ class ClientConnection(PlaneConnection):
         self._num_opened = 0
         self.handshake: asyncio.Future[None] = self._loop.create_future()
 
-    def check_greeting(self, preamble: Preamble) -> None:
-        if preamble.status is Status.WRONG_VERSION:
-            raise ProtocolError(
-                f"{self._address} has request-plane version {preamble.version}, not {VERSION}"
-            )
-        if preamble.status is Status.WRONG_TOKEN:
-            raise ProtocolError(f"{self._address} refused the cluster token of this process")
-        if not self.has_token(preamble):
-            raise ProtocolError(f"{self._address} does not have the cluster token of this process")
+    def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
+        return ClientHandshake(self._config.cluster_token, self._address, send)
 
     def on_ready(self) -> None:
         if not self.handshake.done():

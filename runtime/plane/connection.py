@@ -1,12 +1,11 @@
 """One connection of the request plane: handshake, frames, heartbeats. Both sides share it."""
 
 import asyncio
-import hmac
 import logging
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConnectionLostError, ProtocolError, TandemError
@@ -14,21 +13,15 @@ from tandem.runtime.plane.framing import (
     FIELDS_BYTES,
     MAX_FRAME_BYTES,
     MAX_PAYLOAD_BYTES,
-    PREAMBLE_BYTES,
-    VERSION,
     Batch,
     Failure,
     Frame,
     FrameReader,
     Heartbeat,
     Hello,
-    Preamble,
-    Status,
-    decode_preamble,
     encode_frame,
-    encode_preamble,
-    token_digest,
 )
+from tandem.runtime.plane.handshake import Handshake
 from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
@@ -50,9 +43,6 @@ class PlaneConnection(asyncio.Protocol, ABC):
     reason.
     """
 
-    side: ClassVar[str]
-    peer_side: ClassVar[str]
-
     def __init__(
         self,
         config: RuntimeConfig,
@@ -67,8 +57,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self.peer_max_payload_bytes = MAX_PAYLOAD_BYTES  # that the peer takes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._greeting = bytearray()  # the peer's preamble, while it is incomplete
-        self._reader: FrameReader | None = None  # set by the handshake
+        self._handshake: Handshake | None = None  # while the connection opens
+        self._reader: FrameReader | None = None  # after the handshake
         self._sequence_number = 0
         self._error: TandemError | None = None
         self._frames: list[Frame] = []
@@ -104,8 +94,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         """Handle the end of the connection."""
 
     @abstractmethod
-    def check_greeting(self, preamble: Preamble) -> None:
-        """Accept the peer's preamble, or raise ProtocolError."""
+    def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
+        """Return this side of a new handshake."""
 
     # ---- sending ------------------------------------------------------------------------------
 
@@ -179,22 +169,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
         host, port = self._transport.get_extra_info("peername")[:2]
         self.peer = f"{host}:{port}"
         self._timer = self._loop.call_later(self._config.connect_timeout_s, self._greeting_late)
-        if self.side == "client":
-            self.greet(Status.OK)
-
-    def greet(self, status: Status) -> None:
-        """Send the preamble; a refusal shows nothing of the token."""
-        token = self._config.cluster_token
-        shown = token.get_secret_value() if token is not None and status is Status.OK else None
-        preamble = Preamble(VERSION, status, token_digest(shown, self.side))
-        assert self._transport is not None
-        self._transport.write(encode_preamble(preamble))
-
-    def has_token(self, preamble: Preamble) -> bool:
-        """Return True when the peer has the cluster token, or neither side has one."""
-        token = self._config.cluster_token
-        expected = token_digest(token.get_secret_value() if token else None, self.peer_side)
-        return hmac.compare_digest(preamble.digest, expected)
+        self._handshake = self.handshake_over(self._transport.write)
+        self._handshake.begin()
 
     def data_received(self, data: bytes) -> None:
         if self._error is not None:
@@ -218,15 +194,11 @@ class PlaneConnection(asyncio.Protocol, ABC):
                 self.abort(reason)
 
     def _read_greeting(self, data: bytes) -> bytes:
-        self._greeting += data
-        if len(self._greeting) < PREAMBLE_BYTES:
-            if not self._greeting.startswith(b"TANDEM"[: len(self._greeting)]):
-                raise ProtocolError("not a Tandem request plane")
+        assert self._handshake is not None
+        rest = self._handshake.feed(data)
+        if rest is None:
             return b""
-        preamble = decode_preamble(bytes(self._greeting[:PREAMBLE_BYTES]))
-        self.check_greeting(preamble)
-        rest = bytes(self._greeting[PREAMBLE_BYTES:])
-        self._greeting.clear()
+        self._handshake = None
         self._reader = FrameReader(self._max_frame_bytes)
         self._frames.insert(0, Hello(self._instance_id, self._max_frame_bytes))
         self._flush()

@@ -1,14 +1,16 @@
 """The request plane's wire format: pure functions, values in, bytes out.
 
-A connection opens with a fixed preamble each way, then carries frames:
+A connection opens with two fixed preambles each way, then carries frames. The value of the first is
+a random nonce, that of the second a proof of the cluster token over both nonces; the client's comes
+first.
 
-    preamble   magic[8]  version u16  status u16  token digest[32]        little-endian
+    preamble   magic[8]  version u16  status u16  value[32]               little-endian
     frame      body length u32  sequence number u32  body (msgpack)       little-endian
 
 Frames of one direction are numbered from 0 without a gap.
 """
 
-import hashlib
+import hmac
 import struct
 from enum import IntEnum
 
@@ -18,12 +20,13 @@ from tandem.runtime.errors import ProtocolError
 from tandem.runtime.messages import DECODE_ERRORS
 
 MAGIC = b"TANDEM\r\n"
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # model files; a server may take less from its clients
 FIELDS_BYTES = 64 * 1024  # room in a frame for the fields beside a payload
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - FIELDS_BYTES
 HEADER = struct.Struct("<II")
-_PREAMBLE = struct.Struct("<8sHH32s")
+VALUE_BYTES = 32
+_PREAMBLE = struct.Struct(f"<8sHH{VALUE_BYTES}s")
 PREAMBLE_BYTES = _PREAMBLE.size
 
 
@@ -36,11 +39,11 @@ class Status(IntEnum):
 
 
 class Preamble(msgspec.Struct, frozen=True):
-    """The first bytes of a connection, in each direction."""
+    """One of the two that open a connection, in each direction."""
 
     version: int
     status: Status
-    digest: bytes  # 32 bytes; of the cluster token and the sender's side
+    value: bytes  # 32 bytes: a nonce, then a proof
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -116,24 +119,31 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
-def token_digest(token: str | None, side: str) -> bytes:
-    """Return a side's ("client" or "server") proof of the token; zeros without a token."""
+def token_proof(
+    token: str | None, side: str, client_nonce: bytes, server_nonce: bytes, address: str
+) -> bytes:
+    """Return a side's ("client" or "server") proof of the token; zeros without a token.
+
+    It is of use for one connection, to the server at `address`, and in one direction: a process in
+    between can neither show it again nor pass it on to another server.
+    """
     if token is None:
-        return bytes(32)
-    return hashlib.blake2b(token.encode(), digest_size=32, person=side.encode()).digest()
+        return bytes(VALUE_BYTES)
+    said = b"\0".join((b"tandem request plane", side.encode(), address.encode(), b""))
+    return hmac.digest(token.encode(), said + client_nonce + server_nonce, "sha256")
 
 
 def encode_preamble(preamble: Preamble) -> bytes:
-    """Return the first `PREAMBLE_BYTES` bytes of a connection."""
-    return _PREAMBLE.pack(MAGIC, preamble.version, preamble.status, preamble.digest)
+    """Return the `PREAMBLE_BYTES` bytes of one preamble."""
+    return _PREAMBLE.pack(MAGIC, preamble.version, preamble.status, preamble.value)
 
 
 def decode_preamble(data: bytes) -> Preamble:
     """Invert `encode_preamble`. Raise ProtocolError on another protocol's bytes."""
-    magic, version, status, digest = _PREAMBLE.unpack(data)
+    magic, version, status, value = _PREAMBLE.unpack(data)
     if magic != MAGIC or status not in tuple(Status):
         raise ProtocolError("not a Tandem request plane")
-    return Preamble(version, Status(status), digest)
+    return Preamble(version, Status(status), value)
 
 
 def encode_frame(sequence_number: int, frame: Frame) -> bytearray:

@@ -20,16 +20,14 @@ from tandem.runtime.errors import (
 from tandem.runtime.plane.connection import PlaneConnection
 from tandem.runtime.plane.framing import (
     MAX_PAYLOAD_BYTES,
-    VERSION,
     Cancel,
     Credit,
     Failure,
     Frame,
     Open,
-    Preamble,
-    Status,
     Stop,
 )
+from tandem.runtime.plane.handshake import Handshake, ServerHandshake
 
 if TYPE_CHECKING:
     from tandem.runtime.plane.server import RequestServer
@@ -141,9 +139,6 @@ class _Call:
 class ServerConnection(PlaneConnection):
     """The server's end of the connection from one client."""
 
-    side = "server"
-    peer_side = "client"
-
     def __init__(self, server: "RequestServer", config: RuntimeConfig, instance_id: str) -> None:
         super().__init__(config, instance_id, server.progress, server.max_frame_bytes)
         self._server = server
@@ -152,14 +147,8 @@ class ServerConnection(PlaneConnection):
         self.num_backlog_bytes = 0
         self._unread_since_s: float | None = None  # set while the peer is not read from
 
-    def check_greeting(self, preamble: Preamble) -> None:
-        if preamble.version != VERSION:
-            self.greet(Status.WRONG_VERSION)
-            raise ProtocolError(f"request-plane version {preamble.version}, not {VERSION}")
-        if not self.has_token(preamble):
-            self.greet(Status.WRONG_TOKEN)
-            raise ProtocolError("wrong cluster token")
-        self.greet(Status.OK)
+    def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
+        return ServerHandshake(self._config.cluster_token, self._server.address, send)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

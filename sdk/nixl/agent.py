@@ -7,6 +7,7 @@ its end, and notifies, when its handle is dropped.
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -14,7 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, TransferError
+from tandem.runtime.names import variable_name
 from tandem.sdk.nixl.descriptors import pack, unpack
 from tandem.sdk.nixl.handles import (
     Held,
@@ -27,6 +30,7 @@ from tandem.sdk.nixl.handles import (
 from tandem.sdk.nixl.memory import check_memory
 from tandem.sdk.nixl.pieces import Regions, check_pairs, picked, pieces_of
 from tandem.transfer.libraries import quietly, translated
+from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.nixl import load_api
 from tandem.transfer.transport import Indices
 
@@ -43,6 +47,8 @@ class nixl_agent:
     """
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None) -> None:
+        # A DistributedRuntime with a config of its own, made before, has done this already.
+        confine_ucx(os.environ.get(variable_name("runtime.host")) or RuntimeConfig().host)
         api = load_api()
         config = nixl_conf or nixl_agent_config()
         theirs = api.nixl_agent_config(enable_prog_thread=False, backends=list(config.backends))

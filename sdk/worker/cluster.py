@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.local_clusters import the_running_cluster
+from tandem.runtime.local_clusters import running_cluster_at, the_running_cluster
 from tandem.runtime.names import config_variables, means_none
 
 ADDRESSES = ("nats_url", "etcd_endpoints")
@@ -28,10 +28,13 @@ def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
         if section == "runtime":
             values[field] = None if means_none(text) else text
             variables[field] = name
-    if not values.keys() & set(ADDRESSES):
+    cluster = None
+    if etcd_endpoints := values.get("etcd_endpoints"):
+        cluster = running_cluster_at(etcd_endpoints, values.get("namespace"))
+    elif not values.keys() & set(ADDRESSES):
         cluster = the_running_cluster()
-        if cluster is not None:
-            values = {**cluster.runtime_values(), **values}
+    if cluster is not None:
+        values = {**cluster.runtime_values(), **values}
     try:
         return RuntimeConfig.model_validate(values)
     except ValidationError as error:

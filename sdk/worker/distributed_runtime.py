@@ -22,6 +22,7 @@ from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint
+from tandem.transfer.network_devices import confine_ucx
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class DistributedRuntime(Node):
         progress: Progress | None = None,
     ) -> None:
         config = find_cluster() if config is None else config
+        confine_ucx(config.host)
         super().__init__(config, component=component, model=model, progress=progress)
         self.canary_interval_s = CANARY_INTERVAL_S
         self.served: dict[EndpointAddress, ServedEndpoint] = {}

@@ -211,11 +211,15 @@ class Stage:
         await delivery.ack()
         return delivery.job
 
-    async def claim(self, job: PrefillJob, *, epoch: str = "") -> Work | ClaimRefused:
+    async def claim(
+        self, job: PrefillJob, *, instance_id: str = "", epoch: str = "", run: bytes = b""
+    ) -> Work | ClaimRefused:
         node = self.peer.node
-        claim = Claim(job.handoff_id, job.attempt, node.instance_id, epoch or node.epoch)
+        claimant = (instance_id or node.instance_id, epoch or node.epoch)
+        claim = Claim(job.handoff_id, job.attempt, *claimant, run=run)
         context = RequestContext(timeout_s=20)
-        stream = await node.client.open(job.decode_address, "claim", encode(claim), context)
+        address = self.worker.node.server.address
+        stream = await node.client.open(address, "claim", encode(claim), context)
         answer = await self.hear(stream)
         if isinstance(answer, ClaimRefused):
             return answer
@@ -246,7 +250,12 @@ class Stage:
         work.blocks = list(seq.block_table)
         logprobs = last.logprobs[0] if last.logprobs else None
         work.first = FirstToken(
-            work.job.handoff_id, work.job.attempt, last.token_ids[0], logprobs=logprobs
+            work.job.handoff_id,
+            work.job.attempt,
+            grant.secret,
+            b"",
+            last.token_ids[0],
+            logprobs=logprobs,
         )
         return work
 
@@ -316,7 +325,7 @@ class Stage:
         return await self.peer.node.client.call(address, endpoint, payload, context)
 
     async def ask_for_prefix(self, work: Work, ordinals: list[int]) -> PrefixBlocks:
-        request = PrefixRequest(work.job.handoff_id, work.job.attempt, ordinals)
+        request = PrefixRequest(work.job.handoff_id, work.job.attempt, work.grant.secret, ordinals)
         answer = await self.tell("prefix_blocks", encode(request))
         return msgspec.msgpack.decode(answer, type=PrefixBlocks)
 

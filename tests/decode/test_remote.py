@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions
+from tandem.runtime.messages import ClaimRefused, SamplingParams, StopConditions, encode
 from tests.decode.prefill_peer import PROMPT, Stage, Work, count, fresh_prompt
 from tests.handoff_peer import BLOCK_SIZE, TRANSFER
 from tests.services import eventually
@@ -189,9 +189,31 @@ async def test_messages_of_others_are_not_applied(stage: Stage) -> None:
     stale = msgspec.structs.replace(work.job, attempt=2)
     assert await stage.claim(stale) == ClaimRefused("stale")
     await stage.settle(Work(stale, work.grant, work.stream), error="stale")
-    assert await stage.claim(work.job, epoch="another") == ClaimRefused("stale")
+    assert await stage.claim(work.job, run=b"another") == ClaimRefused("stale")
+    assert work.first is not None
+    for field in ("secret", "run"):
+        first = msgspec.structs.replace(work.first, **{field: bytes(16), "token_id": 7})
+        await stage.tell("first_token", encode(first))
     assert not answer.ended.is_set() and stage.worker.remote.num_open == 1
     await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+
+
+async def test_a_claim_is_granted_to_registered_prefill_workers_only(stage: Stage) -> None:
+    answer = await stage.ask(PROMPT)
+    job = await stage.ticket()
+    decode_instance = stage.worker.node.instance_id
+    for stranger in (
+        {"instance_id": "a stranger"},
+        {"epoch": "e"},
+        {"instance_id": decode_instance},
+    ):
+        assert await stage.claim(job, **stranger) == ClaimRefused("unregistered")
+    remote = stage.worker.remote.find(job.handoff_id)
+    assert remote is not None and remote.is_unclaimed and not answer.ended.is_set()
+    work = await stage.claim(job)
+    assert isinstance(work, Work)
+    await stage.settle(work, error="enough")
     assert await answer.whole() == stage.undisturbed(PROMPT)
 
 

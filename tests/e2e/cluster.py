@@ -83,15 +83,8 @@ class Answer:
 class RestartableNats(LocalNats):
     """Its port cannot be taken by somebody's connection while it is down."""
 
-    def _choose_ports(self) -> None:
+    def _choose_address(self) -> None:
         self.port = lasting_port()
-
-
-class RestartableEtcd(LocalEtcd):
-    """Its ports cannot be taken by somebody's connection while it is down."""
-
-    def _choose_ports(self) -> None:
-        self.port, self._peer_port = lasting_port(), lasting_port()
 
 
 class Cluster:
@@ -101,7 +94,7 @@ class Cluster:
         self.model = model
         self.model_name = model.name
         self.nats = RestartableNats(run_dir)
-        self.etcd = RestartableEtcd(run_dir)
+        self.etcd = LocalEtcd(run_dir)
         self.children: dict[str, ChildProcess] = {}
         self._run_dir = run_dir
         self.port = free_port("127.0.0.1")

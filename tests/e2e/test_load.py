@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.e2e.cluster import Answer, Cluster
@@ -89,6 +90,13 @@ async def test_a_client_that_hangs_up_frees_its_blocks_at_once(cluster: Cluster)
     async with asyncio.timeout(5):
         while [w.load.num_running for w in await cluster.statuses("decode")] != before:
             await asyncio.sleep(0.02)
+
+
+async def test_no_process_listens_beyond_this_machine(cluster: Cluster) -> None:
+    for child in (*cluster.children.values(), cluster.nats.child):
+        sockets = psutil.Process(child.pid).net_connections(kind="tcp")
+        listening = {socket.laddr.ip for socket in sockets if socket.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}, child.log_path
 
 
 async def test_every_process_ends_when_it_is_told_to(cluster: Cluster) -> None:

@@ -104,7 +104,8 @@ class Stage:
         server.register("prefix_blocks", self._on_prefix_blocks)
         await self.peer.__aenter__()
         node = self.peer.node
-        await register_transfer(node.discovery, node.config.namespace, self.peer.group.metadata())
+        self.metadata = self.peer.group.metadata(node.server.address)
+        await register_transfer(node.discovery, node.config.namespace, self.metadata)
         await self.process.startup(self.worker)
         await eventually(self.is_known)
         return self
@@ -186,7 +187,6 @@ class Stage:
             attempt=1,
             deployment=self.peer.deployment,
             decode_instance=node.instance_id,
-            decode_address=node.server.address,
             decode_epoch=node.epoch,
             num_tokens=len(prompt),
             num_uncached_tokens=len(prompt) - reservation.num_cached_tokens,

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tandem.prefill import claim
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import (
@@ -146,8 +147,27 @@ async def test_a_refused_or_stale_ticket_costs_nothing_and_does_not_come_again(
         await stage.peer.queue.publish(msgspec.structs.replace(offer.job, **{field: "old"}))
         await stage.balanced()
         assert not offer.claims
-    gone = msgspec.structs.replace(stage.prepare(fresh_prompt(9)).job, decode_address="[::1]:1")
-    await stage.peer.queue.publish(gone)
+
+
+async def test_only_a_registered_decode_worker_is_dialed(stage: Stage) -> None:
+    offer = stage.prepare(fresh_prompt(9))
+    stranger = msgspec.structs.replace(offer.job, decode_instance="a stranger")
+    await stage.peer.queue.publish(stranger)
+    await eventually(lambda: bool(stage.worker._jobs))
+    await stage.balanced()
+    assert not offer.claims
+    await stage.peer.node.server.stop()
+    await stage.peer.queue.publish(offer.job)
+    await stage.balanced()
+
+
+async def test_a_claim_without_an_answer_is_given_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "CLAIM_TIMEOUT_S", 0.2)
+    offer = await stage.offer(fresh_prompt(9), waits=True)
+    settled = await stage.settled(offer)
+    assert "no answer to the claim" in settled.error
     await stage.balanced()
 
 

@@ -27,7 +27,6 @@ def job(num_uncached_tokens: int = 100, attempt: int = 1, handoff_id: bytes = b"
         attempt=attempt,
         deployment="epoch",
         decode_instance="d",
-        decode_address="127.0.0.1:1",
         decode_epoch="e1",
         num_tokens=num_uncached_tokens + 16,
         num_uncached_tokens=num_uncached_tokens,

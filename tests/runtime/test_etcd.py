@@ -1,6 +1,6 @@
 """etcd killed, frozen, restarted and emptied under a running process."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from aetcd import rpc
@@ -162,3 +162,45 @@ async def test_a_frozen_etcd_is_noticed_and_survived(
     await eventually(lambda: ours.connected and view.items == {"/t/x": b"1"}, BACK_S)
     await ours.put("/t/y", b"1")
     await view.wait_for(lambda items: "/t/y" in items, BACK_S)
+
+
+def records(items: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All keys but the name of the store."""
+    return {key: value for key, value in items.items() if not key.endswith("/store")}
+
+
+async def test_values_of_strangers_are_ignored_where_there_is_a_cluster_token(
+    server: EtcdServer, theirs: EtcdDiscovery, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = RuntimeConfig.model_validate(
+        {"etcd_endpoints": server.url, "lease_ttl_s": 2, "cluster_token": "secret"}
+    )
+    first, second = EtcdDiscovery(config), EtcdDiscovery(config)
+    prefix, setting = "/tandem/tandem/", "/tandem/tandem/config/disagg.policy"
+    honest = {
+        f"{prefix}{kind}/decode/generate/honest": b'{"address": "honest"}'
+        for kind in ("instances", "models", "transfer")
+    }
+    try:
+        await first.start()
+        await second.start()
+        for key, value in honest.items():
+            await first.put(key, value)
+        stored = await first._client.snapshot(prefix)
+        view = second.watch(prefix)
+        await view.wait_for(lambda items: records(items) == honest, 5)
+        assert records(await theirs.get_prefix(prefix)) == {}  # it has no token
+        for key in honest:
+            planted = key.replace("honest", "stranger")
+            for value in (b'{"address": "stranger"}', stored.items[key].value):
+                await theirs.put_config(planted, value)
+                await theirs.put_config(key, b'{"address": "stranger"}\n' + 64 * b"0")
+        await theirs.put_config(setting, b'"never"')  # the last of these changes
+        await view.wait_for(lambda items: setting in items, 5)
+        assert records(view.items) == honest | {setting: b'"never"'}
+        late = second.watch(prefix)
+        await late.wait_for(lambda items: records(items) == honest | {setting: b'"never"'}, 5)
+        assert "was not written with this process's cluster token" in caplog.text
+    finally:
+        await first.close()
+        await second.close()

@@ -104,11 +104,10 @@ class Fleet:
         await self._stack.aclose()
 
     async def _start_frontend(self) -> None:
-        cluster = self.cluster
-        for name, port in (("nats", cluster.nats.port), ("etcd", cluster.etcd.port)):
-            self.frontend_ways[name] = await self._proxy(port)
-        ways = self.frontend_ways
-        await cluster.start("frontend", "frontend", *_services(ways["nats"], ways["etcd"]))
+        cluster, ways = self.cluster, self.frontend_ways
+        ways["nats"] = await self._proxy(cluster.nats.port)
+        ways["etcd"] = await self._proxy(cluster.etcd.socket)
+        await cluster.start("frontend", "frontend", *self._services(ways["nats"], ways["etcd"]))
 
     def ways_to(self, service: str) -> list[Proxy]:
         """Everybody's connections to NATS or etcd."""
@@ -120,11 +119,18 @@ class Fleet:
             name,
             name.rstrip("0123456789"),
             nats=await self._proxy(self.cluster.nats.port),
-            etcd=await self._proxy(self.cluster.etcd.port),
+            etcd=await self._proxy(self.cluster.etcd.socket),
         )
 
-    async def _proxy(self, target_port: int) -> Proxy:
-        proxy = await Proxy(target_port).start()
+    def _services(self, nats: Proxy, etcd: Proxy) -> tuple[str, ...]:
+        user, _, _ = self.cluster.nats.url.rpartition("@")
+        return (
+            *("--nats-url", f"{user}@{nats.address}"),
+            *("--etcd-endpoints", f"http://{etcd.address}"),
+        )
+
+    async def _proxy(self, target: int | Path) -> Proxy:
+        proxy = await Proxy(target).start()
         self._stack.push_async_callback(proxy.close)
         return proxy
 
@@ -178,7 +184,7 @@ class Fleet:
             "is_blind": self._terms.is_blind,
             "seed": self._terms.seed * 1000 + slot.num_starts,
         }
-        services = _services(slot.nats, slot.etcd)
+        services = self._services(slot.nats, slot.etcd)
         entry = (str(DOOMED), json.dumps(hooks))
         await self.cluster.start(
             name, slot.role, *services, *FLAGS, *self._terms.flags, entry=entry
@@ -260,10 +266,3 @@ class Fleet:
             lines = path.read_text().splitlines()
             noted += [{"worker": path.parent.name, **json.loads(line)} for line in lines]
         return sorted(noted, key=lambda event: float(event["at"]))
-
-
-def _services(nats: Proxy, etcd: Proxy) -> tuple[str, ...]:
-    return (
-        *("--nats-url", f"nats://{nats.address}"),
-        *("--etcd-endpoints", f"http://{etcd.address}"),
-    )

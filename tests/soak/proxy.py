@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Self
 
 HOST = "127.0.0.1"
@@ -9,14 +10,14 @@ READ_BYTES = 1 << 16
 
 
 class Proxy:
-    """Listens on a port of its own and passes bytes to `target_port`, both on loopback.
+    """Listens on a port of its own and passes bytes to `target`, a port of loopback or a socket.
 
     While it is cut, bytes wait as in a network that loses packets, and who connects gets silence.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target: int | Path) -> None:
         self.port = 0
-        self._target_port = target_port
+        self._target = target
         self._num_cuts = 0
         self._is_open = asyncio.Event()
         self._is_open.set()
@@ -61,11 +62,16 @@ class Proxy:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, Path):
+            return await asyncio.open_unix_connection(self._target)
+        return await asyncio.open_connection(HOST, self._target)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
             await self._is_open.wait()
-            there = await asyncio.open_connection(HOST, self._target_port)
+            there = await self._dial()
             writers.append(there[1])
             pumps = [
                 asyncio.ensure_future(self._pump(reader, there[1])),

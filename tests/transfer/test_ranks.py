@@ -164,7 +164,7 @@ class Handover:
         )
         self.d.published()
         assert self.d.claim(Claim(handoff_id, 1, "p", "e1", prefill_tp), now) is grant
-        assert not self.d.first_token(FirstToken(handoff_id, 1, 7))
+        assert not self.d.first_token(FirstToken(handoff_id, 1, grant.secret, b"", 7))
         self.p = PrefillHandoff(
             handoff_id,
             1,

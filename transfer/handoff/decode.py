@@ -168,9 +168,19 @@ class DecodeHandoff:
         self._lease_until = now + self.grant.lease_ms / 1e3
         return self.grant
 
+    def is_ours(self, handoff_id: bytes, attempt: int, secret: bytes) -> bool:
+        """Return True for a message with the secret of the grant; count any other."""
+        if (handoff_id, attempt) != (self.handoff_id, self.attempt):
+            self.dropped[DropCause.STALE] += 1
+            return False
+        if not hmac.compare_digest(secret, self.grant.secret):
+            self.dropped[DropCause.BAD_SECRET] += 1
+            return False
+        return True
+
     def landed(self, notice: Landed, now: float, decode_rank: int = 0) -> list[Action]:
         """Handle the notice of a write into `decode_rank`; the secret authenticates its sender."""
-        if not self._is_ours(notice.handoff_id, notice.attempt, notice.secret):
+        if not self.is_ours(notice.handoff_id, notice.attempt, notice.secret):
             return []
         if self.state not in _LIVE or now > self._lease_until + self._grace_s:
             return self._drop(DropCause.LATE)
@@ -219,10 +229,12 @@ class DecodeHandoff:
 
     def first_token(self, first: FirstToken) -> list[Action]:
         """Handle the sampled token; afterwards `self.first` is `first` if it was accepted."""
-        if (first.handoff_id, first.attempt) != (self.handoff_id, self.attempt):
-            return self._drop(DropCause.STALE)
+        if not self.is_ours(first.handoff_id, first.attempt, first.secret):
+            return []
         if self.state not in _LIVE:
             return self._drop(DropCause.LATE)
+        if not self._is_claimant(first.run):
+            return self._drop(DropCause.NOT_THE_CLAIMANT)
         if self.first is not None:
             return self._drop(DropCause.DUPLICATE)
         self.first = first
@@ -235,7 +247,7 @@ class DecodeHandoff:
         """
         if (settled.handoff_id, settled.attempt) != (self.handoff_id, self.attempt):
             return self._drop(DropCause.STALE)
-        if self._granted_to is not None and settled.run != self._granted_to[2]:
+        if not self._is_claimant(settled.run):
             return self._drop(DropCause.NOT_THE_CLAIMANT)
         actions: list[Action] = []
         if not settled.num_failed and not settled.error:
@@ -250,7 +262,7 @@ class DecodeHandoff:
 
     def settled_notice(self, notice: SettledNotice) -> list[Action]:
         """Handle the transfer plane's message that every write is complete or has failed."""
-        if not self._is_ours(notice.handoff_id, notice.attempt, notice.secret):
+        if not self.is_ours(notice.handoff_id, notice.attempt, notice.secret):
             return []
         return self._settle(notice.num_failed, "")
 
@@ -318,14 +330,8 @@ class DecodeHandoff:
     def _claimant_name(self) -> str:
         return ".".join(self.claimant or ())
 
-    def _is_ours(self, handoff_id: bytes, attempt: int, secret: bytes) -> bool:
-        if (handoff_id, attempt) != (self.handoff_id, self.attempt):
-            self.dropped[DropCause.STALE] += 1
-            return False
-        if not hmac.compare_digest(secret, self.grant.secret):
-            self.dropped[DropCause.BAD_SECRET] += 1
-            return False
-        return True
+    def _is_claimant(self, run: bytes) -> bool:
+        return self._granted_to is None or run == self._granted_to[2]
 
     def _settle(
         self, num_failed: int, error: str, cause: CloseCause = CloseCause.FAILED

@@ -51,7 +51,7 @@ class PrefillHandoff:
         self.handoff_id = handoff_id
         self.attempt = attempt
         self.grant = grant
-        self._run = run
+        self.run = run
         self.num_completed = 0
         self.num_failed = 0
         self.error = ""  # the reason why nothing more is posted, if so
@@ -145,7 +145,7 @@ class PrefillHandoff:
             self.error,
             list(self._notices),
             timeline_ms or {},
-            self._run,
+            self.run,
         )
 
     def settled_notice(self) -> bytes:

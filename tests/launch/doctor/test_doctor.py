@@ -19,6 +19,8 @@ def test_doctor_finds_every_part_of_this_machine_in_order(tandem: Tandem) -> Non
     for subject in ("nats starts", "etcd starts"):
         assert findings[subject]["grade"] == "ok"
     assert "GB/s" in findings["nixl transfer"]["detail"]
+    assert findings["ucx ports"]["grade"] == "ok"
+    assert "listens on 127.0.0.1, with" in findings["ucx ports"]["detail"]
 
 
 def test_a_failure_says_what_to_do_and_is_the_exit_code(
@@ -46,6 +48,25 @@ def test_memory_that_cannot_be_shared_between_processes_is_a_warning(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     subjects = [f.subject for f in checks_machine.check_machine() if f.grade == "warn"]
     assert "PYTORCH_CUDA_ALLOC_CONF" in subjects
+
+
+@pytest.mark.parametrize(
+    ("host", "listens", "grade"),
+    [
+        ("127.0.0.1", ["10.0.0.9", "127.0.0.1"], "fail"),
+        ("127.0.0.1", ["127.0.0.1"], "ok"),
+        ("0.0.0.0", ["10.0.0.9", "127.0.0.1"], "warn"),
+    ],
+)
+def test_ucx_ports_that_the_network_reaches_are_found(
+    host: str, listens: list[str], grade: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"mebibytes": 64, "gb_per_s": 3.0, "both_know_us": 9.0, "is_intact": True}
+    answer["listens"] = listens
+    monkeypatch.setattr(checks_parts, "_run_probe", lambda arguments: json.dumps(answer))
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    transfer, ports = checks_parts.check_nixl(host)
+    assert (transfer.grade, ports.grade) == ("ok", grade)
 
 
 def test_configured_servers_that_cannot_be_reached_are_failures() -> None:

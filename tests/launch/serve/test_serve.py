@@ -1,5 +1,6 @@
 """`tandem serve` end to end: real services, real roles, the bundled model."""
 
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,11 @@ import psutil
 import pytest
 
 from tandem.models.paths import BUNDLED_MODEL
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ProtocolError, ServiceError
+from tandem.runtime.nats import NatsConnection
+from tandem.runtime.plane.client import RequestClient
 
 READY_TIMEOUT_S = 60.0
 
@@ -138,6 +144,42 @@ def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     text = tandem(served, "status")
     assert "thresholds: policy" in text
     assert "prefill queue of tandem-tiny: 0 jobs" in text
+
+
+def test_other_users_of_the_machine_reach_nothing_but_http(served: Served) -> None:
+    token_file, *_ = (served.folder / "run").glob("cluster_token")
+    records = [*(served.folder / "state").rglob("*.json")]
+    assert {path.stat().st_mode & 0o777 for path in (token_file, *records)} == {0o600}
+    cluster = json.loads(records[0].read_text())
+    password = cluster["nats_url"].partition(":")[2].partition(":")[2].partition("@")[0]
+    token = token_file.read_text()
+    commands = [" ".join(psutil.Process(pid).cmdline()) for pid in served.children()]
+    logs = [path.read_text() for path in (served.folder / "run").glob("*.log")]
+    status = tandem(served, "status", "--json")
+    shown = [tandem(served, "config", "show"), status, *served.lines]
+    for text in (*commands, *logs, *shown):
+        assert token not in text and password not in text
+    socket = Path(cluster["etcd_endpoints"].removeprefix("unix://"))
+    assert socket.is_socket() and socket.parent.stat().st_mode & 0o777 == 0o700
+    etcd = next(psutil.Process(p) for p in served.children() if psutil.Process(p).name() == "etcd")
+    assert not etcd.net_connections(kind="inet")
+    asyncio.run(refuses_strangers(cluster["nats_url"].replace(password, "guess"), status))
+
+
+async def refuses_strangers(nats_url: str, status: str) -> None:
+    with pytest.raises(ServiceError, match=r"(?i)authorization"):
+        await NatsConnection(RuntimeConfig(nats_url=nats_url, connect_attempts=1)).start()
+    report = json.loads(status)
+    client = RequestClient(RuntimeConfig(), "a stranger")
+    for component in ("decode", "prefill"):
+        addresses = [
+            process["instance"]["address"]
+            for process in report["instances"]
+            if process["instance"]["component"] == component
+        ]
+        with pytest.raises(ProtocolError, match="refused the cluster token"):
+            await client.call(addresses[0], "status", b"", RequestContext())
+    await client.close()
 
 
 def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Served) -> None:

@@ -8,14 +8,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
+from tandem.launch.cli.session import Session
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import LocalCluster, announced, the_running_cluster
+from tandem.runtime.local_clusters import (
+    LocalCluster,
+    announced,
+    the_running_cluster,
+    token_path,
+)
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.private_file import write_private
+from tandem.sdk.worker.cluster import find_cluster
 from tests.services import eventually
 
 LAUNCHER = """
@@ -107,6 +116,39 @@ def test_services_die_with_a_launcher_that_is_killed(
         launcher.wait()
         if launcher.stdout is not None:
             launcher.stdout.close()
+
+
+async def test_only_their_user_reaches_the_services(tmp_path: Path) -> None:
+    async with LocalNats(tmp_path) as nats, LocalEtcd(tmp_path) as etcd:
+        folder = etcd.socket.parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert {path.is_socket() for path in folder.iterdir()} == {True}
+        assert not psutil.Process(etcd.child.pid).net_connections(kind="inet")
+        without_password = f"nats://127.0.0.1:{nats.port}"
+        for url in (without_password, nats.url.replace("@", "x@")):
+            connection = NatsConnection(RuntimeConfig(nats_url=url, connect_attempts=1))
+            with pytest.raises(ServiceError):
+                await connection.start()
+            await connection.close()
+    assert not folder.exists()
+
+
+def test_the_etcd_of_a_served_cluster_stands_for_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker by hand, and an author's, get the token and NATS with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    url, started_s = "unix:///s/client:1", psutil.Process().create_time()
+    cluster = LocalCluster(os.getpid(), started_s, "a", "nats://u:p@x", url, "", str(tmp_path))
+    write_private(token_path(tmp_path), "secret")
+    with announced(cluster):
+        session = Session([])
+        session.set("runtime.etcd_endpoints", url, "--etcd-endpoints")
+        for found in (session.load().config.runtime, find_cluster({"ETCD_ENDPOINTS": url})):
+            assert (found.namespace, found.nats_url) == ("a", "nats://u:p@x")
+            assert found.cluster_token == SecretStr("secret")
+        session.set("runtime.namespace", "b", "--namespace")
+        assert session.load().config.runtime.cluster_token is None
 
 
 async def test_a_child_that_ignores_the_request_to_end_is_killed_in_time(tmp_path: Path) -> None:

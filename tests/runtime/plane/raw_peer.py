@@ -4,7 +4,6 @@ import asyncio
 
 from tandem.runtime.plane.framing import (
     HEADER,
-    PREAMBLE_BYTES,
     VERSION,
     Batch,
     Failure,
@@ -16,6 +15,9 @@ from tandem.runtime.plane.framing import (
     encode_frame,
     encode_preamble,
 )
+
+# Nonce and proof, of a client or of a server without a token.
+GREETING = 2 * encode_preamble(Preamble(VERSION, Status.OK, bytes(32)))
 
 
 class RawPeer:
@@ -30,7 +32,7 @@ class RawPeer:
     async def dial(cls, address: str, preamble: bytes | None = None) -> "RawPeer":
         host, _, port = address.rpartition(":")
         peer = cls(*await asyncio.open_connection(host, int(port)))
-        peer.writer.write(preamble or encode_preamble(Preamble(VERSION, Status.OK, bytes(32))))
+        peer.writer.write(preamble or GREETING)
         return peer
 
     @classmethod
@@ -38,7 +40,7 @@ class RawPeer:
         """Dial, and send the first frame."""
         peer = await cls.dial(address)
         peer.send(Hello("raw"))
-        await peer.reader.readexactly(PREAMBLE_BYTES)
+        await peer.reader.readexactly(len(GREETING))
         return peer
 
     def send(self, frame: Frame) -> None:

@@ -17,12 +17,12 @@ from tandem.runtime.plane.framing import (
     Open,
     Preamble,
     Status,
+    decode_preamble,
     encode_frame,
     encode_preamble,
-    token_digest,
 )
 from tandem.runtime.plane.server import RequestServer, Responder
-from tests.runtime.plane.raw_peer import RawPeer
+from tests.runtime.plane.raw_peer import GREETING, RawPeer
 from tests.services import eventually
 
 # ---- who may talk -----------------------------------------------------------------------------
@@ -50,10 +50,14 @@ async def test_with_the_cluster_token_all_is_served() -> None:
     await server.stop()
 
 
-@pytest.mark.parametrize("digest", [bytes(32), token_digest("right", "client")])
-async def test_a_server_that_does_not_know_the_token_is_not_trusted(digest: bytes) -> None:
+@pytest.mark.parametrize("echoes", [False, True])
+async def test_a_server_that_does_not_know_the_token_is_not_trusted(echoes: bool) -> None:
+    """It shows nothing, or the client's own nonce and proof."""
+
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode_preamble(Preamble(VERSION, Status.OK, digest)))
+        for zeros in (GREETING[:PREAMBLE_BYTES], GREETING[PREAMBLE_BYTES:]):
+            theirs = await reader.readexactly(PREAMBLE_BYTES)
+            writer.write(theirs if echoes else zeros)
         await reader.read()
         writer.close()
 
@@ -63,6 +67,54 @@ async def test_a_server_that_does_not_know_the_token_is_not_trusted(digest: byte
         with pytest.raises(ProtocolError, match="does not have the cluster token"):
             await client.call(f"{host}:{port}", "echo", b"", RequestContext())
         await client.close()
+
+
+class Eavesdropper:
+    """Passes connections on to a server, and keeps the bytes of both directions."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.from_client, self.from_server = bytearray(), bytearray()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._target.rpartition(":")
+        server_reader, server_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(
+            self._pass_on(reader, server_writer, self.from_client),
+            self._pass_on(server_reader, writer, self.from_server),
+        )
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray
+    ) -> None:
+        while data := await reader.read(65536):
+            kept += data
+            writer.write(data)
+        writer.close()
+
+
+async def test_the_greeting_of_another_connection_opens_none() -> None:
+    """Recorded, with another address in front of the server: neither replay nor relay works."""
+    config = RuntimeConfig.model_validate({"cluster_token": "right"})
+    server, client = RequestServer(config, "server"), RequestClient(config, "client")
+    await server.start()
+    between = Eavesdropper(server.address)
+    async with await asyncio.start_server(between, "127.0.0.1", 0) as fake:
+        host, port = fake.sockets[0].getsockname()
+        with pytest.raises(ProtocolError, match="refused the cluster token"):
+            await client.call(f"{host}:{port}", "echo", b"", RequestContext())
+        server.address = f"{host}:{port}"  # as if it advertised the other one: a fair proxy
+        with pytest.raises(UnavailableError):
+            await client.call(server.address, "echo", b"", RequestContext())
+        await client.close()
+    recorded = bytes(between.from_client[2 * PREAMBLE_BYTES :][: 2 * PREAMBLE_BYTES])
+    host, _, port = between._target.rpartition(":")
+    peer = RawPeer(*await asyncio.open_connection(host, int(port)))
+    peer.writer.write(recorded)
+    await peer.reader.readexactly(PREAMBLE_BYTES)
+    assert decode_preamble(await peer.reader.read()).status is Status.WRONG_TOKEN
+    await peer.close()
+    await server.stop()
 
 
 # ---- a raw peer -------------------------------------------------------------------------------
@@ -80,7 +132,7 @@ async def test_what_one_tick_sends_leaves_as_one_frame(server: RequestServer) ->
     peer.writer.write(encode_frame(0, Hello("raw")))
     for i in range(3):
         peer.writer.write(encode_frame(i + 1, Open(i, "collect", b"", 9, "r", None, {})))
-    await peer.reader.readexactly(PREAMBLE_BYTES)
+    await peer.reader.readexactly(len(GREETING))
     await eventually(lambda: len(responders) == 3)
     for responder in responders:
         responder.send(b"a")
@@ -90,19 +142,19 @@ async def test_what_one_tick_sends_leaves_as_one_frame(server: RequestServer) ->
     await peer.close()
 
 
-@pytest.mark.parametrize(
-    ("preamble", "status"),
-    [
-        (encode_preamble(Preamble(VERSION + 1, Status.OK, bytes(32))), Status.WRONG_VERSION),
-        (encode_preamble(Preamble(VERSION, Status.OK, bytes(31) + b"x")), Status.WRONG_TOKEN),
-    ],
-)
-async def test_a_refusal_says_why_shows_no_digest_and_closes(
-    server: RequestServer, preamble: bytes, status: Status
-) -> None:
-    peer = await RawPeer.dial(server.address, preamble)
-    assert await peer.reader.read() == encode_preamble(Preamble(VERSION, status, bytes(32)))
+async def test_a_refusal_says_why_shows_no_proof_and_closes() -> None:
+    server = RequestServer(RuntimeConfig.model_validate({"cluster_token": "right"}), "server")
+    await server.start()
+    other_version = encode_preamble(Preamble(VERSION + 1, Status.OK, bytes(32)))
+    peer = await RawPeer.dial(server.address, other_version)
+    assert decode_preamble(await peer.reader.read()).status is Status.WRONG_VERSION
     await peer.close()
+    peer = await RawPeer.dial(server.address)
+    await peer.reader.readexactly(PREAMBLE_BYTES)
+    refusal = decode_preamble(await peer.reader.read())
+    assert refusal == Preamble(VERSION, Status.WRONG_TOKEN, bytes(32))
+    await peer.close()
+    await server.stop()
 
 
 async def test_a_foreign_protocol_is_hung_up_on_without_an_answer(server: RequestServer) -> None:
@@ -114,7 +166,7 @@ async def test_a_foreign_protocol_is_hung_up_on_without_an_answer(server: Reques
 
 async def test_a_gap_in_a_clients_frames_ends_the_connection(server: RequestServer) -> None:
     peer = await RawPeer.dial(server.address)
-    await peer.reader.readexactly(PREAMBLE_BYTES)
+    await peer.reader.readexactly(len(GREETING))
     peer.writer.write(encode_frame(0, Hello("raw")) + encode_frame(2, Hello("raw")))
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
         await peer.reader.readexactly(10_000)
@@ -124,8 +176,8 @@ async def test_a_gap_in_a_clients_frames_ends_the_connection(server: RequestServ
 
 async def test_a_gap_in_a_servers_frames_loses_the_streams(client: RequestClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(PREAMBLE_BYTES)
-        writer.write(encode_preamble(Preamble(VERSION, Status.OK, bytes(32))))
+        writer.write(GREETING)
+        await reader.readexactly(len(GREETING))
         frames = FrameReader()
         while not any(isinstance(frame, Open) for frame in frames.feed(await reader.read(9999))):
             pass

@@ -21,7 +21,7 @@ from tandem.runtime.plane.framing import (
     decode_preamble,
     encode_frame,
     encode_preamble,
-    token_digest,
+    token_proof,
 )
 
 FRAMES: list[Frame] = [
@@ -40,7 +40,7 @@ def test_a_frame_is_length_and_number_and_msgpack() -> None:
     assert encode_frame(1, Credit(7, 5)) == b"\x04\0\0\0\x01\0\0\0" + b"\x93\x04\x07\x05"
 
 
-def test_a_preamble_is_magic_version_status_and_digest() -> None:
+def test_a_preamble_is_magic_version_status_and_value() -> None:
     data = encode_preamble(Preamble(1, Status.WRONG_TOKEN, bytes(32)))
     assert data == b"TANDEM\r\n\x01\x00\x02\x00" + bytes(32)
     assert len(data) == PREAMBLE_BYTES
@@ -53,10 +53,19 @@ def test_a_foreign_preamble_is_refused(first: bytes) -> None:
         decode_preamble(first.ljust(PREAMBLE_BYTES, b"\0"))
 
 
-def test_the_two_sides_show_different_digests_of_one_token() -> None:
-    assert token_digest("secret", "client") != token_digest("secret", "server")
-    assert token_digest("secret", "client") != token_digest("other", "client")
-    assert token_digest(None, "client") == bytes(32)
+def test_a_proof_is_of_one_token_side_address_and_pair_of_nonces() -> None:
+    client, server = b"c" * 32, b"s" * 32
+    proofs = [
+        token_proof("secret", "client", client, server, "host:1"),
+        token_proof("other", "client", client, server, "host:1"),
+        token_proof("secret", "server", client, server, "host:1"),
+        token_proof("secret", "client", server, client, "host:1"),
+        token_proof("secret", "client", client, client, "host:1"),
+        token_proof("secret", "client", client, server, "host:2"),
+    ]
+    assert len(set(proofs)) == len(proofs)
+    assert {len(proof) for proof in proofs} == {32}
+    assert token_proof(None, "client", client, server, "host:1") == bytes(32)
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 2, 7, 8, 9, 1000])

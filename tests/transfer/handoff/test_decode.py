@@ -24,7 +24,7 @@ from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed
 
 ID, SECRET = b"i" * 16, b"s" * 16
 CLAIM = Claim(ID, 1, "p", "e1")
-FIRST = FirstToken(ID, 1, token_id=42)
+FIRST = FirstToken(ID, 1, SECRET, b"", token_id=42)
 GRANT = Claimed(
     secret=SECRET,
     lease_ms=10_000,
@@ -234,9 +234,16 @@ def test_notices_with_another_secret_or_attempt_change_nothing() -> None:
     assert handoff.landed(landed((4, 9), attempt=2), 1.0) == []
     assert handoff.settled_notice(SettledNotice(ID, 1, b"x" * 16, 0, 1)) == []
     assert handoff.settled(Settled(ID, 2, 0, 1), 1.0) == []
-    assert handoff.first_token(FirstToken(ID, 2, token_id=1)) == []
+    assert handoff.first_token(FirstToken(ID, 2, SECRET, b"", token_id=1)) == []
+    assert handoff.first_token(FirstToken(ID, 1, b"x" * 16, b"", token_id=1)) == []
+    assert handoff.first_token(FirstToken(ID, 1, SECRET, b"another run", token_id=1)) == []
+    assert handoff.first is None
     assert handoff.state is HandoffState.CLAIMED
-    assert handoff.dropped == {DropCause.BAD_SECRET: 2, DropCause.STALE: 3}
+    assert handoff.dropped == {
+        DropCause.BAD_SECRET: 3,
+        DropCause.STALE: 3,
+        DropCause.NOT_THE_CLAIMANT: 1,
+    }
 
 
 def test_nothing_is_believed_before_a_claim() -> None:
@@ -252,7 +259,7 @@ def test_repeated_messages_are_counted_and_change_nothing() -> None:
     handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0)
     handoff.first_token(FIRST)
     assert handoff.landed(landed((4, 1)), 1.0) == []
-    assert handoff.first_token(FirstToken(ID, 1, token_id=43)) == []
+    assert handoff.first_token(FirstToken(ID, 1, SECRET, b"", token_id=43)) == []
     assert handoff.first == FIRST
     handoff.settled(settled(1), 1.0)
     assert handoff.settled(settled(0, 1), 1.0) == []

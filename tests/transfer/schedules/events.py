@@ -210,8 +210,9 @@ def forge(schedule: "Schedule") -> None:
             num_failed = schedule.pick((0, 1))
             notice = SettledNotice(handoff_id, attempt, secret, 1, num_failed)
             world.hear_settled_notice(case, notice, None)
-        case 3 if attempt != 1:
-            world.hear_first(case, FirstToken(handoff_id, attempt, TOKEN + 1))
+        case 3:
+            run = b"" if case.owner is None else case.owner.name
+            world.hear_first(case, FirstToken(handoff_id, attempt, secret, run, TOKEN + 1))
         case 4 if attempt != 1:
             job = case.owner or Job(schedule.pick(world.processes), case, 0, [])
             num_failed = schedule.pick((0, 1))

@@ -179,9 +179,9 @@ class Schedule:
             case Claimed() | ClaimRefused() as answer:
                 if process.alive and not job.ended and job.machine is None:
                     world.hear_answer(job, answer, message.sent_at)
-            case FirstToken(handoff_id, attempt, token_id):
+            case FirstToken() as first:
                 job.is_telling = False
-                world.hear_first(case, FirstToken(handoff_id, attempt, token_id))
+                world.hear_first(case, first)
             case Settled() as settled:
                 world.hear_settled(case, settled, job)
             case None:

@@ -101,7 +101,7 @@ class World(DecodeSide):
                 job.process.words.compute(block_id, layers, prompt, ordinal, job.run)
                 job.num_layers[ordinal] = num_layers
         if is_last and not machine.error:
-            first = FirstToken(machine.handoff_id, 1, TOKEN)
+            first = FirstToken(machine.handoff_id, 1, machine.grant.secret, job.name, TOKEN)
             self.wire.append(Message("first", job, first))
             job.is_telling = True
         if not (post or is_last):
