@@ -46,7 +46,7 @@ from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
 MODULE = "tandem.bench.unsplit"
 DEFAULT = "default"
-BEGIN, END = "<!-- unsplit: written by bench/unsplit -->", "<!-- end of unsplit -->"
+BEGIN, END = "<!-- unsplit: bench/unsplit writes this table -->", "<!-- end of unsplit -->"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -125,7 +125,7 @@ class Comparison:
 
     async def _measure_cell(self, client: OpenAIClient, name: str, cell: Cell, index: int) -> None:
         run = await self._measure(client, cell.load, f"{cell.name}, {name}", index)
-        values = values_of(run, self._options.targets)
+        values = values_of(run, self._options.targets) | {"time_scale": cell.load.time_scale}
         self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)
         say(
             f"{cell.name}, round {index + 1} of {self._options.rounds}, {name}: "

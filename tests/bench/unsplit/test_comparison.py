@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.bench.report.document import write_document
+from tandem.bench.report.document import with_part, write_document
 from tandem.bench.unsplit.__main__ import BEGIN, END, Comparison, main
 from tandem.bench.unsplit.cells import Options
 from tandem.runtime.errors import ConfigError
@@ -57,6 +57,11 @@ def test_an_error_that_is_known_before_costs_no_measuring(
     assert main(["--cells", "nothing"]) == 1
     said = capsys.readouterr().err
     assert END in said and "disagg-9p9d" in said and "--cells nothing" in said
+
+
+def test_the_page_of_benchmarks_has_a_place_for_the_table() -> None:
+    page = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+    assert "| cell |" in with_part(page.read_text(), BEGIN, END, "| cell |")
 
 
 @pytest.mark.slow
