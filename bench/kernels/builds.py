@@ -27,6 +27,7 @@ from tandem.bench.kernels.compile import (
     CompiledKernel,
     compiling,
 )
+from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
 from tandem.kernels.tuned import config_fields, shape_key
 
@@ -171,8 +172,7 @@ def render(builds: Iterable[KernelBuild]) -> str:
 
 def with_tables(page: str, builds: Iterable[KernelBuild]) -> str:
     """Return the page with the tables of `builds` between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{render(builds)}\n{END}{rest.split(END)[1]}"
+    return with_part(page, BEGIN, END, render(builds))
 
 
 COLUMNS = (

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tandem.bench.report.figures import Figure
+from tandem.runtime.errors import ConfigError
 
 SCHEMA_VERSION = 2
 _LIBRARIES = ("tandem-serve", "torch", "triton", "nixl-cu13", "nixl-cu12", "cupy-cuda13x", "numpy")
@@ -48,9 +49,20 @@ def document(
 
 
 def write_document(path: Path, whole: Mapping[str, Any]) -> None:
-    """Write a document as JSON, in a folder that is made at need. Raises OSError."""
+    """Write a document as JSON, whole or not at all; folders are made. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    part.replace(path)
+
+
+def with_part(page: str, begin: str, end: str, part: str) -> str:
+    """Return a page with `part` between its marks. Raises ConfigError unless each is there once."""
+    before, *after = page.split(begin)
+    rest = "".join(after).split(end)
+    if len(after) != 1 or len(rest) != 2:
+        raise ConfigError(f"the page must have {begin!r} and after it {end!r}, once each")
+    return f"{before}{begin}\n\n{part}\n{end}{rest[1]}"
 
 
 def utc_now() -> datetime:

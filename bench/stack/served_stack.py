@@ -41,9 +41,9 @@ class ServedStack:
 
 @contextlib.asynccontextmanager
 async def served(
-    model: Path, topology: str, flags: Sequence[str], run_dir: Path
+    model: Path, topology: str | None, flags: Sequence[str], run_dir: Path
 ) -> AsyncIterator[ServedStack]:
-    """Run `tandem serve` of a topology on a free port while the body runs.
+    """Run `tandem serve` of a topology, or of its default, on a free port while the body runs.
 
     `run_dir` is an existing folder for logs. Raises ServiceError with the end of the launcher's log
     when it does not become ready.
@@ -51,7 +51,8 @@ async def served(
     child = await ChildProcess.start(
         [
             *(sys.executable, "-m", "tandem.launch", "serve", str(model)),
-            *("--topology", topology, "--port", "0", "--run-dir", str(run_dir), *flags),
+            *(() if topology is None else ("--topology", topology)),
+            *("--port", "0", "--run-dir", str(run_dir), *flags),
         ],
         run_dir / "serve.log",
     )

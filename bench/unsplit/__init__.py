@@ -1,0 +1,1 @@
+"""Topologies of the same hardware beside all its workers unsplit."""

@@ -1,0 +1,247 @@
+"""Topologies beside the same workers unsplit, under the same loads in turns.
+
+python -m tandem.bench.unsplit --trace conversation_trace.jsonl --output unsplit.json
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import uvloop
+
+from tandem.bench.client.http import ExchangeError
+from tandem.bench.client.openai import OpenAIClient
+from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.session import Run, Session
+from tandem.bench.report.console import say
+from tandem.bench.report.document import (
+    document,
+    this_commit,
+    utc_now,
+    with_part,
+    write_document,
+)
+from tandem.bench.report.options import parse
+from tandem.bench.stack.served_stack import ServedStack, served
+from tandem.bench.unsplit.cells import (
+    CAPACITY_CALLERS,
+    SHARES,
+    Cell,
+    Options,
+    capacity_load,
+    chosen,
+    grid_cells,
+    trace_cells,
+    trace_names,
+)
+from tandem.bench.unsplit.table import UNSPLIT, Results, figures_of, markdown, values_of
+from tandem.launch.serve.topology import load_topology
+from tandem.runtime.errors import ConfigError, ServiceError, TandemError
+
+MODULE = "tandem.bench.unsplit"
+DEFAULT = "default"
+BEGIN, END = "<!-- unsplit: bench/unsplit writes this table -->", "<!-- end of unsplit -->"
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+HOW = {
+    "unsplit": "decode workers that prefill every prompt themselves (policy always_local)",
+    "ratio": "how many times as good as unsplit, for rates and for times alike: above 1 is "
+    "better. The median of the ratios within each round; their least and greatest",
+    "cell": "c4-1500-64 is a closed loop of 4 callers, prompts of 1500 tokens, answers of 64; "
+    "a trace's beginning is scaled in time to a share of its capacity",
+    "capacity": f"requests/s of the trace that the unsplit workers answer to {CAPACITY_CALLERS} "
+    f"callers; {', '.join(f'{name} is {share:g} of it' for name, share in SHARES.items())}",
+    "turns": "one cluster runs at a time, started anew for the cells of each group (as many "
+    "callers, prompts as long); every other round goes in reverse order. Each idle cluster beside "
+    "it would take 4 % of two cores, and its share of a GPU's memory",
+    "goodput": "requests/s that keep all targets",
+    "num_failed": "requests with an error or with a shorter answer than asked for",
+}
+
+UNSPLIT_TOPOLOGY = """\
+roles:
+  frontend: {{count: 1}}
+  decode: {{count: {workers}, gpu: auto, config: {{disagg.policy: always_local}}}}
+"""
+
+
+class Comparison:
+    """The contenders, and the results so far."""
+
+    def __init__(self, options: Options, run_dir: Path) -> None:
+        """Raise ConfigError for a contender that is no topology, or a document to resume."""
+        self.results: Results = {}
+        self._options = options
+        self._run_dir = run_dir
+        self._deadline_s = perf_counter() + options.minutes * 60
+        self._started_at, self._commit = utc_now(), this_commit()
+        unsplit = run_dir / f"{UNSPLIT}.yaml"
+        unsplit.write_text(UNSPLIT_TOPOLOGY.format(workers=options.workers))
+        self._topologies: dict[str, str | None] = {UNSPLIT: str(unsplit)}
+        for name in options.contender:
+            self._topologies[Path(name).stem] = None if name == DEFAULT else name
+            if name != DEFAULT:
+                load_topology(name)
+        if options.resume and options.output is not None:
+            self.results = self._finished_cells(options.output)
+
+    async def run(self) -> None:
+        """Measure every cell that has no result yet, group by group, until the time is over.
+
+        Raises ConfigError, ServiceError and ExchangeError.
+        """
+        options = self._options
+        grid, of_traces = grid_cells(options), trace_names(options)
+        names = chosen([*(cell.name for cell in grid), *of_traces], options.cells)
+        names -= set(self.results)
+        cells = [cell for cell in grid if cell.name in names]
+        for trace in dict.fromkeys(of_traces[name] for name in of_traces if name in names):
+            load = capacity_load(trace, options)
+            async with self._served(UNSPLIT, load) as client:
+                run = await self._measure(client, load, f"capacity of {trace.stem}", 0)
+            capacity = run.summary.request_throughput
+            say(f"capacity of {trace.stem}: {capacity:.2f} requests/s")
+            cells += (cell for cell in trace_cells(trace, capacity, options) if cell.name in names)
+        for group, found in itertools.groupby(cells, key=lambda cell: cell.group):
+            await self._measure_group(group, list(found))
+
+    async def _measure_group(self, group: str, cells: Sequence[Cell]) -> None:
+        names = list(self._topologies)
+        for index in range(self._options.rounds):
+            for name in names if index % 2 == 0 else reversed(names):
+                if perf_counter() > self._deadline_s:
+                    say(f"the time is over: {group} gets {index} rounds")
+                    return
+                async with self._served(name, cells[-1].load) as client:
+                    for cell in cells:
+                        await self._measure_cell(client, name, cell, index)
+
+    async def _measure_cell(self, client: OpenAIClient, name: str, cell: Cell, index: int) -> None:
+        run = await self._measure(client, cell.load, f"{cell.name}, {name}", index)
+        values = values_of(run, self._options.targets) | {"time_scale": cell.load.time_scale}
+        self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)
+        say(
+            f"{cell.name}, round {index + 1} of {self._options.rounds}, {name}: "
+            f"{values['request_throughput']:.2f} requests/s, {values['e2el p50']:.0f} ms"
+        )
+        if self._options.output is not None:
+            write_document(self._options.output, self._document())
+
+    @contextlib.asynccontextmanager
+    async def _served(self, name: str, warm_up: BenchOptions) -> AsyncIterator[OpenAIClient]:
+        """Run a contender, which has answered the warm-up requests of a load."""
+        run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._run_dir))
+        flags = [f"--{each}" for each in self._options.setting]
+        session = Session(warm_up)
+        async with served(self._options.model, self._topologies[name], flags, run_dir) as stack:
+            self._require_same_hardware(name, stack)
+            client = session.client(stack.url)
+            try:
+                await session.warm_up(client, await session.body(client))
+                yield client
+            finally:
+                client.close()
+
+    def _require_same_hardware(self, name: str, stack: ServedStack) -> None:
+        groups = (found for role, found in stack.processes.items() if role != "frontend")
+        count = len({process.pid for found in groups for process in found})
+        if count != self._options.workers:
+            raise ConfigError(
+                f"{name} has {count} workers and {UNSPLIT} has {self._options.workers} "
+                "(--workers): this compares the same hardware"
+            )
+
+    async def _measure(
+        self, client: OpenAIClient, load: BenchOptions, label: str, index: int
+    ) -> Run:
+        session = Session(load)
+        body = await session.body(client)
+        run = await session.measure(client, body, label=label, round_index=index)
+        if not run.summary.num_succeeded:
+            raise ServiceError(f"{label}: every request failed: {run.summary.errors}")
+        return run
+
+    def _document(self) -> dict[str, object]:
+        return document(
+            command=["python", "-m", MODULE, *sys.argv[1:]],
+            settings=dataclasses.asdict(self._options),
+            started_at=self._started_at,
+            how=HOW,
+            figures=figures_of(self.results),
+            commit=self._commit,
+            cells=self.results,
+        )
+
+    def _finished_cells(self, path: Path) -> Results:
+        try:
+            earlier = msgspec.json.decode(path.read_bytes(), type=Earlier)
+        except (OSError, msgspec.DecodeError) as exc:
+            raise ConfigError(f"--resume: {path}: {exc}") from exc
+        mine = msgspec.json.decode(msgspec.json.encode(self._document()), type=Earlier)
+        if (theirs := earlier.settings) != mine.settings:
+            raise ConfigError(f"--resume: {path} was measured otherwise: {theirs}")
+        return {
+            cell: rounds
+            for cell, rounds in earlier.cells.items()
+            if all(len(rounds.get(name, ())) == self._options.rounds for name in self._topologies)
+        }
+
+
+class Comparable(msgspec.Struct, frozen=True):
+    """The settings that the cells of one table share."""
+
+    model: str
+    workers: int
+    contender: tuple[str, ...]
+    setting: tuple[str, ...]
+    rounds: int
+    seconds: float
+    trace_seconds: float
+    trace_block_tokens: int
+    tight: str
+    loose: str
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """The part of a document that a later run goes on with."""
+
+    settings: Comparable
+    cells: Results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison, print its table, and return the exit status."""
+    options = parse(Options, MODULE, arguments).resolved()
+    status = 0
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as folder:
+        try:
+            comparison = Comparison(options, Path(folder))
+            page = None if options.page is None else options.page.read_text(encoding="utf-8")
+            if page is not None:
+                with_part(page, BEGIN, END, "")  # an error comes before the hours of measuring
+        except (ConfigError, OSError) as error:
+            say(f"error: {error}")
+            return EXIT_FAILED
+        try:
+            uvloop.run(comparison.run())
+        except KeyboardInterrupt:
+            status = EXIT_INTERRUPTED
+        except (TandemError, ExchangeError) as error:
+            say(f"error: {error}")
+            status = EXIT_FAILED
+    table = markdown(comparison.results)
+    print(table, *(f"{name}: {text}" for name, text in HOW.items()), sep="\n")
+    if options.page is not None and page is not None:
+        options.page.write_text(with_part(page, BEGIN, END, table), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

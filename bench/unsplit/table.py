@@ -1,0 +1,130 @@
+"""The ratios of contenders to the unsplit workers, as figures and as a table. Pure."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tandem.bench.load.metrics import Summary, summarize
+from tandem.bench.load.session import Run
+from tandem.bench.load.sides import metrics_of
+from tandem.bench.report.figures import Figure, Target, at_least
+
+UNSPLIT = "unsplit"
+PROMISE = at_least(0.97)
+
+Values = dict[str, float]  # of one run, by the names of metrics
+Results = dict[str, dict[str, list[Values]]]  # cell |-> contender |-> one per round
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A value that is compared: a rate, or a time."""
+
+    name: str
+    title: str
+    is_rate: bool = False
+    target: Target | None = None
+
+    def ratio(self, ours: Values, unsplit: Values) -> float | None:
+        """Return how many times as good ours is; None where there is nothing to divide."""
+        if self.name not in ours or self.name not in unsplit:
+            return None
+        pair = (ours[self.name], unsplit[self.name])
+        above, below = pair if self.is_rate else reversed(pair)
+        return above / below if below else None
+
+
+METRICS = (
+    Metric("request_throughput", "requests/s", is_rate=True, target=PROMISE),
+    Metric("e2el p50", "end to end p50", target=PROMISE),
+    Metric("ttft p50", "TTFT p50", target=PROMISE),
+    Metric("ttft p99", "TTFT p99", target=PROMISE),
+    Metric("itl p99", "ITL p99"),
+    Metric("goodput tight", "goodput, tight", is_rate=True),
+    Metric("goodput loose", "goodput, loose", is_rate=True),
+)
+
+
+def values_of(run: Run, targets: Mapping[str, Mapping[str, float]]) -> Values:
+    """Return the values of a run: those compared, and its counts; `targets` are limits in ms."""
+    summary = run.summary
+    goodputs = {
+        f"goodput {name}": summarize(run.result.records, slos).goodput or 0.0
+        for name, slos in targets.items()
+    }
+    return {
+        **metrics_of(summary),
+        **goodputs,
+        "num_requests": summary.num_requests,
+        "num_failed": num_failed(summary),
+        "remote_share": summary.prefill_places.get("remote", 0) / max(summary.num_succeeded, 1),
+    }
+
+
+def num_failed(summary: Summary) -> int:
+    """Return the requests with an error or with a shorter answer than asked for."""
+    return summary.num_requests - summary.num_succeeded + summary.num_short_answers
+
+
+def figures_of(results: Results) -> Iterator[Figure]:
+    """Yield the ratio of each contender, metric and cell; a sample is the ratio within a round."""
+    for cell, rounds in results.items():
+        for contender in rounds:
+            if contender == UNSPLIT:
+                continue
+            pairs = list(zip(rounds[contender], rounds.get(UNSPLIT, ()), strict=False))
+            for metric in METRICS:
+                found = [metric.ratio(*pair) for pair in pairs]
+                samples = tuple(ratio for ratio in found if ratio is not None)
+                if samples:
+                    label = f"{cell}: {metric.title}, {contender}"
+                    name = _name(cell, contender, metric)
+                    yield Figure(name, label, "x", samples, metric.target)
+
+
+def markdown(results: Results) -> str:
+    """Return a table for each contender: medians of the rounds' ratios, least and greatest."""
+    figures = {figure.name: figure for figure in figures_of(results)}
+    contenders = dict.fromkeys(name for rounds in results.values() for name in rounds)
+    return "\n".join(
+        line
+        for contender in contenders
+        if contender != UNSPLIT
+        for line in _table(contender, results, figures)
+    )
+
+
+def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> Iterator[str]:
+    titles = ["cell", "unsplit, requests/s", *(metric.title for metric in METRICS)]
+    yield f"**{contender}** against unsplit:\n"
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
+    shown = {cell: rounds for cell, rounds in results.items() if rounds.get(contender)}
+    judged: list[Figure] = []
+    for cell, rounds in shown.items():
+        rates = [values["request_throughput"] for values in rounds.get(UNSPLIT, ())]
+        found = [figures.get(_name(cell, contender, metric)) for metric in METRICS]
+        row = [cell, f"{statistics.median(rates):.2f}" if rates else "-", *map(_text, found)]
+        yield f"| {' | '.join(row)} |"
+        judged += [figure for figure in found if figure is not None and figure.target]
+    num_met = sum(figure.verdict == "met" for figure in judged)
+    yield f"\n{num_met} of {len(judged)} medians with a target reach it ({PROMISE.text()})."
+    failed = {
+        f"{cell}, {name}": sum(values["num_failed"] for values in rounds.get(name, ()))
+        for cell, rounds in shown.items()
+        for name in (UNSPLIT, contender)
+    }
+    if any(failed.values()):
+        counts = "; ".join(f"{where}: {count:.0f}" for where, count in failed.items() if count)
+        yield f"Failed or short answers: {counts}."
+    yield ""
+
+
+def _text(figure: Figure | None) -> str:
+    if figure is None or figure.value is None:
+        return "-"
+    return f"{figure.value:.2f} ({min(figure.samples):.2f} to {max(figure.samples):.2f})"
+
+
+def _name(cell: str, contender: str, metric: Metric) -> str:
+    return f"{cell}/{contender}/{metric.name}"

@@ -1,0 +1,78 @@
+import pytest
+
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.load.load import LoadResult
+from tandem.bench.load.metrics import summarize
+from tandem.bench.load.session import Run
+from tandem.bench.unsplit.table import METRICS, Values, figures_of, markdown, values_of
+
+
+def values(rate: float, ms: float, num_failed: int = 0) -> Values:
+    return {metric.name: rate if metric.is_rate else ms for metric in METRICS} | {
+        "num_failed": num_failed
+    }
+
+
+def a_run(*ends_s: float) -> Run:
+    records = [
+        RequestRecord(at, 0.0, 0.0, end_s, [0.5, end_s], num_output_tokens=3, has_usage=True)
+        for at, end_s in enumerate(ends_s)
+    ]
+    return Run(LoadResult(records), summarize(records, {}))
+
+
+def test_every_metric_of_a_run_is_found_and_goodputs_have_targets_of_their_own() -> None:
+    run = a_run(1.5, 2.5)
+    targets = {"tight": {"tpot": 600.0}, "loose": {"tpot": 1200.0}}
+    found = values_of(run, targets)
+    assert {metric.name for metric in METRICS} <= found.keys()
+    assert (found["goodput tight"], found["goodput loose"]) == (1 / 2.5, 2 / 2.5)
+    assert found["num_failed"] == 0
+    run.result.records[0].error = "timeout"
+    run.result.records[1].num_asked_tokens = 4
+    failed = Run(run.result, summarize(run.result.records, {}))
+    assert values_of(failed, targets)["num_failed"] == 2
+
+
+def test_above_one_is_better_of_rates_and_of_times() -> None:
+    results = {"c1": {"unsplit": [values(2.0, 100.0)], "split": [values(4.0, 50.0)]}}
+    figures = list(figures_of(results))
+    assert len(figures) == len(METRICS)
+    assert {figure.value for figure in figures} == {2.0}
+
+
+def test_a_figure_is_the_median_of_the_rounds_own_ratios() -> None:
+    unsplit = [values(1.0, 10.0), values(10.0, 10.0), values(100.0, 10.0)]
+    split = [values(0.9, 10.0), values(20.0, 10.0), values(50.0, 10.0)]
+    figures = {f.name: f for f in figures_of({"c1": {"unsplit": unsplit, "split": split}})}
+    rates = figures["c1/split/request_throughput"]
+    assert rates.samples == pytest.approx((0.9, 2.0, 0.5))
+    assert (rates.value, rates.verdict) == (pytest.approx(0.9), "missed")
+    assert figures["c1/split/ttft p50"].verdict == "met"
+    table = markdown({"c1": {"unsplit": unsplit, "split": split}})
+    assert "| c1 | 10.00 | 0.90 (0.50 to 2.00) | 1.00 (1.00 to 1.00) |" in table
+    assert "3 of 4 medians" in table
+
+
+def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
+    idle = values(2.0, 10.0) | {"goodput tight": 0.0}
+    del idle["itl p99"]
+    results = {
+        "c1": {"unsplit": [idle], "split": [values(2.0, 10.0), values(9.0, 10.0)]},
+        "c2": {"unsplit": [values(2.0, 10.0)]},
+        "c3": {"split": [values(2.0, 10.0)]},
+    }
+    names = {figure.name for figure in figures_of(results)}
+    assert "c1/split/request_throughput" in names
+    assert not names & {"c1/split/itl p99", "c1/split/goodput tight"}
+    assert not any(name.startswith(("c2", "c3")) for name in names)
+    table = markdown(results)
+    assert "| 1.00 (1.00 to 1.00) | - | - | 1.00 (1.00 to 1.00) |" in table
+    assert "| c3 | - | - |" in table and "| c2 |" not in table
+
+
+def test_failed_requests_are_told_beside_the_table() -> None:
+    fine, bad = values(2.0, 10.0), values(2.0, 10.0, num_failed=3)
+    both = {"c1": {"unsplit": [fine, fine], "split": [bad, bad]}}
+    assert "Failed or short answers: c1, split: 6." in markdown(both)
+    assert "Failed" not in markdown({"c1": {"unsplit": [fine], "split": [fine]}})
