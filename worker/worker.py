@@ -1,7 +1,9 @@
 """One worker process: the parts that its role stands on, started and closed in one order."""
 
+import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.step.outcome import DeviceLostError
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
@@ -29,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 # Of requests: a prompt of four million tokens; a prefill worker gets none on the request plane.
 _MAX_FRAME_BYTES = {"decode": 16 * 1024 * 1024, "prefill": 1024 * 1024}
+
+EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
+_LEAVE_S = 1.0
 
 Details = dict[str, str | int | float | bool]
 
@@ -63,7 +69,7 @@ class Worker:
         self.component = component
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
-        self.loop = EngineLoop(self.engine, self._on_outputs)
+        self.loop = EngineLoop(self.engine, self._on_outputs, on_device_lost=self._on_device_lost)
         self.node = node = Node(
             runtime,
             component=component,
@@ -88,6 +94,7 @@ class Worker:
         )
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._roles: list[Role] = []
+        self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
     async def run(self, role: Role) -> None:
@@ -122,6 +129,19 @@ class Worker:
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for role in self._roles:
             role.on_outputs(outputs)
+
+    def _on_device_lost(self, error: DeviceLostError) -> None:
+        if self._leaving is None:
+            logger.critical("%s; the process ends", error.message)
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Leave discovery, and end the process: a new one can use the device again."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LEAVE_S):
+                await self.node.withdraw()
+        logging.shutdown()
+        os._exit(EXIT_DEVICE_LOST)
 
     # ---- status -------------------------------------------------------------------------------
 
