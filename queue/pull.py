@@ -123,7 +123,8 @@ class PullConsumer:
 
     async def _on_message(self, message: Msg) -> None:
         status = (message.headers or {}).get(_STATUS)
-        if status is None:
+        # A job keeps its own subject, whatever its headers are.
+        if status is None or not message.subject.startswith(f"{self._inbox}."):
             self._messages.append(message)
             self._standing_until = 0.0
         else:

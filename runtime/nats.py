@@ -22,7 +22,11 @@ Listener = Callable[[], Awaitable[None]]
 
 
 class _TolerantClient(Client):
-    """nats-py's client, whose read loop survives a message with a malformed subject or header."""
+    """nats-py's client, whose read loop survives a message with a malformed subject or header.
+
+    Such a message is delivered without its malformed part: a pull that waits for a message would
+    otherwise wait for one that has come already.
+    """
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
@@ -30,7 +34,12 @@ class _TolerantClient(Client):
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:
-            logger.warning("ignoring a message to %r: %r", subject, error)
+            logger.warning("a malformed message to %r: %r", subject, error)
+            readable = subject.decode(errors="replace").encode()
+            try:
+                await super()._process_msg(sid, readable, reply, data, b"")
+            except Exception as again:
+                logger.warning("ignoring the message: %r", again)
 
 
 class NatsConnection:

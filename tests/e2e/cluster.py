@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from pydantic import SecretStr
 
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
@@ -90,8 +91,11 @@ class RestartableNats(LocalNats):
 class Cluster:
     """Starts and ends the processes it is asked for; everything on loopback."""
 
-    def __init__(self, run_dir: Path, model: Path = BUNDLED_MODEL) -> None:
+    def __init__(
+        self, run_dir: Path, model: Path = BUNDLED_MODEL, token: str | None = None
+    ) -> None:
         self.model = model
+        self.token = token
         self.model_name = model.name
         self.nats = RestartableNats(run_dir)
         self.etcd = LocalEtcd(run_dir)
@@ -104,7 +108,10 @@ class Cluster:
         await self.nats.start()
         await self.etcd.start()
         self.runtime = RuntimeConfig(
-            namespace="test", nats_url=self.nats.url, etcd_endpoints=self.etcd.url
+            namespace="test",
+            nats_url=self.nats.url,
+            etcd_endpoints=self.etcd.url,
+            cluster_token=None if self.token is None else SecretStr(self.token),
         )
         self.discovery = EtcdDiscovery(self.runtime)
         await self.discovery.start()
@@ -135,9 +142,10 @@ class Cluster:
         command += ["--nats-url", self.nats.url, "--etcd-endpoints", self.etcd.url]
         # a short lease: who dies without a word is forgotten soon
         command += ["--namespace", "test", "--runtime.lease_ttl_s=3", *flags]
-        child = await ChildProcess.start(
-            command, self._run_dir / f"{name}.log", env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self.token is not None:
+            environment["TANDEM_RUNTIME__CLUSTER_TOKEN"] = self.token
+        child = await ChildProcess.start(command, self._run_dir / f"{name}.log", env=environment)
         self.children[name] = child
 
     async def start_all(self, num_prefill: int = 1, num_decode: int = 1, *flags: str) -> None:

@@ -251,6 +251,34 @@ async def test_bytes_that_are_no_job_become_a_dead_letter(
     await queue.close()
 
 
+@pytest.mark.parametrize(
+    ("end", "headers"),
+    [(b"\xff\xfe", b"NATS/1.0\r\n\r\n"), (b"5", b"NATS/1.0\r\nStatus: 408\r\n\r\n")],
+    ids=["subject", "status"],
+)
+async def test_a_malformed_message_does_not_hold_up_the_jobs_behind_it(
+    connection: NatsConnection, nats: NatsServer, end: bytes, headers: bytes
+) -> None:
+    model = f"malformed {os.urandom(4).hex()}"
+    queue = JetStreamQueue(connection, CONFIG, "test", model)
+    await queue.start()
+    receiving = asyncio.create_task(queue.receive(1, 20))
+    reader, writer = await asyncio.open_connection("127.0.0.1", nats.port)
+    await reader.readline()  # INFO; the server may lose data that come before it
+    subject = QueueNames.of("test", model).subject.encode() + b"." + end
+    sizes = b"%d %d" % (len(headers), len(headers) + 1)
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    writer.write(b"HPUB %b %b\r\n%bx\r\n" % (subject, sizes, headers))
+    async with asyncio.timeout(5):
+        while not (await queue.depth()).num_dead:
+            await asyncio.sleep(0.01)
+    await queue.publish(good := job())
+    [delivery] = await asyncio.wait_for(receiving, 5)
+    assert delivery.job == good
+    writer.close()
+    await queue.close()
+
+
 async def test_subjects_that_are_no_number_of_tokens_count_none(
     connection: NatsConnection,
 ) -> None:

@@ -39,6 +39,7 @@ SALTS_PER_ERA = 6  # prompts of one salt share their cached heads
 ERA = 150  # requests; then the salts are new, and nothing is cached
 CANCELLED_SHARE = 0.08
 HANG_S = 30.0
+ROUNDING = 1e-3  # of logprobs; float32 on different batches differs by about 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class Outcome:
     has_left: bool = False
     has_hung: bool = False
     smallest_margin: float = math.inf  # between a token and the next best, in logprobs
+    first_event_at: float | None = None
+    largest_gap_s: float = 0.0  # between two events of the stream
+    gap_ended_at: float = 0.0
 
     @property
     def request_id(self) -> str:
@@ -175,6 +179,7 @@ async def _exchange(
             outcome.error = f"{error.get('code') or error.get('type')}: {error.get('message')}"
             return
         num_chunks = 0
+        last_at = 0.0
         async for line in response.content:
             if order.leaves_after is not None and num_chunks >= order.leaves_after:
                 outcome.has_left = True
@@ -183,10 +188,21 @@ async def _exchange(
             if line.startswith(b"data: [DONE]"):
                 return
             if line.startswith(b"data: "):
+                last_at = _note_time(outcome, last_at)
                 _take(json.loads(line[6:]), outcome)
                 num_chunks += 1
         if not outcome.error:
             outcome.broken = "the stream ended without [DONE] or an error"
+
+
+def _note_time(outcome: Outcome, last_at: float) -> float:
+    """Note the gap before an event that arrives now; return the time."""
+    now = time.monotonic()
+    if outcome.first_event_at is None:
+        outcome.first_event_at = now
+    elif now - last_at > outcome.largest_gap_s:
+        outcome.largest_gap_s, outcome.gap_ended_at = now - last_at, now
+    return now
 
 
 def _take(event: dict[str, Any], outcome: Outcome) -> None:
@@ -203,3 +219,40 @@ def _take(event: dict[str, Any], outcome: Outcome) -> None:
                 outcome.smallest_margin = min(outcome.smallest_margin, best - others[0])
     if event.get("usage"):
         outcome.num_tokens = event["usage"]["completion_tokens"]
+
+
+async def undisturbed(
+    http: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    asked: Sequence[Question],
+    crowds: Sequence[int] = (6, 12, 24),
+) -> dict[int, Outcome]:
+    """Return the answer to each question before anything happens, by its number.
+
+    Some have two nearly best tokens somewhere, and which one wins hangs on the rounding of the
+    batch that it is computed in. They prove nothing, and are left out. `crowds` are numbers of
+    questions that are asked at once.
+    """
+
+    async def all_answers(num_at_once: int, *, wants_margins: bool = False) -> dict[int, Outcome]:
+        room = asyncio.Semaphore(num_at_once)
+
+        async def one(question: Question) -> Outcome:
+            salt = f"{num_at_once} {question.number}"
+            is_greedy = question.sampling == "greedy"
+            order = Order(-1, question, salt, "local", wants_margins=wants_margins and is_greedy)
+            async with room:
+                outcome = await ask(http, url, model, order)
+            assert outcome.num_tokens == question.max_tokens, outcome
+            return outcome
+
+        return {o.order.question.number: o for o in await asyncio.gather(*map(one, asked))}
+
+    alone = await all_answers(2, wants_margins=True)
+    crowded = [await all_answers(num_at_once) for num_at_once in crowds]
+    return {
+        number: answer
+        for number, answer in alone.items()
+        if answer.smallest_margin > ROUNDING and all(c[number].text == answer.text for c in crowded)
+    }

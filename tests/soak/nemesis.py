@@ -22,10 +22,9 @@ import aiohttp
 from tests.soak.checker import Verdict, judge, table
 from tests.soak.faults import Nemesis
 from tests.soak.fleet import Fleet, Terms
-from tests.soak.load import Order, Outcome, Question, ask, orders, questions
+from tests.soak.load import Order, Outcome, Question, ask, orders, questions, undisturbed
 
 MIN_USED_SHARE = 0.5
-ROUNDING = 1e-3  # of logprobs; float32 on different batches differs by about 1e-5
 MAX_IN_FLIGHT = 24  # a slow machine gets no more to do than it can
 
 
@@ -54,7 +53,8 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
         Fleet(run_dir, terms) as fleet,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        expected = await _undisturbed(fleet, http, asked)
+        cluster = fleet.cluster
+        expected = await undisturbed(http, cluster.base_url, cluster.model_name, asked)
         asked = [question for question in asked if question.number in expected]
         nemesis = Nemesis(fleet, plan.seed)
         striking = asyncio.create_task(nemesis.run() if plan.has_faults else nemesis.wait())
@@ -80,44 +80,6 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
         assert len(expected) > MIN_USED_SHARE * plan.num_questions, "too many hang on rounding"
     verdict.duration_s = time.monotonic() - started_at
     return verdict
-
-
-async def _undisturbed(
-    fleet: Fleet, http: aiohttp.ClientSession, asked: list[Question]
-) -> dict[int, Outcome]:
-    """The answer to each question before anything happens, by its number.
-
-    Some have two nearly best tokens somewhere, and which one wins hangs on the rounding of the
-    batch that it is computed in. They prove nothing, and are left out.
-    """
-    cluster = fleet.cluster
-
-    async def all_answers(num_at_once: int, *, wants_margins: bool = False) -> dict[int, Outcome]:
-        room = asyncio.Semaphore(num_at_once)
-
-        async def one(question: Question) -> Outcome:
-            salt = f"{num_at_once} {question.number}"
-            order = Order(
-                -1,
-                question,
-                salt,
-                "local",
-                wants_margins=wants_margins and question.sampling == "greedy",
-            )
-            async with room:
-                outcome = await ask(http, cluster.base_url, cluster.model_name, order)
-            assert outcome.num_tokens == question.max_tokens, outcome
-            return outcome
-
-        return {o.order.question.number: o for o in await asyncio.gather(*map(one, asked))}
-
-    alone = await all_answers(2, wants_margins=True)
-    crowds = [await all_answers(num_at_once) for num_at_once in (6, 12, 24)]
-    return {
-        number: answer
-        for number, answer in alone.items()
-        if answer.smallest_margin > ROUNDING and all(c[number].text == answer.text for c in crowds)
-    }
 
 
 async def _drive(
