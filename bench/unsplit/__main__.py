@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
-import msgspec
 import uvloop
 
 from tandem.bench.client.http import ExchangeError
@@ -76,7 +75,7 @@ class Comparison:
     """The contenders, and the results so far."""
 
     def __init__(self, options: Options, run_dir: Path) -> None:
-        """Raise ConfigError for a contender that is no topology, or a document to resume."""
+        """Raise ConfigError for a contender that is no topology."""
         self.results: Results = {}
         self._options = options
         self._run_dir = run_dir
@@ -89,18 +88,15 @@ class Comparison:
             self._topologies[Path(name).stem] = None if name == DEFAULT else name
             if name != DEFAULT:
                 load_topology(name)
-        if options.resume and options.output is not None:
-            self.results = self._finished_cells(options.output)
 
     async def run(self) -> None:
-        """Measure every cell that has no result yet, group by group, until the time is over.
+        """Measure every cell, group by group, until the time is over.
 
         Raises ConfigError, ServiceError and ExchangeError.
         """
         options = self._options
         grid, of_traces = grid_cells(options), trace_names(options)
         names = chosen([*(cell.name for cell in grid), *of_traces], options.cells)
-        names -= set(self.results)
         cells = [cell for cell in grid if cell.name in names]
         for trace in dict.fromkeys(of_traces[name] for name in of_traces if name in names):
             load = capacity_load(trace, options)
@@ -178,42 +174,6 @@ class Comparison:
             commit=self._commit,
             cells=self.results,
         )
-
-    def _finished_cells(self, path: Path) -> Results:
-        try:
-            earlier = msgspec.json.decode(path.read_bytes(), type=Earlier)
-        except (OSError, msgspec.DecodeError) as exc:
-            raise ConfigError(f"--resume: {path}: {exc}") from exc
-        mine = msgspec.json.decode(msgspec.json.encode(self._document()), type=Earlier)
-        if (theirs := earlier.settings) != mine.settings:
-            raise ConfigError(f"--resume: {path} was measured otherwise: {theirs}")
-        return {
-            cell: rounds
-            for cell, rounds in earlier.cells.items()
-            if all(len(rounds.get(name, ())) == self._options.rounds for name in self._topologies)
-        }
-
-
-class Comparable(msgspec.Struct, frozen=True):
-    """The settings that the cells of one table share."""
-
-    model: str
-    workers: int
-    contender: tuple[str, ...]
-    setting: tuple[str, ...]
-    rounds: int
-    seconds: float
-    trace_seconds: float
-    trace_block_tokens: int
-    tight: str
-    loose: str
-
-
-class Earlier(msgspec.Struct, frozen=True):
-    """The part of a document that a later run goes on with."""
-
-    settings: Comparable
-    cells: Results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

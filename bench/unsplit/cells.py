@@ -57,7 +57,6 @@ class Options:
     tight: str = option("ttft:1000 tpot:5", "targets in ms of the tight goodput", group="result")
     loose: str = option("ttft:1000 tpot:15", "targets in ms of the loose goodput")
     output: Path | None = option(None, "JSON document, written anew after each measurement")
-    resume: bool = option(False, "keep the finished cells of --output")
     page: Path | None = option(None, "page whose table is replaced, as docs/benchmarks.md")
 
     def __post_init__(self) -> None:
@@ -65,8 +64,6 @@ class Options:
         for param, chosen in (("contender", names), ("trace", [p.stem for p in self.trace])):
             if len(set(chosen)) < len(chosen) or "unsplit" in chosen:
                 raise ConfigError(f"--{param}: names must differ, and none is unsplit: {chosen}")
-        if self.resume and self.output is None:
-            raise ConfigError("--resume needs --output, the document to go on with")
         _ = self.targets
 
     @property

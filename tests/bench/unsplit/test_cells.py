@@ -79,7 +79,6 @@ def test_cells_are_chosen_by_name_and_a_pattern_without_a_cell_is_refused() -> N
         ({"contender": ("a/mine.yaml", "b/mine.yaml")}, "--contender"),
         ({"trace": (Path("a/x.jsonl"), Path("b/x.jsonl"))}, "--trace"),
         ({"tight": "itl:5"}, "itl:5"),
-        ({"resume": True}, "--output"),
     ],
 )
 def test_options_that_do_not_fit_together_are_named(wrong: dict[str, object], named: str) -> None:
