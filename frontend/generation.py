@@ -80,8 +80,8 @@ class Answer:
         reports = [run.report for run in self.runs[::n]]
         return TokenCounts(
             self.plan.num_prompt_tokens,
-            sum(run.text.num_tokens for run in self.runs),
-            sum(report.num_cached_tokens for report in reports if report),
+            sum([run.text.num_tokens for run in self.runs]),
+            sum([report.num_cached_tokens for report in reports if report]),
         )
 
     def usage(self) -> Usage:
