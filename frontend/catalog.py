@@ -153,6 +153,8 @@ class Catalog:
     def members(self, model: ServedModel) -> Mapping[str, Instance]:
         """Return the present instances of the variant of `model`, by instance id."""
         current = self._models.get(model.card.name)
+        if current is model:  # nothing has changed since the request began
+            return model.instances
         if current is None or compatibility_key(current.card) != compatibility_key(model.card):
             return {}
         return current.instances

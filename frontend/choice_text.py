@@ -54,26 +54,20 @@ class ChoiceText:
         if self.finish_reason is not None:
             self._num_taken = 0
             return []
-        if len(deltas) == 1:
-            text = self._text_of(deltas[0])
-        else:
-            text = "".join([self._text_of(each) for each in deltas if self.finish_reason is None])
+        text = ""
+        for delta in deltas:
+            token_ids = delta.token_ids
+            if self._matcher is None:
+                self._num_taken = len(token_ids)
+                text += self._detokenizer.push(token_ids)
+            else:
+                text += self._text_until_stop(self._matcher, token_ids)
+            self.num_tokens += self._num_taken
+            if self.is_stopped or delta.finish_reason is not None:
+                text += self._end(delta)
+                break
         pieces = self._parser.push(text) if text else []
         return pieces if self.finish_reason is None else pieces + self._parser.finish()
-
-    def _text_of(self, delta: TokenDelta) -> str:
-        token_ids = delta.token_ids
-        if self._matcher is None:
-            self._num_taken = len(token_ids)
-            text = self._detokenizer.push(token_ids)
-        else:
-            text = self._text_until_stop(self._matcher, token_ids)
-        self.num_tokens += self._num_taken
-        if self.is_stopped:
-            self.finish_reason = "stop"
-        elif delta.finish_reason is not None:
-            text += self._finish(delta, delta.finish_reason)
-        return text
 
     def _text_until_stop(self, matcher: StopMatcher, token_ids: list[int]) -> str:
         """Take token by token, so that the count ends at the one that completes a stop string."""
@@ -88,10 +82,14 @@ class ChoiceText:
         self._num_taken = len(parts)
         return "".join(parts)
 
-    def _finish(self, delta: TokenDelta, reason: FinishReason) -> str:
-        if reason in ("error", "cancelled"):
-            raise InternalError(f"the decode worker ended the sequence: {reason}")
-        self.finish_reason = reason
+    def _end(self, delta: TokenDelta) -> str:
+        """Note the end of the choice, by a stop string or by its worker. Return the held text."""
+        if self.is_stopped:
+            self.finish_reason = "stop"
+            return ""
+        if delta.finish_reason in ("error", "cancelled"):
+            raise InternalError(f"the decode worker ended the sequence: {delta.finish_reason}")
+        self.finish_reason = delta.finish_reason
         if delta.stop_token_id is not None:
             self.num_tokens += 1
         rest = self._detokenizer.flush()

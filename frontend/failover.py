@@ -74,6 +74,8 @@ class Attempts:
 
     def eligible(self, instance_ids: Iterable[str]) -> list[str]:
         """Return the instances that have not been tried, else those that gave up once."""
+        if not self._failed and not self._gave_up:
+            return list(instance_ids)
         left = [each for each in instance_ids if each not in self._failed]
         return [each for each in left if each not in self._gave_up] or left
 

@@ -80,8 +80,8 @@ class Answer:
         reports = [run.report for run in self.runs[::n]]
         return TokenCounts(
             self.plan.num_prompt_tokens,
-            sum(run.text.num_tokens for run in self.runs),
-            sum(report.num_cached_tokens for report in reports if report),
+            sum([run.text.num_tokens for run in self.runs]),
+            sum([report.num_cached_tokens for report in reports if report]),
         )
 
     def usage(self) -> Usage:
@@ -216,7 +216,7 @@ class _ChoiceSequence:
         await self._begin(_decode_delta(items[0]))
         while True:
             num_tokens = text.num_tokens
-            deltas = [_decode_delta(item) for item in items]
+            deltas = list(map(_decode_delta, items))
             for delta in deltas:
                 generated += delta.token_ids
             was_given_up = deltas[-1].finish_reason == "cancelled"

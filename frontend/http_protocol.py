@@ -69,13 +69,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_head_timer()
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        num_bytes, num_hosts = len(self.url), 0
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value)
+            num_hosts += name == b"host"
         if num_bytes > self.max_head_bytes:
             self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
-        if self.parser.get_http_version() == "1.1":
-            num_hosts = sum(name == b"host" for name, _ in self.headers)
-            if num_hosts != 1:
-                self._refuse(400, f"the request has {num_hosts} Host headers, not one")
+        if num_hosts != 1 and self.parser.get_http_version() == "1.1":
+            self._refuse(400, f"the request has {num_hosts} Host headers, not one")
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -39,5 +39,6 @@ class BodyShare:
 
     def give_back(self) -> None:
         """End the share."""
-        self._bodies.add(-self._num_bytes)
-        self._num_bytes = 0
+        if self._num_bytes:
+            self._bodies.add(-self._num_bytes)
+            self._num_bytes = 0

@@ -4,7 +4,6 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -27,8 +26,7 @@ _PREFILL_HEADER = "x-tandem-prefill"
 _TIMELINE_HEADER = "x-tandem-timeline"
 
 
-@dataclass(slots=True, frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One sequence to generate; `index` is its position in the response."""
 
     index: int
@@ -36,8 +34,7 @@ class Choice:
     request: GenerateRequest
 
 
-@dataclass(slots=True, frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A request that is ready to generate: each prompt `n` times, prompt by prompt."""
 
     model: TokenModel
@@ -51,7 +48,7 @@ class Plan:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; choices of one prompt share it."""
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
+        return sum([len(prompt.token_ids) for prompt in self.prompts])
 
 
 class Planner:

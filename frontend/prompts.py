@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from tandem.frontend.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
@@ -22,8 +23,7 @@ _RENDER_S = 2.0  # of CPU time; an honest template takes milliseconds
 _THREAD_WAIT_S = 30.0
 
 
-@dataclass(slots=True, frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt; `echo` is its text where the answer repeats it, `stop` the end of its answer."""
 
     token_ids: list[int]
@@ -45,7 +45,7 @@ class PromptMaker:
         if isinstance(body, ChatRequest):
             return [await self._chat_prompt(body, model)]
         given = body.prompts(self._config)
-        num_characters = sum(len(each) for each in given if isinstance(each, str))
+        num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
         return [await self._completion_prompt(each, body, model, is_short) for each in given]
 

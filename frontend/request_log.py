@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.runtime.messages import PrefillReport
 
@@ -13,8 +15,7 @@ logger = logging.getLogger(__name__)
 _CLIENT_CLOSED_REQUEST = 499
 
 
-@dataclass(slots=True, frozen=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True, gc=False):
     """The tokens of a request, over all its prompts and choices."""
 
     num_prompt: int
@@ -22,8 +23,7 @@ class TokenCounts:
     num_cached: int
 
 
-@dataclass(slots=True, frozen=True)
-class AnswerSummary:
+class AnswerSummary(msgspec.Struct, frozen=True, gc=False):
     """The facts about an answer, complete or not."""
 
     first_s: float  # perf_counter at the first token or text; 0 before it

@@ -18,6 +18,8 @@ _CONTROL = {
 
 def one_line(text: str, max_bytes: int) -> str:
     """Return a text with its control characters escaped, cut at `max_bytes` of UTF-8."""
+    if len(text) <= max_bytes and text.isascii() and text.isprintable():
+        return text
     line = text[:max_bytes].translate(_CONTROL)
     encoded = line.encode("utf-8", "backslashreplace")
     if len(text) <= max_bytes and len(encoded) <= max_bytes:

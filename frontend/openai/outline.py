@@ -4,7 +4,7 @@ Two bytes of JSON can become an object of hundreds, and nothing else runs while 
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Set
 
 import msgspec
 
@@ -16,6 +16,7 @@ MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages and pro
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 4096  # of all messages of a body
 MAX_PROMPT_TOKENS = 2**20  # that a body has as token ids
+_SMALL_BYTES = 4096  # of a prompt, whose objects take less than a millisecond
 
 Fields = dict[str, msgspec.Raw]
 PROMPT_FORMS = (
@@ -83,30 +84,35 @@ def _read_message(raw: msgspec.Raw, where: str) -> Fields:
 
 
 def check_outline(
-    raw: bytes, known: Collection[str], known_of_message: Collection[str], max_prompts: int
+    raw: bytes, known: Set[str], known_of_message: Set[str], max_prompts: int
 ) -> None:
     """Raise InvalidRequestError naming a field that is not known, or larger than its bound."""
     fields = read_fields(raw)
-    for name, value in fields.items():
-        if _is_null(value):
-            continue
-        if name not in known:
+    for name in fields.keys() - known:
+        if not _is_null(fields[name]):
             raise _unsupported(short(name))
-        if name == "messages":
-            _check_messages(value, known_of_message)
-        elif name == "prompt":
-            _check_prompt(value, max_prompts)
-        elif len(value) > MAX_FIELD_BYTES:
+    if len(raw) > MAX_FIELD_BYTES:
+        _check_sizes(fields)
+    messages, prompt = fields.get("messages"), fields.get("prompt")
+    if messages is not None and not _is_null(messages):
+        _check_messages(messages, known_of_message)
+    if prompt is not None and not _is_null(prompt):
+        _check_prompt(prompt, max_prompts)
+
+
+def _check_sizes(fields: Fields) -> None:
+    for name, value in fields.items():
+        if name not in ("messages", "prompt") and len(value) > MAX_FIELD_BYTES:
             raise InvalidRequestError(
                 f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
             )
 
 
-def _check_messages(raw: msgspec.Raw, known: Collection[str]) -> None:
+def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
     num_parts = 0
     for index, message in enumerate(read_messages(raw)):
-        for name, value in message.items():
-            if name not in known and not _is_empty(value):
+        for name in message.keys() - known:
+            if not _is_empty(message[name]):
                 raise _unsupported(f"messages[{index}].{short(name)}")
         content = message.get("content")
         if content is not None and begins(content, b"["):
@@ -121,6 +127,18 @@ def _check_messages(raw: msgspec.Raw, known: Collection[str]) -> None:
 def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
     if begins(raw, b'"'):
         return
+    if len(raw) > _SMALL_BYTES:
+        _check_num_items(raw, max_prompts)
+    try:
+        prompts = _decode_prompts(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
+    if len(raw) > _SMALL_BYTES:
+        _check_num_tokens(sum(len(each) for each in prompts if isinstance(each, list)))
+
+
+def _check_num_items(raw: msgspec.Raw, max_prompts: int) -> None:
+    """Count the prompts, or the tokens of the only one, before any object is made of them."""
     items = _decode_list(raw) if begins(raw, b"[") else []
     is_list_of_prompts = items and (begins(items[0], b"[") or begins(items[0], b'"'))
     if is_list_of_prompts and len(items) > max_prompts:
@@ -128,11 +146,6 @@ def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
             f"`prompt` asks for {len(items)} choices, the most is {max_prompts}", param="prompt"
         )
     _check_num_tokens(len(items))
-    try:
-        prompts = _decode_prompts(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
-    _check_num_tokens(sum(len(each) for each in prompts if isinstance(each, list)))
 
 
 def _check_num_tokens(num_tokens: int) -> None:

@@ -277,9 +277,15 @@ def _are_token_ids(values: list[Any]) -> bool:
     return all(type(value) is int and 0 <= value <= MAX_TOKEN_ID for value in values)
 
 
+_KNOWN: dict[type[RequestBody], frozenset[str]] = {
+    kind: frozenset(kind.model_fields) for kind in (ChatRequest, CompletionRequest)
+}
+_KNOWN_OF_MESSAGE = frozenset(ChatMessage.model_fields)
+
+
 def parse(kind: type[Body], raw: bytes, config: FrontendConfig) -> Body:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-    check_outline(raw, kind.model_fields, ChatMessage.model_fields, config.max_sequences)
+    check_outline(raw, _KNOWN[kind], _KNOWN_OF_MESSAGE, config.max_sequences)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

@@ -72,9 +72,10 @@ class WholeSink:
         for delta in deltas:
             for piece in run.text.take([delta]):
                 choice.add(piece)
-            token_ids, logprobs = run.text.with_logprobs(delta)
-            choice.token_ids += token_ids
-            choice.logprobs += logprobs
+            if delta.logprobs is not None:
+                token_ids, logprobs = run.text.with_logprobs(delta)
+                choice.token_ids += token_ids
+                choice.logprobs += logprobs
         return b""
 
     async def last(self, run: ChoiceRun, body: bytes) -> None:
@@ -84,8 +85,9 @@ class WholeSink:
         answer, head = self._answer, self._answer.plan.head
         choices: list[ChatChoice | CompletionChoice] = []
         for each in answer.runs:
+            if choices:
+                await asyncio.sleep(0)  # log probabilities of many choices hold up the streams
             choices.append(self._choice(each))
-            await asyncio.sleep(0)  # log probabilities of many choices hold up the streams
         response = WholeResponse(
             head.response_id,
             head.created_s,

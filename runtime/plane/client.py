@@ -62,29 +62,26 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> bytes:
-        if not self._items:
-            await self._wait()
+        while not self._items:
+            await self._more()
         item = self._items.popleft()
         self._consume(1)
         return item
 
     async def take(self) -> list[bytes]:
         """Wait for an item and return all that have arrived; end as iteration does."""
-        if not self._items:
-            await self._wait()
+        while not self._items:
+            await self._more()
         return self.ready()
 
-    async def _wait(self) -> None:
-        while not self._items:
-            if self._is_done:
-                raise self._error or StopAsyncIteration
-            if self._waiter is not None:
-                raise InternalError("two readers on one response stream")
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    def _more(self) -> asyncio.Future[None]:
+        """Return a future of the next item or the end. Raise the end if it is there."""
+        if self._is_done:
+            raise self._error or StopAsyncIteration
+        if self._waiter is not None and not self._waiter.done():
+            raise InternalError("two readers on one response stream")
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def ready(self) -> list[bytes]:
         """Return all items that have arrived, without waiting; empty when none has."""

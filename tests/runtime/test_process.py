@@ -53,12 +53,17 @@ async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
 
 
 def test_what_is_loaded_is_no_longer_looked_at_for_garbage() -> None:
-    held = [[], []]
+    held, threshold = [[], []], gc.get_threshold()
     try:
         freeze_gc()
         assert not any(each is held for each in gc.get_objects())
+        num_collections = gc.get_stats()[0]["collections"]
+        wave = [[] for _ in range(2000)]  # of requests, without a cycle
+        assert gc.get_stats()[0]["collections"] == num_collections
+        assert wave
     finally:
         gc.unfreeze()
+        gc.set_threshold(*threshold)
 
 
 async def test_a_failing_startup_stops_and_is_raised() -> None:

@@ -63,6 +63,30 @@ async def test_ready_gives_what_has_arrived(server: RequestServer, client: Reque
     assert items == [b"%d" % i for i in range(50)]
 
 
+async def test_a_stream_has_one_reader_and_the_next_one_may_follow_a_cancelled_one(
+    server: RequestServer, client: RequestClient
+) -> None:
+    may_send = asyncio.Event()
+
+    async def later(payload: bytes, context: RequestContext, responder: Responder) -> None:
+        await may_send.wait()
+        responder.send(b"one")
+
+    server.register("later", later)
+    stream = await client.open(server.address, "later", b"", RequestContext())
+    first = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    with pytest.raises(InternalError, match="two readers"):
+        await stream.take()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    may_send.set()
+    assert await stream.take() == [b"one"]
+    with pytest.raises(StopAsyncIteration):
+        await stream.__anext__()
+
+
 async def test_a_payload_of_megabytes_arrives_whole(
     server: RequestServer, client: RequestClient
 ) -> None:
