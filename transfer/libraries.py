@@ -6,6 +6,7 @@ without a registration cache, and can end in a segmentation fault (see `ucx/port
 """
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,14 @@ _PACKAGES: dict[Library, tuple[str, ...]] = {
     "NIXL": ("nixl_cu13", "nixl_cu12", "nixl"),
     "ucxx": ("ucxx",),
 }
+# UCX reads these when it is loaded; a value that is set already stays.
+_UCX_DEFAULTS = {
+    # The cache keeps a peer's pool mapped until this process ends: the memory of a peer that died
+    # stays taken, and the one that replaces it finds the GPU full.
+    "UCX_CUDA_IPC_CACHE": "n",
+    # Where UCX sees no NVLink it turns READs into messages over TCP, at a hundredth of the rate.
+    "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
+}
 _one_at_a_time = threading.Lock()
 
 
@@ -36,6 +45,8 @@ def loading(library: Library) -> Iterator[None]:
                     f"{library} cannot be loaded: this process has loaded {other}, and each brings "
                     "a UCX of its own; use them in separate processes"
                 )
+        for variable, value in _UCX_DEFAULTS.items():
+            os.environ.setdefault(variable, value)
         yield
 
 

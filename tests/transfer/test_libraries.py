@@ -1,6 +1,9 @@
+import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +37,34 @@ else:
 loaded.close()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+_SETTINGS = ("UCX_CUDA_IPC_CACHE", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY")
+_RECORDS_THE_ENVIRONMENT = "import os; seen = {name: os.environ.get(name) for name in %r}"
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        pytest.param({}, ["n", "on"], id="defaults"),
+        pytest.param({"UCX_CUDA_IPC_CACHE": "y"}, ["y", "on"], id="the user's value stays"),
+    ],
+)
+def test_ucx_finds_the_settings_for_gpu_memory_when_it_is_loaded(
+    given: dict[str, str], seen: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "nixl_cu13"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_api.py").write_text(_RECORDS_THE_ENVIRONMENT % (_SETTINGS,))
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    code = """
+import json
+from tandem.transfer.nixl import load_api
+print(json.dumps(load_api().seen))
+"""
+    environ = {**os.environ, **given, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, check=True, timeout=60, env=environ, stdout=subprocess.PIPE)
+    assert json.loads(run.stdout) == dict(zip(_SETTINGS, seen, strict=True))
