@@ -3,7 +3,8 @@
 The library is single-threaded, and a post over shared memory blocks for the whole copy, so every
 call into it runs on this thread. The thread sleeps on a condition, and a command wakes it at once.
 Otherwise it polls: without a pause right after a sign of a transfer, often while a transfer is in
-flight, rarely when idle.
+flight, rarely when idle. It never waits for a GPU: peers get their notices only while it polls. A
+command that must wait is a generator, and yields until the next poll.
 """
 
 import asyncio
@@ -12,7 +13,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,7 +23,7 @@ import torch
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import RankMetadata
 from tandem.transfer.backends import open_transport
-from tandem.transfer.checksum import part_checksums
+from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
     from torch.cuda import Event
 
 T = TypeVar("T")
+Steps = Generator[None, None, None]  # yields where it would wait
 
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
 # Each poll takes 0.1 ms from the engine: before the first peer, idle polls are this much rarer.
 _IDLE_FACTOR_WITHOUT_PEERS = 4
 _SPIN_S = 0.0001  # polls without a pause, after a sign: spinning takes the GIL from the event loop
+_ENDED = object()
 _TIMER_SLACK_NS = 1  # the kernel's default of 50 us would double the pauses between polls
 
 _PR_SET_TIMERSLACK = 29  # of <linux/prctl.h>
@@ -66,7 +71,8 @@ class TransferAgent:
         self._kv = kv
         self._name = PeerRank(instance_id, epoch, rank).agent_name
         self._wake = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Steps] = deque()
+        self._waiting: list[Steps] = []  # commands that have yielded; used on the transfer thread
         self._num_expected = 0
         self._busy_since = 0.0  # perf_counter seconds, of the last sign of a transfer
         self._has_met = False  # some peer, in either direction
@@ -128,14 +134,18 @@ class TransferAgent:
         peer: PeerRank,
         selection: Selection,
         pairs: Sequence[tuple[int, int]],
-        notice: Callable[[], bytes] = bytes,
+        notice: Callable[[Sequence[int]], bytes] = lambda _: b"",
         *,
+        checked: Parts | None = None,
+        after: "Event | None" = None,
         post_before: float | None = None,
     ) -> bytes:
         """Move parts of blocks, `pairs` of (local, remote) ids; return once they have arrived.
 
-        `notice` is called on the transfer thread right before the post. The peer gets its result
-        after the data of a WRITE; the caller gets it as the return value. Nothing is posted from
+        `notice` is called on the transfer thread right before the post, with the checksums of the
+        parts `checked` of the local blocks, computed once `after` has happened; None: with none,
+        and at once. The peer gets its result after the data of a WRITE; the caller gets it as the
+        return value. Nothing is posted from
         `post_before` on (a `time.perf_counter()` reading: the lease's end less its margin). After
         a TransferError nothing of the transfer can land any more, and `connect` must come before
         the next transfer. Cancelling the caller stops the waiting, not the transfer.
@@ -143,8 +153,11 @@ class TransferAgent:
         assert self._loop is not None, "start() comes first"
         future: asyncio.Future[bytes] = self._loop.create_future()
 
-        def post(reactor: TransferReactor) -> None:
-            message = notice()
+        def post(reactor: TransferReactor) -> Steps:
+            sums: list[int] = []
+            if checked is not None:
+                sums = yield from self._checksums([local for local, _ in pairs], checked, after)
+            message = notice(sums)
             order = TransferOrder(
                 operation,
                 peer,
@@ -166,13 +179,19 @@ class TransferAgent:
 
     async def checksums(self, block_ids: Sequence[int], parts: Parts) -> list[int]:
         """Return checksums of parts of blocks of the own pool, computed on the transfer thread."""
-        return await self._call(lambda _: self.checksums_now(block_ids, parts))
+        assert self._loop is not None, "start() comes first"
+        future: asyncio.Future[list[int]] = self._loop.create_future()
 
-    def checksums_now(
-        self, block_ids: Sequence[int], parts: Parts, after: "Event | None" = None
-    ) -> list[int]:
-        """Return `checksums`, computed on the calling thread once `after` has happened."""
-        return part_checksums(self._kv.tensor, block_ids, parts, self._layout.checksum, after)
+        def compute(_: TransferReactor) -> Steps:
+            self._resolve(future, None, (yield from self._checksums(block_ids, parts, None)))
+
+        self._submit(compute, future)
+        return await future
+
+    def _checksums(
+        self, block_ids: Sequence[int], parts: Parts, after: "Event | None"
+    ) -> Generator[None, None, list[int]]:
+        return checksum_steps(self._kv.tensor, block_ids, parts, self._layout.checksum, after)
 
     async def close(self) -> None:
         """Stop the thread and give everything back; transfers under way fail. Idempotent."""
@@ -190,20 +209,23 @@ class TransferAgent:
         self._submit(lambda reactor: self._resolve(future, None, fn(reactor)), future)
         return await future
 
-    def _submit(self, fn: Callable[[TransferReactor], None], future: asyncio.Future[Any]) -> None:
-        """Queue `fn` for the thread; an exception of `fn` is set on `future`."""
+    def _submit(
+        self, fn: Callable[[TransferReactor], Steps | None], future: asyncio.Future[Any]
+    ) -> None:
+        """Queue `fn`, or the steps that it returns; an exception of either is set on `future`."""
 
-        def command() -> None:
+        def command() -> Steps:
             assert self._reactor is not None
             try:
-                fn(self._reactor)
+                if (steps := fn(self._reactor)) is not None:
+                    yield from steps
             except Exception as exc:
                 self._resolve(future, exc)
 
         with self._wake:
             if self._thread is None or self._stopping:
                 raise TransferError(f"transfer agent {self._name} is not running")
-            self._commands.append(command)
+            self._commands.append(command())
             self._wake.notify()
 
     def _resolve(
@@ -232,12 +254,13 @@ class TransferAgent:
             return
         self._resolve(started, None)
         while not self._stopping:
-            for command in self._take_commands(reactor):
-                command()
+            self._run_commands(reactor)
             self._poll(reactor)
-        for command in self._take_commands(reactor):
-            command()
+        self._run_commands(reactor)
         reactor.close()
+        for command in self._waiting:
+            with suppress(StopIteration):
+                command.throw(TransferError(f"transfer agent {self._name} closes"))
 
     def _open(self) -> TransferReactor:
         _set_timer_slack()
@@ -247,10 +270,17 @@ class TransferAgent:
         grid = _grid_of(self._kv)
         transport.register(grid)
         self._agent_metadata = transport.metadata()
-        self.checksums_now([0], ((0, self._layout.head_bytes),))  # compiles a GPU's kernel now
-        return TransferReactor(self._name, transport, grid.num_blocks, self._config.write_timeout_s)
+        parts = ((0, self._layout.head_bytes),)
+        part_checksums(self._kv.tensor, [0], parts, self._layout.checksum)  # compiles it on a GPU
+        settle = None if self._kv.memory == "DRAM" else partial(begin_settling, self._kv.device_id)
+        timeout_s = self._config.write_timeout_s
+        return TransferReactor(self._name, transport, grid.num_blocks, timeout_s, settle)
 
-    def _take_commands(self, reactor: TransferReactor) -> list[Callable[[], None]]:
+    def _run_commands(self, reactor: TransferReactor) -> None:
+        commands = [*self._waiting, *self._take_commands(reactor)]
+        self._waiting = [command for command in commands if next(command, _ENDED) is not _ENDED]
+
+    def _take_commands(self, reactor: TransferReactor) -> list[Steps]:
         with self._wake:
             if not self._commands and not self._stopping:
                 interval_s = self._poll_interval_s(reactor)
@@ -264,7 +294,7 @@ class TransferAgent:
         quiet_s = time.perf_counter() - self._busy_since
         if quiet_s < _SPIN_S:
             return 0.0
-        if reactor.num_transfers or quiet_s < _BUSY_S:
+        if reactor.num_transfers or self._waiting or quiet_s < _BUSY_S:
             return self._config.poll_busy_us / 1e6
         if self._num_expected:
             return self._config.poll_expect_us / 1e6
@@ -290,6 +320,26 @@ class TransferAgent:
         for notice in notices:
             if notice != HELLO:
                 self._on_notification(notice)
+
+
+def begin_settling(device_id: int) -> Callable[[], bool]:
+    """Begin to wait for all work of this process on a GPU; the result is True once it is done.
+
+    It stays False when the device fails: then nothing is known of its copies.
+    """
+    idle = threading.Event()
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device_id)
+        except Exception as exc:
+            logger.error("GPU %d: transfers cannot be settled: %s", device_id, exc)
+        else:
+            idle.set()
+
+    # synchronize() covers the streams of the transport, which have no handle here
+    threading.Thread(target=wait, name="transfer-settling", daemon=True).start()
+    return idle.is_set
 
 
 def _set_timer_slack() -> None:

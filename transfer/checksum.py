@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 
 import torch
@@ -37,11 +38,30 @@ def part_checksums(
     name: ChecksumName,
     after: torch.cuda.Event | None = None,
 ) -> list[int]:
-    """Return one unsigned 64-bit checksum per block id, over the bytes of `parts` in order.
+    """Return the result of `checksum_steps`, and wait for it."""
+    steps = checksum_steps(pool, block_ids, parts, name, after)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            sums: list[int] = end.value
+            return sums
+        time.sleep(0)
 
-    `pool` is contiguous, `[num_blocks, ...]`. Waits for the event `after` and for the checksums.
-    "none" gives zeros. TransferError for a block that the pool doesn't have, and for a part that
-    is not inside a block or, for mix64, not of whole words.
+
+def checksum_steps(
+    pool: torch.Tensor,
+    block_ids: Sequence[int],
+    parts: Parts,
+    name: ChecksumName,
+    after: torch.cuda.Event | None = None,
+) -> Generator[None, None, list[int]]:
+    """Compute one unsigned 64-bit checksum per block id, over the bytes of `parts` in order.
+
+    Yields while the event `after` has not happened and while a GPU computes; never waits for it.
+    `pool` is contiguous, `[num_blocks, ...]`. "none" gives zeros. TransferError for a block that
+    the pool doesn't have, and for a part that is not inside a block or, for mix64, not of whole
+    words.
     """
     assert pool.is_contiguous()
     _check_parts(parts, math.prod(pool.shape[1:]) * pool.element_size(), _UNIT_BYTES[name])
@@ -49,16 +69,16 @@ def part_checksums(
     for block_id in block_ids:
         if not 0 <= block_id < num_blocks:
             raise TransferError(f"block {block_id} is not in a pool of {num_blocks} blocks")
-    if name == "mix64" and pool.device.type == "cuda" and block_ids:
-        sums = _mix64_on_gpu(pool, block_ids, parts, after)
+    while after is not None and not after.query():  # type: ignore[no-untyped-call]
+        yield
+    if name == "none" or not block_ids:
+        return [0] * len(block_ids)
+    if name == "xxh3":
+        return _xxh3(pool, block_ids, parts)
+    if pool.device.type == "cuda":
+        sums = yield from _mix64_on_gpu(pool, block_ids, parts)
     else:
-        if after is not None:
-            after.synchronize()
-        if name == "none" or not block_ids:
-            return [0] * len(block_ids)
-        if name == "xxh3":
-            return _xxh3(pool, block_ids, parts)
-        ids = torch.tensor(list(block_ids), dtype=torch.int64, device=pool.device)
+        ids = torch.tensor(list(block_ids), dtype=torch.int64)
         sums = mix64(_words(pool), ids, _word_parts(parts)).tolist()
     return [value & 0xFFFF_FFFF_FFFF_FFFF for value in sums]
 
@@ -84,8 +104,8 @@ def mix64(words: torch.Tensor, block_ids: torch.Tensor, parts: Parts) -> torch.T
 
 
 def _mix64_on_gpu(
-    pool: torch.Tensor, block_ids: Sequence[int], parts: Parts, after: torch.cuda.Event | None
-) -> list[int]:
+    pool: torch.Tensor, block_ids: Sequence[int], parts: Parts
+) -> Generator[None, None, list[int]]:
     # Imported here: a decode worker's machine may have no GPU, and then no Triton either.
     from tandem.kernels.checksum import block_checksums as launch
 
@@ -93,11 +113,15 @@ def _mix64_on_gpu(
     with torch.cuda.stream(stream):
         table = _device_parts(pool.device, parts)
         ids = torch.tensor(list(block_ids), dtype=torch.int64, pin_memory=True)
-        device_ids = ids.to(pool.device, non_blocking=True)
-        if after is not None:
-            stream.wait_event(after)
-        sums: list[int] = launch(_words(pool), device_ids, table).tolist()
-    return sums
+        sums = launch(_words(pool), ids.to(pool.device, non_blocking=True), table)
+        on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        on_host.copy_(sums, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(stream)
+    while not done.query():  # type: ignore[no-untyped-call]
+        yield
+    values: list[int] = on_host.tolist()
+    return values
 
 
 @lru_cache

@@ -220,13 +220,7 @@ class TransferGroup:
         """Checksum and write blocks; return the notice once all of it is in the peer's memory."""
         ranks, layers = order.ranks, order.layers
         agent = self._agents[ranks.prefill_rank]
-        local_blocks = [local for local, _ in order.blocks]
         parts = self.layout.span_parts(ranks.prefill_heads, layers)
-
-        def notice() -> bytes:
-            if not order.checked:
-                return order.make_notice([])
-            return order.make_notice(agent.checksums_now(local_blocks, parts, order.after))
 
         with _breaking(link):
             return await agent.transfer(
@@ -234,7 +228,9 @@ class TransferGroup:
                 link.peer_rank(ranks),
                 self._selection(link, ranks, layers, order.boundaries),
                 order.blocks,
-                notice,
+                order.make_notice,
+                checked=parts if order.checked else None,
+                after=order.after,
                 post_before=order.post_before,
             )
 

@@ -1,7 +1,9 @@
 """The work of the transfer thread: peers, posted transfers and their ends. No threads, no asyncio.
 
 A failed transfer ends the connection to its peer: only a closed connection proves that nothing of
-the transfer, and nothing of its siblings, can land later.
+the transfer, and nothing of its siblings, can land later. On a GPU not even that proves it: copies
+between processes wait on streams that a closed connection does not stop. There a failed transfer
+ends when everything has run that the device had been given by then.
 """
 
 import logging
@@ -17,6 +19,11 @@ from tandem.transfer.transport import BlockGrid, Operation, Parts, Transport
 HELLO = b"TNDMHELO"  # opens the connection of a pair of ranks before its first write
 
 _FORGET = 0.95  # per write: a single stall must not shorten leases for ever
+
+_SETTLING_POLL_S = 0.001
+
+# Begins to wait for all that a device has been given, and returns whether it has run by now.
+Settle = Callable[[], Callable[[], bool]]
 
 logger = logging.getLogger(__name__)
 
@@ -74,24 +81,42 @@ class _Transfer:
     posted_at: float
 
 
+@dataclass(slots=True, frozen=True)
+class _Settling:
+    """Failed transfers whose copies may be under way until `is_over()`."""
+
+    is_over: Callable[[], bool]
+    end: Callable[[], None]
+
+
 class TransferReactor:
-    """Drives one transport. Every method runs on the transfer thread."""
+    """Drives one transport. Every method runs on the transfer thread.
+
+    `settle` belongs to a pool on a GPU; None: nothing lands after a connection is closed.
+    """
 
     def __init__(
-        self, name: str, transport: Transport, num_blocks: int, transfer_timeout_s: float
+        self,
+        name: str,
+        transport: Transport,
+        num_blocks: int,
+        transfer_timeout_s: float,
+        settle: Settle | None = None,
     ) -> None:
         self._name = name
         self._transport = transport
         self._num_blocks = num_blocks
         self._timeout_s = transfer_timeout_s
         self._peers: dict[tuple[str, int], tuple[PeerRank, _Peer]] = {}  # by instance and rank
+        self._settle = settle
         self._transfers: list[_Transfer] = []
+        self._settling: list[_Settling] = []
         self.longest_write_s = 0.0  # from post to completion; decays with each write
 
     @property
     def num_transfers(self) -> int:
-        """Transfers posted and not complete."""
-        return len(self._transfers)
+        """Transfers posted and not ended."""
+        return len(self._transfers) + len(self._settling)
 
     def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
         """Make `peer` reachable, drop an older epoch of it; False if it was reachable already."""
@@ -140,10 +165,8 @@ class TransferReactor:
         try:
             handle = self._transport.post(order.operation, tables, local, remote, order.notice)
         except TransferError as exc:
-            self._drop(
-                (order.peer.instance_id, order.peer.rank), f"a transfer failed: {exc.message}"
-            )
-            order.on_done(exc)
+            key = (order.peer.instance_id, order.peer.rank)
+            self._drop(key, f"a transfer failed: {exc.message}", failed=(order, exc))
             return
         self._transfers.append(_Transfer(order, handle, posted_at))
 
@@ -161,15 +184,28 @@ class TransferReactor:
         for transfer in list(self._transfers):
             if transfer in self._transfers:  # else it ended with its peer, earlier in this loop
                 self._poll_transfer(transfer, now)
+        self._end_settled()
         return [notice for _, notice in self._transport.notifications()]
 
     def close(self) -> None:
-        """Drop every peer, then the transport."""
+        """Drop every peer, then the transport. A transfer that does not settle gets no end."""
         for key in list(self._peers):
             self._drop(key, "the agent closes")
+        until = time.perf_counter() + self._timeout_s
+        while self._settling and time.perf_counter() < until:
+            time.sleep(_SETTLING_POLL_S)
+            self._end_settled()
+        if self._settling:
+            logger.error("transfer agent %s closes before its device is idle", self._name)
         self._transport.close()
 
-    def _drop(self, key: tuple[str, int], reason: str) -> None:
+    def _drop(
+        self,
+        key: tuple[str, int],
+        reason: str,
+        failed: tuple[TransferOrder, TransferError] | None = None,
+    ) -> None:
+        """Tear a connection down, and end its transfers and the one that `failed` to be posted."""
         _, peer = self._peers.pop(key, (None, None))
         if peer is None:
             return
@@ -183,9 +219,25 @@ class TransferReactor:
             self._transport.release(transfer.handle)
         self._transport.remove_peer(peer.name)
         logger.info("transfer agent %s dropped %s: %s", self._name, peer.name, reason)
+        ends = [failed] if failed is not None else []
         for transfer in doomed:
             order = transfer.order
-            order.on_done(TransferError(f"{order.operation} with {peer.name}: {reason}"))
+            ends.append((order, TransferError(f"{order.operation} with {peer.name}: {reason}")))
+
+        def end() -> None:
+            for order, error in ends:
+                order.on_done(error)
+
+        if ends and self._settle is not None:
+            self._settling.append(_Settling(self._settle(), end))
+        else:
+            end()
+
+    def _end_settled(self) -> None:
+        over = [settling for settling in self._settling if settling.is_over()]
+        self._settling = [settling for settling in self._settling if settling not in over]
+        for settling in over:
+            settling.end()
 
     def _connected(self, rank: PeerRank) -> _Peer:
         known, peer = self._peers.get((rank.instance_id, rank.rank), (None, None))

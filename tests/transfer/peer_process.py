@@ -8,6 +8,7 @@ what libraries print there, as UCX does its log, goes to stderr.
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -107,8 +108,7 @@ class Rank:
         template = decode_landed(command.landed)
         assert template is not None
 
-        def notice() -> bytes:
-            sums = self.agent.checksums_now([local for local, _ in command.pairs], parts)
+        def notice(sums: Sequence[int]) -> bytes:
             ordinals = [ordinal for ordinal, _ in template.blocks]
             return encode_landed(replace(template, blocks=tuple(zip(ordinals, sums, strict=True))))
 
@@ -118,6 +118,7 @@ class Rank:
             self._selection(peer, ranks, layers, command.boundaries),
             command.pairs,
             notice,
+            checked=parts,
         )
 
     async def checksums(self, command: Checksums) -> list[int]:

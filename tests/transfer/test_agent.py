@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -68,7 +69,7 @@ async def test_blocks_written_in_one_process_arrive_and_are_announced(
         d.expect(+1)
         await meet(p, d, layout, 16)
         pairs = [(3, 8), (4, 9), (5, 10), (0, 2), (15, 0)]
-        sent = await p.transfer("WRITE", D, whole(layout), pairs, lambda: b"arrived")
+        sent = await p.transfer("WRITE", D, whole(layout), pairs, lambda _: b"arrived")
         assert sent == b"arrived" == await asyncio.wait_for(heard.get(), 10)
         for local, remote in pairs:
             arrived = target.tensor[remote].view(torch.uint8)
@@ -92,7 +93,7 @@ async def test_a_transfer_outside_either_pool_or_after_its_lease_is_not_posted(
         await meet(p, d, layout, 8)
 
         async def write(pairs: list[tuple[int, int]], notice: bytes, **when: Any) -> None:
-            await p.transfer("WRITE", D, whole(layout), pairs, lambda: notice, **when)
+            await p.transfer("WRITE", D, whole(layout), pairs, lambda _: notice, **when)
 
         for pairs in ([(4, 0)], [(0, 8)], [(-1, 0)], [(0, -1)]):
             with pytest.raises(TransferError, match="out of range"):
@@ -114,13 +115,86 @@ async def test_what_the_notice_raises_is_the_caller_s_and_nothing_is_posted(
     async with running(make_pool(4), layout, "p") as p, running(target, layout, "d") as d:
         await meet(p, d, layout, 4)
 
-        def bad_notice() -> bytes:
+        def bad_notice(sums: Sequence[int]) -> bytes:
             raise ValueError("no checksum")
 
         with pytest.raises(ValueError, match="no checksum"):
             await p.transfer("WRITE", D, whole(layout), [(0, 0)], bad_notice)
         assert not target.tensor.any()
-        await p.transfer("WRITE", D, whole(layout), [(0, 0)], lambda: b"fine")
+        await p.transfer("WRITE", D, whole(layout), [(0, 0)], lambda _: b"fine")
+
+
+class Event:
+    """Stands for a CUDA event of a prefill step that is still running."""
+
+    has_happened = False
+
+    def query(self) -> bool:
+        return self.has_happened
+
+
+async def test_a_write_of_layers_that_are_not_computed_yet_holds_up_no_other_transfer(
+    make_pool: MakePool, layout: KvLayout
+) -> None:
+    source, event = make_pool(4), Event()
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    parts = layout.layer_parts([layout.num_layers])
+    async with (
+        running(source, layout, "p") as p,
+        running(make_pool(4, fill="zero"), layout, "d", heard=heard) as d,
+    ):
+        await meet(p, d, layout, 4)
+
+        def notice(sums: Sequence[int]) -> bytes:
+            return repr(sums).encode()
+
+        held = asyncio.create_task(
+            p.transfer("WRITE", D, whole(layout), [(1, 1)], notice, checked=parts, after=event)  # type: ignore[arg-type]
+        )
+        await asyncio.sleep(0)  # it is handed to the transfer thread, before the next one
+        await asyncio.wait_for(p.transfer("WRITE", D, whole(layout), [(0, 0)], notice), 10)
+        assert await asyncio.wait_for(heard.get(), 10) == b"[]" and not held.done()
+        source.tensor[1].fill_(1.0)
+        event.has_happened = True
+        expected = repr(await p.checksums([1], parts)).encode()
+        assert (
+            await asyncio.wait_for(held, 10) == expected == await asyncio.wait_for(heard.get(), 10)
+        )
+
+
+async def test_closing_fails_a_write_whose_event_never_happens(
+    make_pool: MakePool, layout: KvLayout
+) -> None:
+    parts = layout.layer_parts([layout.num_layers])
+    async with running(make_pool(4), layout, "p") as p, running(make_pool(4), layout, "d") as d:
+        await meet(p, d, layout, 4)
+        held = asyncio.create_task(
+            p.transfer("WRITE", D, whole(layout), [(1, 1)], checked=parts, after=Event())  # type: ignore[arg-type]
+        )
+        await asyncio.sleep(0)  # it is handed to the transfer thread
+        await asyncio.wait_for(p.close(), 10)
+        with pytest.raises(TransferError, match=r"transfer agent p\.e1\.0 closes"):
+            await asyncio.wait_for(held, 10)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_is_settled_when_its_work_is_done_and_not_when_it_fails(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_done = threading.Event()
+
+    def synchronize(device_id: int) -> None:
+        assert device_id == 3 and is_done.wait(10)
+        if fails:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    is_settled = agent_module.begin_settling(3)
+    (waiting,) = [thread for thread in threading.enumerate() if "settling" in thread.name]
+    assert not is_settled()
+    is_done.set()
+    waiting.join(10)
+    assert is_settled() is not fails
 
 
 async def test_a_cancelled_caller_stops_waiting_and_its_transfer_still_arrives(
@@ -133,7 +207,7 @@ async def test_a_cancelled_caller_stops_waiting_and_its_transfer_still_arrives(
     ):
         await meet(p, d, layout, 4)
         writing = asyncio.create_task(
-            p.transfer("WRITE", D, whole(layout), [(1, 1)], lambda: b"arrived")
+            p.transfer("WRITE", D, whole(layout), [(1, 1)], lambda _: b"arrived")
         )
         await asyncio.sleep(0)  # it is handed to the transfer thread
         writing.cancel()

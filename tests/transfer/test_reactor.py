@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -36,6 +36,9 @@ class ScriptedTransport:
     refuses: set[str] = field(default_factory=set)  # what fails from now on
     prepare_takes_s: float = 0.0
     now: float = 100.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def add_peer(self, metadata: bytes, grid: BlockGrid) -> str:
         self._tell(f"add {metadata.decode()}")
@@ -92,7 +95,7 @@ class ScriptedTransport:
 @pytest.fixture
 def transport(monkeypatch: pytest.MonkeyPatch) -> ScriptedTransport:
     transport = ScriptedTransport()
-    clock = SimpleNamespace(perf_counter=lambda: transport.now)
+    clock = SimpleNamespace(perf_counter=lambda: transport.now, sleep=transport.sleep)
     monkeypatch.setattr(reactor_module, "time", clock)
     return transport
 
@@ -351,6 +354,71 @@ def test_closing_fails_what_is_under_way_and_closes_the_transport_last(
     reactor.close()
     assert ends.all == ["WRITE with o.e1.0: the agent closes"]
     assert transport.log[-1] == "close" and "remove o.e1.0" in transport.log
+
+
+@dataclass
+class Device:
+    """Stands for a GPU: what it was given has run once `is_idle`."""
+
+    is_idle: bool = False
+    num_asked: int = 0
+
+    def begin_settling(self) -> Callable[[], bool]:
+        self.num_asked += 1
+        return lambda: self.is_idle
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def gpu_reactor(transport: ScriptedTransport, device: Device) -> TransferReactor:
+    reactor = TransferReactor("p", transport, 8, TIMEOUT_S, device.begin_settling)
+    for peer in (D0, OTHER):
+        assert reactor.connect(peer, peer.agent_name.encode(), GRID)
+    return reactor
+
+
+def test_on_a_gpu_a_transfer_fails_only_once_its_copies_have_run(
+    gpu_reactor: TransferReactor, transport: ScriptedTransport, device: Device
+) -> None:
+    late, refused, other = Ends(), Ends(), Ends()
+    gpu_reactor.post(order(late))
+    gpu_reactor.post(order(other, OTHER))
+    transport.now += 2 * TIMEOUT_S
+    transport.handles[1].done = True
+    gpu_reactor.poll()
+    transport.refuses = {"post o.e1.0"}
+    gpu_reactor.post(order(refused, OTHER))  # the library may have begun with it
+    assert other.all == ["done"] and not late.all and not refused.all
+    assert {"remove d.e1.0", "remove o.e1.0"} < {*transport.log}
+    assert gpu_reactor.num_transfers == device.num_asked == 2
+    device.is_idle = True
+    gpu_reactor.poll()
+    assert late.all == ["WRITE with d.e1.0: a transfer took more than 2.0 s"]
+    assert refused.all == ["refused: post o.e1.0"]
+    assert not gpu_reactor.num_transfers
+
+
+def test_on_a_gpu_nothing_is_waited_for_where_nothing_was_under_way(
+    gpu_reactor: TransferReactor, device: Device
+) -> None:
+    gpu_reactor.drop_peer("d", "told to")
+    assert device.num_asked == 0 and not gpu_reactor.num_transfers
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_closing_reactor_waits_for_the_gpu_with_a_limit_before_its_transport_ends(
+    is_idle: bool, gpu_reactor: TransferReactor, transport: ScriptedTransport, device: Device
+) -> None:
+    ends = Ends()
+    gpu_reactor.post(order(ends))
+    device.is_idle = is_idle
+    gpu_reactor.close()
+    assert ends.all == ["WRITE with d.e1.0: the agent closes"] * is_idle
+    assert transport.log[-1] == "close"
 
 
 # ---- messages ---------------------------------------------------------------------------------
