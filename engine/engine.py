@@ -15,6 +15,7 @@ from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus, che
 from tandem.engine.schedule.step_cost import StepCost, longest_step_s
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
 from tandem.engine.step.outcome import (
+    DeviceLostError,
     NotFiniteError,
     count_step,
     count_token,
@@ -54,7 +55,8 @@ class Engine:
     whose result is discarded. Any method may be called between `launch` and `collect`.
 
     When a step raises, its chunks are computed again one by one, so that only a sequence that fails
-    alone ends. A sequence whose logits are not finite fails alone at once.
+    alone ends. A sequence whose logits are not finite fails alone at once. DeviceLostError is
+    raised: nothing can be computed again.
 
     `on_layers` is called within a step with the progress of prompts that have `num_layer_groups`.
     """
@@ -115,6 +117,8 @@ class Engine:
         except NotFiniteError as error:
             tokens = error.tokens
             outputs = fail_undrawn(scheduler, chunks, tokens)  # first: their K/V is not published
+        except DeviceLostError:
+            raise
         except Exception as error:
             return self._recover(launched, error)
         scheduler.collected(chunks)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.step.layer_stream import LayersListener
+from tandem.engine.step.outcome import DeviceLostError
 from tandem.runtime.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ class EngineLoop:
     `on_outputs` is called on the asyncio thread, once per step that has outputs. The engine's
     invariants are checked when it has been idle for a while; a violation is logged, and if `strict`
     also raised by `stop`.
+
+    When the engine's device is lost, every sequence fails, and `on_device_lost` is called on the
+    asyncio thread after their outputs.
     """
 
     def __init__(
@@ -57,11 +61,13 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[list[SequenceOutput]], None],
         *,
+        on_device_lost: Callable[[DeviceLostError], None] | None = None,
         strict: bool = False,
         idle_check_after_s: float = IDLE_CHECK_AFTER_S,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
+        self._on_device_lost = on_device_lost
         self._strict = strict
         self._idle_check_after_s = idle_check_after_s
         self._violation: AssertionError | None = None
@@ -160,6 +166,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         engine = self._engine
+        lost: DeviceLostError | None = None
         try:
             engine.launch()
             if engine.overlap:
@@ -167,8 +174,11 @@ class EngineLoop:
             outputs = engine.collect()
         except Exception as error:
             outputs = engine.fail_all(error)
+            lost = error if isinstance(error, DeviceLostError) else None
         self._num_steps += 1
         self._hand_over(outputs)
+        if lost is not None and self._on_device_lost is not None:
+            self._to_asyncio(self._on_device_lost, lost)
         if not engine.overlap:
             self._taken.wait(HAND_OVER_S)
 

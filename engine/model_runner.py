@@ -32,6 +32,7 @@ from tandem.engine.step.batch import (
     started_blocks,
 )
 from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
+from tandem.engine.step.device_loss import noticing_device_loss
 from tandem.engine.step.launched import LaunchedStep, start_timing
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import HostTokens, Sampler, SamplingPlan
@@ -165,9 +166,9 @@ class ModelRunner:
         A sequence's block table must cover positions [0, end), and it must have a batch row;
         sequences may change as soon as this returns. `on_layers` is called for each of
         `boundaries`, in order, before it returns. On a CPU the step is done by then. When it
-        raises, nothing of the step is under way.
+        raises, nothing of the step is under way. Raises DeviceLostError when no other step can run.
         """
-        with self._on_stream():
+        with noticing_device_loss(self._device), self._on_stream():
             try:
                 return self._launch(chunks, on_layers, boundaries)
             except BaseException:
@@ -189,7 +190,7 @@ class ModelRunner:
         self, chunks: list[Chunk], on_layers: OnLayers | None, boundaries: Collection[int]
     ) -> LaunchedStep:
         if not chunks:
-            return LaunchedStep(start_timing(self._device), None)
+            return LaunchedStep(self._device, start_timing(self._device), None)
         step = pack_step(chunks)
         changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
         plan = self._sampler.plan(step.sampled)
@@ -206,7 +207,7 @@ class ModelRunner:
                 announce = partial(_announce_layers, on_layers, self._device)
             sampled = self._compute(step, plan, announce, boundaries)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
-        return LaunchedStep(timing, on_host)
+        return LaunchedStep(self._device, timing, on_host)
 
     def _compute(
         self,

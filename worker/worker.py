@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.step.outcome import DeviceLostError
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
@@ -49,6 +51,9 @@ LOAD_INTERVAL_S = 0.25  # between load reports, unless prompts come or go
 MIN_LOAD_INTERVAL_S = 0.02
 # A change of roles waits this long for work in hand; then other workers go on with it.
 HANDOVER_S = 0.5
+
+EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
+_LEAVE_S = 1.0
 
 Details = dict[str, str | int | float | bool]
 
@@ -120,7 +125,7 @@ class Worker:
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
-        self.loop = EngineLoop(self.engine, self._on_outputs)
+        self.loop = EngineLoop(self.engine, self._on_outputs, on_device_lost=self._on_device_lost)
         self.node = node = Node(
             runtime,
             component=role,
@@ -152,6 +157,7 @@ class Worker:
         self._active: dict[RoleName, str] = {}  # |-> the key of its registration
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._changing = asyncio.Lock()
+        self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -256,6 +262,19 @@ class Worker:
             raise InvalidRequestError(f"role: {error}", param="role") from error
         await self.change_role(change.role)
         answer.send(encode(await self._worker_status()))
+
+    def _on_device_lost(self, error: DeviceLostError) -> None:
+        if self._leaving is None:
+            logger.critical("%s; the process ends", error.message)
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Leave discovery, and end the process: a new one can use the device again."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LEAVE_S):
+                await self.node.withdraw()
+        logging.shutdown()
+        os._exit(EXIT_DEVICE_LOST)
 
     # ---- status -------------------------------------------------------------------------------
 

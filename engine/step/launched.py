@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.engine.step.device_loss import noticing_device_loss
 from tandem.engine.step.sampler import HostTokens, SampledToken
 
 
@@ -59,8 +60,9 @@ def start_timing(device: torch.device) -> Timing:
 class LaunchedStep:
     """The engine's Step. `seconds`, on the device, is valid once `tokens` has returned."""
 
-    def __init__(self, timing: Timing, on_host: HostTokens | None) -> None:
+    def __init__(self, device: torch.device, timing: Timing, on_host: HostTokens | None) -> None:
         timing.stop()
+        self._device = device
         self._timing = timing
         self._on_host = on_host
         self.seconds = 0.0
@@ -69,7 +71,8 @@ class LaunchedStep:
         """Return one token per chunk that samples, in the order of the chunks.
 
         Blocks until they are on the host and all K/V of the step is in the pool. Raises
-        NotFiniteError when a sequence's logits are not finite.
+        NotFiniteError when a sequence's logits are not finite, and DeviceLostError.
         """
-        self.seconds = self._timing.wait()
-        return [] if self._on_host is None else self._on_host.read()
+        with noticing_device_loss(self._device):
+            self.seconds = self._timing.wait()
+            return [] if self._on_host is None else self._on_host.read()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
-from tandem.runtime.errors import InternalError, TandemError
+from tandem.runtime.errors import InternalError, TandemError, UnavailableError
 
 if TYPE_CHECKING:
     from tandem.engine.step.sampler import SampledToken
@@ -21,6 +21,10 @@ class NotFiniteError(InternalError):
     def __init__(self, message: str, tokens: "list[SampledToken | None]") -> None:
         super().__init__(message)
         self.tokens = tokens
+
+
+class DeviceLostError(UnavailableError):
+    """The device answers this process no more; only a new process can use it."""
 
 
 def still_running(chunks: list[Chunk]) -> list[Sequence]:

@@ -6,15 +6,18 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tandem.worker.worker import EXIT_DEVICE_LOST
 from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = 1500  # prompt tokens: long enough to be caught in the act
 NOTICE_S = 3.0
+LOSING_WORKER = Path(__file__).with_name("losing_worker.py")
 SLACK_S = 3.0  # a loaded machine
 
 
@@ -216,6 +219,34 @@ async def test_the_answers_of_the_only_decode_worker_go_on_at_the_one_that_repla
     assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
     await cluster.ready(1, 1)
     await remote_works(cluster)
+
+
+@pytest.mark.slow
+async def test_a_decode_worker_that_loses_its_device_ends_and_its_answers_go_on_elsewhere(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    options = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.9, "seed": 5}
+    undisturbed = [await cluster.complete([5, last], **options) for last in range(10, 16)]
+    entry = (str(LOSING_WORKER), str(tmp_path))
+    await cluster.start("losing", "decode", entry=entry)
+    await cluster.registered("losing")
+    asking = [asyncio.create_task(cluster.complete([5, last], **options)) for last in range(10, 16)]
+
+    async def has_computed() -> bool:
+        return (tmp_path / "computed").exists()
+
+    await until(has_computed)
+    (tmp_path / "lost").touch()
+    answers = await asyncio.gather(*asking)
+    assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
+
+    async def has_ended() -> bool:
+        return cluster.children["losing"].exit_code is not None
+
+    await until(has_ended)
+    assert cluster.children["losing"].exit_code == EXIT_DEVICE_LOST
+    await cluster.end("losing")
+    await cluster.ready(1, 1)
 
 
 async def test_no_block_is_lost_in_all_of_this(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress
+from tandem.engine.step.outcome import DeviceLostError
 from tandem.runtime.errors import InternalError, NotFoundError, UnavailableError
 
 
@@ -74,6 +75,37 @@ async def test_outputs_of_one_step_come_together_on_the_asyncio_thread(
         assert {name: outputs.text(name) for name in expected} == expected
         assert outputs.threads == {threading.get_ident()}
         assert loop.progress[0] >= 6
+
+
+@pytest.mark.parametrize("field", ["fail_with", "fail_later_with"])
+async def test_a_lost_device_fails_every_sequence_at_once_as_unavailable_and_is_announced_after(
+    fake: SimpleNamespace, field: str
+) -> None:
+    """The frontend tries another worker after this error, and computing again would only fail."""
+    harness = fake.make_harness()
+    losses: list[DeviceLostError] = []
+    outputs = Outputs()
+    ended_before_loss: set[str] = set()
+
+    def on_device_lost(error: DeviceLostError) -> None:
+        ended_before_loss.update(outputs.finished())
+        losses.append(error)
+
+    loop = EngineLoop(harness.engine, outputs, on_device_lost=on_device_lost, strict=True)
+    await loop.start()
+    setattr(harness.runner, field, DeviceLostError("cuda:0 is lost"))
+
+    def add_all(engine: Engine) -> None:
+        for i in range(4):
+            engine.add(fake.make_seq(f"r{i}", [i, 2, 3], 6))
+
+    loop.post(add_all)
+    await outputs.until(lambda: len(outputs.finished()) == 4)
+    await loop.stop()
+    assert len(losses) == 1 and len(ended_before_loss) == 4
+    for output in outputs.batches[0]:
+        assert isinstance(output.error, UnavailableError) and not output.token_ids
+    harness.assert_all_free()
 
 
 async def test_news_of_layers_comes_on_the_asyncio_thread_before_its_steps_outputs(

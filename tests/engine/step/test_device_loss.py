@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from tandem.engine.step.device_loss import noticing_device_loss
+from tandem.engine.step.launched import HostTiming, LaunchedStep
+from tandem.engine.step.outcome import DeviceLostError
+
+STICKY = "CUDA error: an illegal memory access was encountered"
+GPU = torch.device("cuda", 0)
+
+
+class FailingTokens:
+    def read(self) -> None:
+        raise RuntimeError(STICKY)
+
+
+@pytest.fixture(params=[False, True], ids=["passing", "sticky"])
+def is_sticky(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Stands for a GPU that fails a wait after a sticky error, and no other."""
+
+    def synchronize(device: torch.device) -> None:
+        assert device == GPU
+        if request.param:
+            raise RuntimeError(STICKY)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    return bool(request.param)
+
+
+def test_a_gpu_is_lost_when_a_wait_after_the_error_fails_too(is_sticky: bool) -> None:
+    expected = DeviceLostError if is_sticky else RuntimeError
+    with pytest.raises(expected) as raised, noticing_device_loss(GPU):
+        raise RuntimeError(STICKY)
+    assert str(raised.value) == (f"cuda:0 is lost: {STICKY}" if is_sticky else STICKY)
+
+
+def test_a_step_whose_tokens_do_not_come_loses_the_device(is_sticky: bool) -> None:
+    step = LaunchedStep(GPU, HostTiming(), FailingTokens())  # type: ignore[arg-type]
+    with pytest.raises(DeviceLostError if is_sticky else RuntimeError):
+        step.tokens()
+
+
+def test_an_error_on_a_cpu_is_only_that_error(is_sticky: bool) -> None:
+    with pytest.raises(RuntimeError, match="illegal"), noticing_device_loss(torch.device("cpu")):
+        raise RuntimeError(STICKY)
