@@ -113,6 +113,8 @@ class ModelRunner:
             )
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
             self._model = make_model(longest)
+            if device.type == "cuda":
+                self._profile(kernels, longest).warm_up()
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
             self._model = make_model(longest)
@@ -135,13 +137,17 @@ class ModelRunner:
         config, model_config = self.config, self.model_config
         assert config.block_size is not None
         memory = CudaMemory(self._device)
-        profile = StepProfile(
-            config, model_config, self._model, kernels.sample, longest, self._device
-        )
+        profile = self._profile(kernels, longest)
         reserve = profile.reserve(memory)
+        profile.warm_up()
         del profile
         budget = kv_budget_bytes(config, memory, reserve)
         return num_blocks_within(budget, model_config, config.block_size, memory_of(self._device))
+
+    def _profile(self, kernels: Kernels, longest: int) -> StepProfile:
+        return StepProfile(
+            self.config, self.model_config, self._model, kernels.sample, longest, self._device
+        )
 
     @torch.inference_mode()
     def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:

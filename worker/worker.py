@@ -42,6 +42,7 @@ from tandem.runtime.tasks import keep_running
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
+from tandem.worker.kernel_builds import KernelBuilds
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class Worker:
         self._active: dict[RoleName, str] = {}  # |-> the key of its registration
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._changing = asyncio.Lock()
+        self._kernel_builds = KernelBuilds()
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -182,6 +184,8 @@ class Worker:
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
+        if self.group.pool.memory == "VRAM":
+            self._kernel_builds.count()
         node.server.register("status", self._status)
         node.server.register("change_role", self._change_role)
         for name in role_names(self._initial_role):
