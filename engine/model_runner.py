@@ -15,6 +15,7 @@ from tandem.engine.memory.kv_cache import (
     KvCache,
     choose_max_model_len,
     memory_of,
+    most_useful_blocks,
     num_blocks_within,
 )
 from tandem.engine.memory.profile import StepProfile
@@ -142,7 +143,11 @@ class ModelRunner:
         profile.warm_up()
         del profile
         budget = kv_budget_bytes(config, memory, reserve)
-        return num_blocks_within(budget, model_config, config.block_size, memory_of(self._device))
+        memory_kind = memory_of(self._device)
+        return min(
+            num_blocks_within(budget, model_config, config.block_size, memory_kind),
+            most_useful_blocks(config, model_config, config.block_size, longest),
+        )
 
     def _profile(self, kernels: Kernels, longest: int) -> StepProfile:
         return StepProfile(
