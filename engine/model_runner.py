@@ -15,6 +15,7 @@ from tandem.engine.memory.kv_cache import (
     KvCache,
     choose_max_model_len,
     memory_of,
+    most_useful_blocks,
     num_blocks_within,
 )
 from tandem.engine.memory.profile import StepProfile
@@ -113,6 +114,8 @@ class ModelRunner:
             )
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
             self._model = make_model(longest)
+            if device.type == "cuda":
+                self._profile(kernels, longest).warm_up()
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
             self._model = make_model(longest)
@@ -135,13 +138,21 @@ class ModelRunner:
         config, model_config = self.config, self.model_config
         assert config.block_size is not None
         memory = CudaMemory(self._device)
-        profile = StepProfile(
-            config, model_config, self._model, kernels.sample, longest, self._device
-        )
+        profile = self._profile(kernels, longest)
         reserve = profile.reserve(memory)
+        profile.warm_up()
         del profile
         budget = kv_budget_bytes(config, memory, reserve)
-        return num_blocks_within(budget, model_config, config.block_size, memory_of(self._device))
+        memory_kind = memory_of(self._device)
+        return min(
+            num_blocks_within(budget, model_config, config.block_size, memory_kind),
+            most_useful_blocks(config, model_config, config.block_size, longest),
+        )
+
+    def _profile(self, kernels: Kernels, longest: int) -> StepProfile:
+        return StepProfile(
+            self.config, self.model_config, self._model, kernels.sample, longest, self._device
+        )
 
     @torch.inference_mode()
     def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:

@@ -13,6 +13,7 @@ from tandem.frontend.metrics import FrontendMetrics, Histogram
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges
 from tandem.sdk.worker.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
+from tandem.worker.kernel_builds import KernelBuilds
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -20,6 +21,7 @@ PAGE = ROOT / "docs" / "metrics.md"
 MAKERS = {
     "decode/metrics.py",
     "prefill/metrics.py",
+    "worker/kernel_builds.py",
     "frontend/metrics.py",
     "runtime/metrics.py",
     "sdk/worker/endpoint_metrics.py",
@@ -45,7 +47,7 @@ def made() -> frozenset[Metric]:
     Not off the process's registry: other tests put metrics of their own there.
     """
     engine = EngineGauges(dict.fromkeys(ENGINE_LABELS, ""))
-    owners = (FrontendMetrics(), DecodeMetrics("m"), PrefillMetrics("m"), engine)
+    owners = (FrontendMetrics(), DecodeMetrics("m"), PrefillMetrics("m"), KernelBuilds(), engine)
     return frozenset(
         _describe(each)
         for owner in owners

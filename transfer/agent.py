@@ -25,6 +25,7 @@ from tandem.runtime.messages import RankMetadata
 from tandem.transfer.backends import open_transport
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.cuda_context import ensure_cuda_context
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
 from tandem.transfer.transport import BlockGrid, KvMemory, Operation, Parts
@@ -265,7 +266,8 @@ class TransferAgent:
     def _open(self) -> TransferReactor:
         _set_timer_slack()
         if self._kv.memory == "VRAM":
-            torch.cuda.set_device(self._kv.device_id)  # per thread; the library needs a context
+            torch.cuda.set_device(self._kv.device_id)  # per thread; kernels launch on the current
+            ensure_cuda_context(self._kv.device_id)
         transport = open_transport(self._config.backend, self._name)
         grid = _grid_of(self._kv)
         transport.register(grid)

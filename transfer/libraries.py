@@ -5,6 +5,7 @@ second UCX replace those of the first, which from then on keeps stale registrati
 without a registration cache, and can end in a segmentation fault (see `ucx/port.py`).
 """
 
+import ctypes
 import logging
 import os
 import sys
@@ -24,7 +25,8 @@ _PACKAGES: dict[Library, tuple[str, ...]] = {
     "NIXL": ("nixl_cu13", "nixl_cu12", "nixl"),
     "ucxx": ("ucxx",),
 }
-# UCX reads these when it is loaded; a value that is set already stays.
+# UCX reads these when it is loaded; a value that is set already stays. Only for machines with a GPU:
+# elsewhere UCX warns of variables that it has no use for.
 _UCX_DEFAULTS = {
     # The cache keeps a peer's pool mapped until this process ends: the memory of a peer that died
     # stays taken, and the one that replaces it finds the GPU full.
@@ -45,9 +47,19 @@ def loading(library: Library) -> Iterator[None]:
                     f"{library} cannot be loaded: this process has loaded {other}, and each brings "
                     "a UCX of its own; use them in separate processes"
                 )
-        for variable, value in _UCX_DEFAULTS.items():
-            os.environ.setdefault(variable, value)
+        if has_cuda_driver():
+            for variable, value in _UCX_DEFAULTS.items():
+                os.environ.setdefault(variable, value)
         yield
+
+
+def has_cuda_driver() -> bool:
+    """Return True on a machine with a driver for NVIDIA's GPUs."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def translated(doing: str, call: Callable[[], T]) -> T:

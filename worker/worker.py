@@ -43,6 +43,7 @@ from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
+from tandem.worker.kernel_builds import KernelBuilds
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -159,6 +160,7 @@ class Worker:
         self._active: dict[RoleName, str] = {}  # |-> the key of its registration
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._changing = asyncio.Lock()
+        self._kernel_builds = KernelBuilds()
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -184,6 +186,8 @@ class Worker:
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
+        if self.group.pool.memory == "VRAM":
+            self._kernel_builds.count()
         node.server.register("status", self._status)
         node.server.register("change_role", self._change_role)
         for name in role_names(self._initial_role):

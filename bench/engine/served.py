@@ -59,7 +59,7 @@ class PolicyStack:
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Yield the figures of the rounds so far after each of them, so that none is lost."""
-    _add_binaries_to_path()
+    add_binaries_to_path()
     loads = loads_for(setting)
     with work_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         resources = contextlib.AsyncExitStack()
@@ -115,7 +115,7 @@ def _figures(load: ClosedLoop, policy: str, summaries: Sequence[Summary]) -> Ite
     yield Figure(f"{name}_output_tokens", f"output tokens, {where}", "1/s", samples, notes=(note,))
 
 
-def _add_binaries_to_path() -> None:
+def add_binaries_to_path() -> None:
     """Add the programs of packages that lie on the module path alone, such as nats-server."""
     folders = [str(Path(entry) / "bin") for entry in sys.path if (Path(entry) / "bin").is_dir()]
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from tandem.runtime.messages import TransferMetadata
 # Our agents hand on whatever is not the transfer room's own.
 PING = b"PINGPING"  # answered on the event loop
 LOOP_PING = b"LOOPPING"  # answered by the agent's poll loop
+VERIFY = b"VERIFY"  # with block ids: answered with their checksums, computed at once
 ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the pool is there
 
 
@@ -154,11 +155,20 @@ class _FarEnd:
         self._answering = contextlib.ExitStack()
 
     def on_message(self, message: bytes) -> None:
-        """Send a ping back."""
+        """Send a ping back, or checksums."""
         if message == PING:
-            task = asyncio.create_task(self._end.group.notify(self._near, PING))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._send(self._end.group.notify(self._near, PING))
+        elif message.startswith(VERIFY):
+            self._send(self._verify(msgspec.json.decode(message[len(VERIFY) :], type=list[int])))
+
+    def _send(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _verify(self, blocks: list[int]) -> None:
+        checksums = msgspec.json.encode(await whole_checksums(self._end, blocks))
+        await self._end.group.notify(self._near, VERIFY + checksums)
 
     async def do(self, command: Command) -> Answer:
         started_at, cpu_s = time.perf_counter(), _cpu_s()

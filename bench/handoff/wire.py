@@ -7,10 +7,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tandem.bench.handoff.end import DEADLINE_S, End, PoolShape
 from tandem.bench.handoff.peer import (
     LOOP_PING,
     PING,
+    VERIFY,
     Answering,
     Checksums,
     Expect,
@@ -41,6 +44,7 @@ class Wire:
     peer: Peer
     link: Link
     pings: "asyncio.Queue[float]" = field(default_factory=asyncio.Queue)  # when each came back
+    verified: "asyncio.Queue[list[int]]" = field(default_factory=asyncio.Queue)
 
     @contextlib.asynccontextmanager
     async def expecting(self) -> AsyncIterator[None]:
@@ -53,12 +57,24 @@ class Wire:
             await self.peer.ask(Expect(-1))
             self.end.group.expect(-1)
 
-    async def write(self, pairs: Pairs, *, checked: bool) -> None:
+    async def write(self, pairs: Pairs, *, checked: bool, notice: bytes = HELLO) -> None:
         """Write whole blocks by our agents."""
         layers = range(self.end.group.layout.num_layers)
         (ranks,) = self.link.rank_pairs
-        order = WriteOrder(ranks, layers, pairs, lambda _: HELLO, checked=checked)
+        order = WriteOrder(ranks, layers, pairs, lambda _: notice, checked=checked)
         await self.end.group.write(self.link, order)
+
+    async def read(self, pairs: Pairs) -> None:
+        """READ whole blocks by our agents, with their checksums."""
+        (ranks,) = self.link.rank_pairs
+        await self.end.group.read(self.link, ranks, pairs)
+
+    async def write_and_verify(self, blocks: list[int]) -> list[int]:
+        """Write blocks, and return their checksums as the far end sees them on their notice."""
+        notice = VERIFY + msgspec.json.encode(blocks)
+        await self.write([(block, block) for block in blocks], checked=False, notice=notice)
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.verified.get()
 
 
 @contextlib.asynccontextmanager
@@ -67,10 +83,13 @@ async def wire(
 ) -> AsyncIterator[Wire]:
     """Yield two connected ends, the far one in a process of its own."""
     pings: asyncio.Queue[float] = asyncio.Queue()
+    verified: asyncio.Queue[list[int]] = asyncio.Queue()
 
     def on_message(message: bytes) -> None:
         if message == PING:
             pings.put_nowait(time.perf_counter())
+        elif message.startswith(VERIFY):
+            verified.put_nowait(msgspec.json.decode(message[len(VERIFY) :], type=list[int]))
 
     async with peer_process(shape, environment) as peer:
         end = End(shape, "near")
@@ -82,7 +101,7 @@ async def wire(
             link = await end.group.connect(hello.agents)
             assert end.bare is not None
             end.bare.connect(hello.bare)
-            yield Wire(end, peer, link, pings)
+            yield Wire(end, peer, link, pings, verified)
         finally:
             await end.close()
 

@@ -9,7 +9,7 @@ import pkgutil
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +17,14 @@ import msgspec
 
 from tandem.bench.report.console import print_figures, say
 from tandem.bench.report.document import document, utc_now, write_document
-from tandem.bench.report.figures import Figure, Rate, per_second
+from tandem.bench.report.figures import Figure, Rate, per_second, table
 from tandem.bench.report.options import option
 from tandem.bench.report.process import UnderLoad, gpu_state, run_bounded, watching_gpu
 from tandem.bench.report.setting import chip, gpu_id, gpu_name, is_cpu, setting_for
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MAX_REASON = 600  # characters
+MAX_LOG = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class SectionOptions:
     only: tuple[str, ...] = option((), "names of the sections to run")
     once: bool = option(False, "a quick look, or single launches for a profiler")
     section: str = option("", "a section to run in this process, as JSON lines")
+    budget: float | None = option(None, "seconds for all sections", least=1)
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Findings:
     failures: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     under_load: dict[str, UnderLoad] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)  # the ends of the sections' own
     has_failed: bool = False
 
 
@@ -91,29 +94,33 @@ def run_sections(
     if options.section:
         return _measure_here(program, options)
     started_at, before = utc_now(), gpu_state(gpu_id(options.device))
-    findings = _measure_sections(program, options, environment or {})
-    figures = judged(findings.figures, is_dry=is_cpu(options.device))
-    figures += judged(program.derive(figures), is_dry=is_cpu(options.device))
+    output = options.output or results_path(gpu_name(options.device), program.results)
+    findings, figures = Findings(), list[Figure]()
+    for _ in _measure_sections(program, options, environment or {}, findings):
+        figures = judged(findings.figures, is_dry=is_cpu(options.device))
+        figures += judged(program.derive(figures), is_dry=is_cpu(options.device))
+        failures = {each.name: each.failure for each in figures if each.failure}
+        # After every section: a run that is cut loses the section under way, and no other.
+        whole = document(
+            command=["python", "-m", program.module, *sys.argv[1:]],
+            settings=dataclasses.asdict(options),
+            started_at=started_at,
+            how=program.how,
+            figures=figures,
+            commit=options.commit,
+            is_dry=is_cpu(options.device),
+            chip=chip(options.device),
+            gpu_before=before,
+            gpu_after=gpu_state(gpu_id(options.device)),
+            gpu_under_load=findings.under_load,
+            section_seconds=findings.seconds,
+            section_logs=findings.logs,
+            ceilings_per_s=best_rates(findings.figures),
+            failures=findings.failures | failures,
+        )
+        write_document(output, whole)
     print_figures(figures, program.how)
     _print_run(options, findings)
-    output = options.output or results_path(gpu_name(options.device), program.results)
-    whole = document(
-        command=["python", "-m", program.module, *sys.argv[1:]],
-        settings=dataclasses.asdict(options),
-        started_at=started_at,
-        how=program.how,
-        figures=figures,
-        commit=options.commit,
-        is_dry=is_cpu(options.device),
-        chip=chip(options.device),
-        gpu_before=before,
-        gpu_after=gpu_state(gpu_id(options.device)),
-        gpu_under_load=findings.under_load,
-        section_seconds=findings.seconds,
-        ceilings_per_s=best_rates(findings.figures),
-        failures=findings.failures | {each.name: each.failure for each in figures if each.failure},
-    )
-    write_document(output, whole)
     print(output)
     return int(findings.has_failed)
 
@@ -147,19 +154,25 @@ def reason_of(error: Exception) -> str:
 
 
 def _measure_sections(
-    program: SectionProgram, options: SectionOptions, environment: Mapping[str, str]
-) -> Findings:
-    findings, deadline = Findings(), time.perf_counter() + program.budget_s
+    program: SectionProgram,
+    options: SectionOptions,
+    environment: Mapping[str, str],
+    findings: Findings,
+) -> Iterator[None]:
+    """Add the sections to `findings`; yield after each."""
+    deadline = time.perf_counter() + (options.budget or program.budget_s)
     for section in program.sections:
         if options.only and section.name not in options.only:
             continue
         started_at = time.perf_counter()
         load: list[UnderLoad] = []
         with watching_gpu(gpu_id(options.device), load):
-            found, failure = in_own_process(
+            found, failure, log = in_own_process(
                 program.module, section, options, deadline - started_at, environment
             )
         findings.figures += found
+        if log:
+            findings.logs[section.name] = log
         findings.seconds[section.name] = time.perf_counter() - started_at
         if load:
             findings.under_load[section.name] = load[0]
@@ -168,7 +181,9 @@ def _measure_sections(
         if not section.is_optional:
             findings.has_failed |= bool(failure) or any(each.failure for each in found)
         say(f"{section.name}: {findings.seconds[section.name]:.1f} s, {len(found)} figures")
-    return findings
+        if found or failure:
+            say("\n".join(filter(None, [table(found), failure])))
+        yield
 
 
 def in_own_process(
@@ -177,11 +192,11 @@ def in_own_process(
     options: SectionOptions,
     seconds_left: float,
     environment: Mapping[str, str],
-) -> tuple[list[Figure], str]:
-    """Return a section's figures up to its end, and the reason of an end before its time."""
+) -> tuple[list[Figure], str, str]:
+    """Return a section's figures up to its end, the reason of an early end, and its log's end."""
     timeout_s = min(section.timeout_s, seconds_left)
     if timeout_s <= 0:
-        return [], "no time was left"
+        return [], "no time was left", ""
     command = [sys.executable, "-m", module, "--device", options.device, "--section", section.name]
     command += ["--once"] if options.once else []
     # Triton reads it when it is imported.
@@ -192,11 +207,12 @@ def in_own_process(
     figures = (msgspec.json.decode(line, type=Figure) for line in lines)
     # A case is announced before it is measured.
     found = list({figure.name: figure for figure in figures}.values())
+    log = ended.errors.strip()[-MAX_LOG:]
     if ended.code is None:
-        return found, f"took more than {timeout_s:.0f} s"
+        return found, f"took more than {timeout_s:.0f} s", log
     if ended.code:
-        return found, f"exit {ended.code}: {ended.errors.strip()[-MAX_REASON:]}"
-    return found, ""
+        return found, f"exit {ended.code}: {log[-MAX_REASON:]}", log
+    return found, "", log
 
 
 def _measure_here(program: SectionProgram, options: SectionOptions) -> int:

@@ -20,9 +20,12 @@ MIB = 2**20
 # A tile of attention lies in one block of 64, so that the copy engine loads it in one piece.
 TOKENS_PER_BLOCK = {"DRAM": 16, "VRAM": 64}
 # For transfers to time themselves on: enough that the wire and not the posting is measured.
-SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 32 * MIB}
+SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 256 * MIB}
 # As many descriptors as a handoff of 4k tokens has; more would not change a measurement.
 MAX_SPARE_BLOCKS = 256
+# A pool of a small model would fill a GPU with blocks that no request can come to use.
+POOL_SEQUENCE_LENGTHS = 4  # longest sequences per batch row
+MAX_CACHE_ROWS = 2**31 - 1  # records of one token and head, which kernels count in 32 bits
 # A self-test needs a block to write and one that stays as it was.
 MIN_SPARE_BLOCKS = 2
 
@@ -88,6 +91,16 @@ def num_blocks_within(
     block = block_bytes(model, block_size)
     num_all = budget_bytes // block
     return max(0, num_all - num_spare_blocks(block, memory, num_all))
+
+
+def most_useful_blocks(
+    config: EngineConfig, model: ModelConfig, block_size: int, longest: int
+) -> int:
+    """Return the blocks beyond which a pool that is sized by free memory does not grow."""
+    num_tokens = POOL_SEQUENCE_LENGTHS * config.max_num_seqs * longest
+    rows_per_block = model.num_layers * 2 * model.num_kv_heads * block_size
+    num_addressable = MAX_CACHE_ROWS // rows_per_block - MAX_SPARE_BLOCKS
+    return min(num_blocks_of(num_tokens, block_size), num_addressable)
 
 
 def choose_max_model_len(

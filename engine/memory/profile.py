@@ -1,4 +1,4 @@
-"""The largest steps that a configuration allows, run once over zeros to measure their memory."""
+"""Steps run over zeros before the first request: for their memory, and to build their kernels."""
 
 from collections.abc import Callable
 
@@ -22,8 +22,14 @@ from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
 
-# Everything that a sequence may ask of sampling.
-_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, presence_penalty=1.0)
+# Everything that a sequence may ask of sampling; the other penalties need generated tokens.
+_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, repetition_penalty=1.1)
+# Requests that need other builds of the sampling kernels.
+_OTHER_PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.0, logprobs=1),
+)
 
 
 class StepProfile:
@@ -69,9 +75,25 @@ class StepProfile:
             graphs = decode_graph_bytes(batch_sizes(self._max_num_seqs), decode, row)
         return Reserve(step_bytes=max(mixed, decode), graph_bytes=graphs)
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run steps of many sizes and every kind of sampling: no later step builds a kernel.
+
+        The sizes between are for libraries that load kernels of theirs by size.
+        """
+        num_tokens = 1
+        while num_tokens < self._config.max_num_batched_tokens:
+            self._run([self._chunk(0, min(num_tokens, self._longest), _PARAMS)])
+            num_tokens *= 2
+        self.run_mixed()
+        for params in _OTHER_PARAMS:
+            self._run([self._chunk(0, 1, params)])
+
     def run_mixed(self) -> None:
         """Run a step full of tokens and of sequences: decodes, and prompts that end in it."""
-        chunks = self._mixed_chunks()
+        self._run(self._mixed_chunks())
+
+    def _run(self, chunks: list[Chunk]) -> None:
         step = pack_step(chunks)
         changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
         if changes is not None:
@@ -100,16 +122,16 @@ class StepProfile:
         for batch_row in range(self._max_num_seqs):
             num_others = self._max_num_seqs - batch_row - 1
             length = min(self._longest, num_left - num_others)
-            chunks.append(self._chunk(batch_row, length))
+            chunks.append(self._chunk(batch_row, length, _PARAMS))
             num_left -= length
         return chunks
 
-    def _chunk(self, batch_row: int, length: int) -> Chunk:
+    def _chunk(self, batch_row: int, length: int, params: SamplingParams) -> Chunk:
         seq = Sequence(
             f"profile {batch_row}",
             [0] * length,
             length,
-            _PARAMS,
+            params,
             StopConditions(max_tokens=1),
             block_table=[0] * num_blocks_of(length, self._block_size),
             batch_row=batch_row,

@@ -127,8 +127,11 @@ class AdjustedRows:
             drawn = table.drawn.index_select(0, owners)
             spares = _Spares(rows, places, drawn)
             token_ids, times, lengths = spares.counted(token_ids, times, lengths, spare_of)
-        by_row = penalties.view(torch.float64).view(-1, 3).t().to(torch.float32)
-        repetition, frequency, presence = by_row.contiguous().unbind(0)
+        by_row = penalties.view(torch.float64).view(-1, 3).t()
+        num_rows = len(starts)
+        aligned = torch.empty(3, num_rows + -num_rows % 4, device=table.device)  # to 16 bytes
+        aligned[:, :num_rows] = by_row
+        repetition, frequency, presence = aligned[:, :num_rows].unbind(0)
         return TokenAdjustments(
             starts=starts,
             lengths=lengths,

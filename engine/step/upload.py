@@ -25,8 +25,6 @@ def upload(
 ) -> list[torch.Tensor]:
     """Copy sections to `device` at once, as int64 tensors; one of floats holds float64 bits."""
     lengths = [len(section) for section in sections]
-    if device.type != "cuda":
-        return list(on_host(sections, device).split_with_sizes(lengths))
     even = in_pairs(sections)
     flat = on_host(even, device).to(device, non_blocking=True)
     parts = flat.split_with_sizes([len(section) // VALUE_BYTES for section in even])

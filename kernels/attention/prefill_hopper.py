@@ -91,7 +91,8 @@ def prefill_attention_hopper(
     prefill_hopper_kernel[(min(num_programs, num_items),)](
         _boxes(q, [num_tokens, q_width], q.stride(0), ROWS.value),
         _boxes(kv_cache, [num_records, head_dim], head_dim, min(block_size, TILE_TOKENS.value)),
-        (block_tables, cu_seqlens_q, context_lens, block_tables.stride(0)),
+        (block_tables, cu_seqlens_q, context_lens),
+        block_tables.stride(0),
         num_seqs,
         num_tiles - 1,
         num_items,

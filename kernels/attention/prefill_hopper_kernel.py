@@ -26,11 +26,14 @@ GRANULE = gl.constexpr(8)  # rows after which the 128-byte swizzle repeats
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "last_tile", "num_items", "num_records"])  # type: ignore[untyped-decorator]
+@gluon.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["table_stride", "num_seqs", "last_tile", "num_items", "num_records"]
+)
 def prefill_hopper_kernel(  # type: ignore[no-untyped-def]
     q,  # boxes [ROWS, 64] of [num_tokens, num_heads * head_dim]
     records,  # boxes [min(block_size, TILE_TOKENS), 64] of [num_records, head_dim]
-    batch,  # block_tables [num_seqs, max_blocks], cu_seqlens_q, context_lens, stride of a table
+    batch,  # block_tables [num_seqs, max_blocks], cu_seqlens_q, context_lens
+    table_stride,  # of a sequence's table; not in a tuple, where it would be specialized
     num_seqs,
     last_tile,
     num_items,
@@ -57,7 +60,7 @@ def prefill_hopper_kernel(  # type: ignore[no-untyped-def]
     landed = _barriers(1, 1)  # values of which the producer has yet to clear some
     turns = _barriers(2, 1)  # a consumer's turn to issue products
     signals = (q_full, q_free, k_full, k_free, v_full, v_free, landed, turns)
-    work = (batch, num_seqs, last_tile, num_heads)
+    work = (batch, table_stride, num_seqs, last_tile, num_heads)
     pool = (records, num_records, strides[1])
     gl.warp_specialize(
         [
@@ -82,8 +85,8 @@ def _barriers(count: gl.constexpr, arrivals: gl.constexpr):  # type: ignore[no-u
 def _find_item(round, work):  # type: ignore[no-untyped-def]
     # My item of a round. The last tiles of a sequence, its heaviest, come first; every second
     # round runs the other way, so that no program always gets the heavier items.
-    batch, num_seqs, last_tile, num_heads = work
-    block_tables, cu_seqlens_q, context_lens, table_stride = batch
+    batch, table_stride, num_seqs, last_tile, num_heads = work
+    block_tables, cu_seqlens_q, context_lens = batch
     my_place = gl.program_id(0)
     if round % 2 == 1:
         my_place = gl.num_programs(0) - 1 - my_place

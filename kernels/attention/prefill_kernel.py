@@ -42,7 +42,7 @@ def _is_after(last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # type: igno
     return (octets[None, :, None] > rests[:, None, :]).reshape(BLOCK_M, BLOCK_N)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_seqs", "num_tiles", "tables_stride_seq"])  # type: ignore[untyped-decorator]
 def prefill_kernel(  # type: ignore[no-untyped-def]
     q,  # [num_tokens, num_heads, head_dim]
     source,  # [num_rows, head_dim] rows of the cache, or a descriptor of them

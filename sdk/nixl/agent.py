@@ -29,6 +29,7 @@ from tandem.sdk.nixl.handles import (
 )
 from tandem.sdk.nixl.memory import check_memory
 from tandem.sdk.nixl.pieces import Regions, check_pairs, picked, pieces_of
+from tandem.transfer.cuda_context import ensure_cuda_context
 from tandem.transfer.libraries import quietly, translated
 from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.nixl import load_api
@@ -57,6 +58,7 @@ class nixl_agent:
         if missing := sorted(set(config.backends) - set(self._library.backends)):
             raise TransferError(f"NIXL has no backend {', '.join(missing)} here")
         self._held = Held()
+        self._device_id: int | None = None  # of the first registered memory on a GPU
         self._messages: dict[str, list[bytes]] = {}
         self._turn = threading.RLock()  # the library has no lock of its own
         self._progress: threading.Thread | None = None
@@ -86,6 +88,8 @@ class nixl_agent:
         if not isinstance(descs, RegisteredMemory):
             descs = self.get_reg_descs(descs, mem_type)
         given = descs
+        if given.memory == "VRAM" and self._device_id is None:
+            self._device_id = given.regions[0][2]
         theirs = self._call("register", lambda it: it.register_memory(given.regions, given.memory))
         self._held.memory.append((descs, theirs))
         return descs
@@ -260,6 +264,8 @@ class nixl_agent:
             library = self._library
             if library is None:
                 raise TransferError(f"NIXL, {doing}: the agent {self.name} is closed")
+            if self._device_id is not None:
+                ensure_cuda_context(self._device_id)
             return translated(f"NIXL, {doing}", lambda: call(library))
 
     def _deregister(self, theirs: Any) -> None:

@@ -44,14 +44,19 @@ _RECORDS_THE_ENVIRONMENT = "import os; seen = {name: os.environ.get(name) for na
 
 
 @pytest.mark.parametrize(
-    ("given", "seen"),
+    ("given", "has_driver", "seen"),
     [
-        pytest.param({}, ["n", "on"], id="defaults"),
-        pytest.param({"UCX_CUDA_IPC_CACHE": "y"}, ["y", "on"], id="the user's value stays"),
+        pytest.param({}, True, ["n", "on"], id="defaults"),
+        pytest.param({"UCX_CUDA_IPC_CACHE": "y"}, True, ["y", "on"], id="the user's value stays"),
+        pytest.param({}, False, [None, None], id="no GPU, and UCX would warn of them"),
     ],
 )
 def test_ucx_finds_the_settings_for_gpu_memory_when_it_is_loaded(
-    given: dict[str, str], seen: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    given: dict[str, str],
+    has_driver: bool,
+    seen: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     package = tmp_path / "nixl_cu13"
     package.mkdir()
@@ -59,8 +64,10 @@ def test_ucx_finds_the_settings_for_gpu_memory_when_it_is_loaded(
     (package / "_api.py").write_text(_RECORDS_THE_ENVIRONMENT % (_SETTINGS,))
     for name in _SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    code = """
+    code = f"""
 import json
+from tandem.transfer import libraries
+libraries.has_cuda_driver = lambda: {has_driver}
 from tandem.transfer.nixl import load_api
 print(json.dumps(load_api().seen))
 """

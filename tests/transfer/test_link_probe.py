@@ -17,6 +17,7 @@ from tandem.transfer.link_probe import (
     likely_cause,
     measure,
 )
+from tandem.transfer.transport import Memory
 
 RATES = LinkRates(1e-4, 1e-6, 1e-10, 1e-10, 1e9, 0.5)
 
@@ -102,6 +103,19 @@ async def test_no_rate_is_negative_or_without_end_whatever_is_measured(
     assert rates.descriptor_s >= 0
     for rate in (rates.overhead_s, rates.s_per_byte, rates.read_s_per_byte, rates.wire_bytes_per_s):
         assert 0 < rate < float("inf")
+
+
+@pytest.mark.parametrize("memory", ["DRAM", "VRAM"])
+async def test_no_link_is_measured_to_be_faster_than_memory(
+    scripted: ScriptedLink, memory: Memory
+) -> None:
+    """On a GPU the wire takes less time than the host's jitter, and the difference may be none."""
+    scripted.s_per_byte = scripted.wire_s_per_byte = scripted.read_s_per_byte = 0.0
+    scripted.stalls = [1e-3] * (1 + NUM_SAMPLES)  # a block takes longer than all of them
+    rates = await measure(scripted, memory)
+    fastest = self_test.FASTEST_BYTES_PER_S[memory]
+    assert rates.s_per_byte >= 1 / fastest and rates.read_s_per_byte >= 1 / fastest
+    assert rates.wire_bytes_per_s <= fastest
 
 
 async def test_a_slow_start_does_not_make_what_follows_free(scripted: ScriptedLink) -> None:

@@ -17,7 +17,12 @@ from tandem.engine.memory.budget import (
     decode_graph_bytes,
     kv_budget_bytes,
 )
-from tandem.engine.memory.kv_cache import block_bytes, num_blocks_within, num_spare_blocks
+from tandem.engine.memory.kv_cache import (
+    block_bytes,
+    most_useful_blocks,
+    num_blocks_within,
+    num_spare_blocks,
+)
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.decoder import Model
@@ -138,6 +143,27 @@ def test_nothing_is_set_aside_for_graphs_that_are_off(folder: Path) -> None:
     profile, _ = make_profile(folder, cuda_graphs=False)
     reserve = profile.reserve(FakeMemory(peaks=[GIB, 2 * GIB]))
     assert reserve == Reserve(step_bytes=2 * GIB, graph_bytes=0)
+
+
+def test_a_pool_is_no_larger_than_its_sequences_can_use_and_kernels_can_address(
+    folder: Path,
+) -> None:
+    """A small model on a GPU would get millions of blocks, each with descriptors of its own."""
+    model = load_model_config(folder)
+    few, many = (EngineConfig(model=str(folder), max_num_seqs=num) for num in (4, 2**30))
+    assert most_useful_blocks(few, model, 16, LONGEST) == 4 * 4 * LONGEST / 16
+    num_blocks = most_useful_blocks(many, model, 16, LONGEST)
+    num_all = num_blocks + num_spare_blocks(1, "VRAM", num_blocks)
+    rows_per_block = model.num_layers * 2 * model.num_kv_heads * 16
+    assert 2**30 < num_all * rows_per_block < 2**31
+
+
+def test_the_spare_blocks_of_a_gpu_take_longer_to_move_than_the_host_s_jitter(
+    folder: Path,
+) -> None:
+    """An 8B model's block is 9.4 MB, and 50 GB/s is a slow link between GPUs."""
+    size = 36 * 2 * 8 * 64 * 128 * 2
+    assert num_spare_blocks(size, "VRAM", 5000) * size / 50e9 > 0.004
 
 
 @pytest.mark.parametrize("memory", ["DRAM", "VRAM"])

@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import threading
 import time
 import uuid
 
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.runtime.errors import InvalidRequestError, ProtocolError, TransferError
+from tandem.sdk.nixl import agent as agent_module
 from tandem.sdk.nixl import memory as nixl_memory
 from tandem.sdk.nixl import nixl_agent, nixl_agent_config
 from tandem.sdk.nixl.descriptors import Pieces, pack, unpack
+from tandem.sdk.nixl.handles import RegisteredMemory
 from tandem.sdk.nixl.memory import check_memory
 
 rows = st.tuples(st.integers(1, 2**50), st.integers(1, 2**20), st.integers(0, 7))
@@ -171,3 +174,26 @@ def test_memory_that_was_given_back_is_out_of_reach() -> None:
         nixl_agent("other", nixl_agent_config(backends=["UCX", "NOSUCH"]))
     source.close()
     target.close()
+
+
+def test_every_thread_that_polls_memory_of_a_gpu_has_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """UCX crashes on a thread without one."""
+    bound: set[tuple[str, int]] = set()
+
+    def ensure(device_id: int) -> None:
+        bound.add((threading.current_thread().name, device_id))
+
+    monkeypatch.setattr(agent_module, "ensure_cuda_context", ensure)
+    name = f"bound-{uuid.uuid4()}"
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=True))
+    try:
+        with pytest.raises(TransferError):  # there is no GPU, or nothing at the address
+            agent.register_memory(RegisteredMemory("VRAM", [(4096, 64, 3, "")]))
+        until = time.perf_counter() + 10
+        while (f"nixl-{name}", 3) not in bound and time.perf_counter() < until:
+            time.sleep(0.001)
+    finally:
+        agent.close()
+    assert {(threading.current_thread().name, 3), (f"nixl-{name}", 3)} <= bound

@@ -1,0 +1,112 @@
+"""The bundled model's answers, which must not depend on graphs, overlap or a prompt's company."""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tandem.bench.report.figures import Figure, at_most
+from tandem.bench.report.setting import Setting
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence as EngineSequence
+from tandem.models.paths import BUNDLED_MODEL
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+Answers = list[list[int]]
+
+
+def graphs(setting: Setting) -> Iterator[Figure]:
+    """Compare eager steps with graphs, and with graphs that overlap."""
+    prompts = _prompts(setting.size(32, 3), setting.size(300, 20))
+    num_tokens = setting.size(200, 5)
+    eager = _generate(_engine(setting, cuda_graphs=False, overlap=False), prompts, num_tokens)
+    for name, options in {
+        "graphs": {"cuda_graphs": True, "overlap": False},
+        "graphs_and_overlap": {"cuda_graphs": True, "overlap": True},
+    }.items():
+        engine = _engine(setting, **options)
+        with _counting_builds(setting) as built:
+            answers = _generate(engine, prompts, num_tokens)
+        yield _different(name, f"answers by {name.replace('_', ' ')}", answers, eager)
+        label = "kernels built while serving"
+        samples = (float(len(built)),)
+        yield Figure(f"{name}_builds", label, "", samples, at_most(0.0), notes=tuple(built))
+        del engine
+
+
+def parity(setting: Setting) -> Iterator[Figure]:
+    """Compare prompts that are computed alone, in company, and in chunks."""
+    prompts = _prompts(setting.size(64, 3), setting.size(600, 40))
+    num_tokens = setting.size(256, 4)
+    engine = _engine(setting)
+    alone = [_generate(engine, [prompt], num_tokens)[0] for prompt in prompts]
+    together = _generate(engine, prompts, num_tokens)
+    # no target: the rate is what is asked
+    yield _different("parity_together", "answers in company", together, alone, is_judged=False)
+    del engine
+    chunked = _generate(_engine(setting, max_num_batched_tokens=64), prompts, num_tokens)
+    yield _different("parity_chunked", "answers in chunks of 64", chunked, alone, is_judged=False)
+
+
+def _engine(setting: Setting, **options: Any) -> Engine:
+    config = EngineConfig(
+        model=str(BUNDLED_MODEL),
+        device=str(setting.device),
+        num_blocks=setting.size(2048, 256),
+        enable_prefix_cache=False,
+        **options,
+    )
+    return Engine(config, ModelRunner(config))
+
+
+@contextlib.contextmanager
+def _counting_builds(setting: Setting) -> Iterator[list[str]]:
+    """Yield a list to which the body's builds of kernels add their names."""
+    built: list[str] = []
+    if setting.is_dry:  # there may be no Triton, and kernels in C
+        yield built
+        return
+    import triton
+
+    def on_build(*, fn: Any, **_: object) -> None:
+        built.append(fn.name)
+
+    triton.knobs.runtime.jit_post_compile_hook = on_build
+    try:
+        yield built
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+
+
+def _prompts(count: int, longest: int) -> Answers:
+    draw = random.Random(0)
+    return [
+        [draw.randrange(3, 1000) for _ in range(draw.randint(1, longest))] for _ in range(count)
+    ]
+
+
+def _generate(engine: Engine, prompts: Sequence[list[int]], num_tokens: int) -> Answers:
+    """Return the greedy answers; raise the error of a sequence that failed."""
+    answers: Answers = [[] for _ in prompts]
+    stop = StopConditions(max_tokens=num_tokens, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0)
+        engine.add(EngineSequence(str(index), list(prompt), len(prompt), params, stop))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            answers[int(output.request_id)] += output.token_ids
+    return answers
+
+
+def _different(
+    name: str, label: str, answers: Answers, expected: Answers, *, is_judged: bool = True
+) -> Figure:
+    num_different = sum(one != other for one, other in zip(answers, expected, strict=True))
+    target = at_most(0.0) if is_judged else None
+    label = f"{label} that differ, of {len(expected)}"
+    failure = "" if not (is_judged and num_different) else f"{num_different} answers differ"
+    return Figure(name, label, "", (float(num_different),), target, failure=failure)

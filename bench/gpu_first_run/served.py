@@ -1,0 +1,93 @@
+"""The whole stack over the bundled model: answers of a remote prefill equal those of one worker."""
+
+import asyncio
+import json
+import random
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+
+from tandem.bench.engine.model import work_folder
+from tandem.bench.engine.served import add_binaries_to_path
+from tandem.bench.report.figures import Figure, at_least, at_most
+from tandem.bench.report.setting import Setting
+from tandem.bench.stack.served_stack import served
+from tandem.models.paths import BUNDLED_MODEL
+
+NUM_AT_ONCE = 8
+REQUEST_TIMEOUT_S = 60
+FLAGS = ("--engine.num_blocks=4096", "--disagg.policy=always_remote")
+DRY_FLAGS = ("--engine.device=cpu", "--engine.num_blocks=256", "--disagg.policy=always_remote")
+
+
+def run(setting: Setting) -> Iterator[Figure]:
+    """Yield the differences, the share of remote prefills, and what the logs warn of."""
+    add_binaries_to_path()
+    draw = random.Random(0)
+    prompts = [
+        [draw.randrange(3, 1000) for _ in range(draw.randint(20, setting.size(1500, 90)))]
+        for _ in range(setting.size(64, 4))
+    ]
+    expected, _, _ = uvloop.run(_serve(setting, "aggregated", prompts))
+    answers, places, logs = uvloop.run(_serve(setting, "disagg-1p1d", prompts))
+    num_different = sum(one != other for one, other in zip(answers, expected, strict=True))
+    # near ties may part a few on a GPU: the section parity has their rate
+    limit = 0.1 * len(prompts)
+    failure = f"{num_different} answers differ" if num_different > limit else ""
+    samples = (float(num_different),)
+    label = f"answers that differ from one worker's, of {len(prompts)}"
+    yield Figure("served_different", label, "", samples, at_most(limit), failure=failure)
+    share = places.count("remote") / len(places)
+    yield Figure("served_remote", "share of remote prefills", "", (share,), at_least(0.9))
+    builds = re.findall(r"kernel \S+ was built while serving", logs)
+    yield Figure(
+        "served_builds",
+        "kernels built while serving",
+        "",
+        (float(len(builds)),),
+        at_most(0.0),
+        notes=tuple(sorted({*builds})),
+        failure=f"{len(builds)} kernels were built while serving" if builds else "",
+    )
+    warnings = [line for line in logs.splitlines() if re.search(r"\b(WARNING|ERROR)\b", line)]
+    notes = tuple(line[:300] for line in warnings[:10])
+    yield Figure(
+        "served_warnings", "warnings in the logs", "", (float(len(warnings)),), notes=notes
+    )
+
+
+async def _serve(
+    setting: Setting, topology: str, prompts: list[list[int]]
+) -> tuple[list[str], list[str], str]:
+    """Return the answers, the places of their prefills, and the logs of all processes."""
+    flags = DRY_FLAGS if setting.is_dry else FLAGS
+    with work_folder() as folder:
+        turns = asyncio.Semaphore(NUM_AT_ONCE)
+        async with served(BUNDLED_MODEL, topology, flags, folder) as stack:
+
+            async def ask(prompt: list[int]) -> tuple[str, str]:
+                async with turns:
+                    return await asyncio.to_thread(_ask, stack.url, prompt)
+
+            answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
+        logs = "\n".join(_text(path) for path in sorted(folder.rglob("*.log")))
+    texts, places = zip(*answers, strict=True)
+    return list(texts), list(places), logs
+
+
+def _ask(url: str, prompt: list[int]) -> tuple[str, str]:
+    body = {"model": BUNDLED_MODEL.name, "prompt": prompt, "max_tokens": 32, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body | {"ignore_eos": True}).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+        answer = json.load(response)
+        return answer["choices"][0]["text"], response.headers.get("x-tandem-prefill", "")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,40 @@
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tandem.bench.gpu_first_run.__main__ import PROGRAM, main
+from tandem.bench.gpu_first_run.smoke import measured
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_section_runs_on_a_cpu_and_finds_nothing_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    code = main(["--device", "cpu", "--budget", "560", "--output", str(path)])
+    whole = msgspec.json.decode(path.read_bytes())
+    assert whole["failures"] == {} and code == 0
+    assert set(whole["section_seconds"]) == {section.name for section in PROGRAM.sections}
+    figures = whole["figures"]
+    values = {name: each["value"] for name, each in figures.items() if each["samples"]}
+    for kernel in ("prefill", "decode", "kv_store", "norm", "sampling", "checksum"):
+        assert values[f"smoke_{kernel}"] < 1
+    assert values["graphs"] == values["graphs_and_overlap"] == values["parity_together"] == 0
+    assert values["unseen"] == values["late"] == values["served_different"] == 0
+    assert values["served_remote"] == 1 and values["served_builds"] == 0
+
+
+def test_a_budget_that_is_over_leaves_a_document_of_what_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    options = ["--device", "cpu", "--budget", "1", "--output", str(path), "--only", "env", "smoke"]
+    assert main(options) == 1
+    failures = msgspec.json.decode(path.read_bytes())["failures"]
+    assert failures.keys() >= {"smoke"} and "no time was left" in failures["smoke"]
+
+
+def test_a_kernel_with_one_wrong_shape_fails_and_names_it() -> None:
+    errors = [("fine", 0.1, 1.0), ("over", 3.0, 1.0), ("no number", math.nan, 1.0)]
+    found = measured(iter(errors))
+    assert found.failure == "2 of 3 shapes are wrong: over: 3 over 1; no number: nan over 1"
+    assert measured(iter(errors[:1])).failure == ""

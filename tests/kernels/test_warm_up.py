@@ -1,0 +1,170 @@
+"""No step of an engine builds a kernel after the warm-up; nor does a table of another width.
+
+Kernels are interpreted here. Their launches are given the keys by which Triton would look up their
+builds for an H100.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.kernel_set import load_kernels
+from tandem.engine.memory.profile import StepProfile
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence
+from tandem.models.random_model import write_random_model
+from tandem.runtime.messages import SamplingParams, StopConditions
+
+BACKEND = CUDABackend(GPUTarget("cuda", 90, 32))
+REQUESTS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+    {"temperature": 0, "frequency_penalty": 1.5},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "logprobs": 3},
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0, "presence_penalty": 0.5, "logit_bias": {7: 1.0}},
+]
+
+
+@contextlib.contextmanager
+def recording_keys(keys: set[str]) -> Iterator[None]:
+    """Add the kernel and the key of every launch of the body."""
+    run, binders = InterpretedFunction.run, dict[Any, Any]()
+
+    def recorded(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if self.fn not in binders:
+            compiled = JITFunction(self.fn, **self.kwargs)
+            signature, params = compiled.signature, compiled.params
+            binders[self.fn] = create_function_from_signature(signature, params, BACKEND)
+        _, key, options = binders[self.fn](*args, **kwargs)
+        keys.add(f"{self.fn.__name__} {key} {options}")
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    InterpretedFunction.run = recorded
+    try:
+        yield
+    finally:
+        InterpretedFunction.run = run
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = write_random_model(
+        tmp_path_factory.mktemp("model"), num_layers=2, hidden_size=32, vocab_size=260
+    )
+    config = EngineConfig(
+        model=str(folder),
+        device="cpu",
+        kernels="triton",
+        dtype="float32",
+        block_size=2,
+        num_blocks=64,
+        max_model_len=40,
+        max_num_seqs=3,
+        max_num_batched_tokens=9,
+        threads=1,
+    )
+    return Engine(config, ModelRunner(config))
+
+
+def profile(runner: ModelRunner) -> StepProfile:
+    """As a runner on a GPU makes it."""
+    config, sample = runner.config, load_kernels("triton").sample
+    assert config.max_model_len is not None
+    cpu, model_config = torch.device("cpu"), runner.model_config
+    return StepProfile(config, model_config, runner._model, sample, config.max_model_len, cpu)
+
+
+def sequence(index: int, num_tokens: int, sampling: dict[str, Any]) -> Sequence:
+    token_ids = [5 + (3 * index + position) % 90 for position in range(num_tokens)]
+    params = SamplingParams(**sampling)
+    stop = StopConditions(max_tokens=2, ignore_eos=True)
+    return Sequence(f"r{index}", token_ids, num_tokens, params, stop)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted without a GPU only")
+def test_serving_launches_no_build_that_the_warm_up_did_not(engine: Engine) -> None:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    warm: set[str] = set()
+    with recording_keys(warm):
+        profile(runner).warm_up()
+    assert len(warm) > 12
+    served: set[str] = set()
+    with recording_keys(served):
+        # one alone, then several, with tables of 1 to 18 blocks
+        for group in ([(0, 2)], [(1, 9), (3, 31)], [(2, 2), (3, 3)], [(4, 5), (5, 35)]):
+            for index, num_tokens in group:
+                seq = sequence(index, num_tokens, REQUESTS[index])
+                engine.add(seq)
+            while engine.has_work:
+                for output in engine.step():
+                    assert output.error is None
+    assert len(served) > 8
+    assert not sorted(served - warm)
+
+
+WIDTHS = """
+import torch
+from tandem.bench.kernels.compile import compiling, meta
+from tandem.kernels.attention.prefill import prefill_attention
+from tandem.kernels.attention.prefill_hopper import prefill_attention_hopper
+
+for launch in (prefill_attention, prefill_attention_hopper):
+    with compiling(90) as compiled:
+        for width in (1, 3, 16):
+            q, pool = (meta(*s, dtype=torch.bfloat16) for s in ((64, 8, 64), (99, 2, 2, 64, 64)))
+            tables, starts, lens = (meta(*s, dtype=torch.int64) for s in ((2, width), (3,), (2,)))
+            launch(q, pool, tables, starts, lens, 32, 0.125, torch.empty_like(q))
+    assert len(compiled) == 3 and len({built.cubin for built in compiled}) == 1, launch
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_tables_of_every_width_share_a_build(compile_environment: dict[str, str]) -> None:
+    subprocess.run([sys.executable, "-c", WIDTHS], check=True, env=compile_environment, timeout=200)
+
+
+COUNTED = """
+import torch
+from prometheus_client import REGISTRY
+from tandem.bench.kernels.compile import compiling, meta
+from tandem.kernels.layers.activation import silu_mul
+from tandem.worker.kernel_builds import KernelBuilds
+
+def launch(size):
+    with compiling(90):
+        gate_up, out = (meta(9, n * size, dtype=torch.bfloat16) for n in (2, 1))
+        silu_mul(gate_up, out)
+
+launch(64)
+KernelBuilds().count()
+launch(64)
+for expected in (0, 1, 1):
+    found = REGISTRY.get_sample_value("tandem_kernels_built_while_serving_total")
+    assert found == expected, (found, expected)
+    launch(128)
+"""
+
+
+def test_a_worker_counts_and_logs_the_kernels_built_while_it_serves(
+    compile_environment: dict[str, str],
+) -> None:
+    command = [sys.executable, "-c", COUNTED]
+    done = subprocess.run(
+        command, check=True, env=compile_environment, timeout=100, capture_output=True, text=True
+    )
+    assert done.stderr.count("kernel _silu_mul_kernel was built while serving") == 1
