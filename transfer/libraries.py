@@ -25,8 +25,8 @@ _PACKAGES: dict[Library, tuple[str, ...]] = {
     "NIXL": ("nixl_cu13", "nixl_cu12", "nixl"),
     "ucxx": ("ucxx",),
 }
-# UCX reads these when it is loaded; a value that is set already stays. Only for machines with a GPU:
-# elsewhere UCX warns of variables that it has no use for.
+# UCX reads these when it is loaded; a value that is set already stays. Machines without a GPU do
+# without them: UCX would warn of variables that it has no use for.
 _UCX_DEFAULTS = {
     # The cache keeps a peer's pool mapped until this process ends: the memory of a peer that died
     # stays taken, and the one that replaces it finds the GPU full.
