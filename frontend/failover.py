@@ -19,7 +19,7 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 
 logger = logging.getLogger(__name__)
 

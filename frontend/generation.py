@@ -26,7 +26,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _UNPRINTABLE = re.compile(r"[^ -~]")

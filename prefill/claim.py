@@ -20,7 +20,7 @@ from tandem.runtime.messages import (
     TransferMetadata,
     encode,
 )
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.messages import Claimed, ClaimRefused, PrefillJob, TransferMetadata
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.timeline import Timeline
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.link import Link

@@ -13,7 +13,7 @@ from tandem.frontend.text.body import TextBody
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, TandemError
 from tandem.runtime.messages import TextRequest, encode
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 
 _BYTES_PER_TOKEN = 4  # of English text; the router weighs requests by their blocks
 

@@ -3,160 +3,25 @@
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
-    CancelledRequestError,
     ConnectionLostError,
-    InternalError,
     OverloadedError,
     ProtocolError,
     TandemError,
     from_code,
 )
+from tandem.runtime.listeners import Listeners
 from tandem.runtime.plane.connection import PlaneConnection, Progress
-from tandem.runtime.plane.framing import (
-    Batch,
-    Cancel,
-    Credit,
-    Failure,
-    Frame,
-    Open,
-    Stop,
-)
+from tandem.runtime.plane.framing import Batch, Failure, Frame, Open
 from tandem.runtime.plane.handshake import ClientHandshake, Handshake
+from tandem.runtime.plane.response_stream import WINDOW_ITEMS, ResponseStream
 
 logger = logging.getLogger(__name__)
-
-WINDOW_ITEMS = 256  # items of a stream that may be under way or unread
-
-
-class ResponseStream:
-    """The items of one call, in order, each once; belongs to one reader.
-
-    Iteration ends when the handler returned. It raises the handler's error, ConnectionLostError
-    when the peer died, stopped or closed, and CancelledRequestError or DeadlineError when the
-    context ended. Leaving `async with` cancels a stream that is not over.
-    """
-
-    __slots__ = (
-        "_connection", "_context", "_error", "_is_done", "_items", "_num_consumed",
-        "_stop_listening", "_stream_id", "_waiter",
-    )  # fmt: skip
-
-    def __init__(self, connection: "ClientConnection", stream_id: int, context: RequestContext):
-        self._connection = connection
-        self._stream_id = stream_id
-        self._context = context
-        self._items: deque[bytes] = deque()
-        self._num_consumed = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_done = False
-        self._error: TandemError | None = None
-        self._stop_listening: Callable[[], None] = lambda: None
-
-    def __aiter__(self) -> "ResponseStream":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._items:
-            await self._wait()
-        item = self._items.popleft()
-        self._consume(1)
-        return item
-
-    async def take(self) -> list[bytes]:
-        """Wait for an item and return all that have arrived; end as iteration does."""
-        if not self._items:
-            await self._wait()
-        return self.ready()
-
-    async def _wait(self) -> None:
-        while not self._items:
-            if self._is_done:
-                raise self._error or StopAsyncIteration
-            if self._waiter is not None:
-                raise InternalError("two readers on one response stream")
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-
-    def ready(self) -> list[bytes]:
-        """Return all items that have arrived, without waiting; empty when none has."""
-        items = list(self._items)
-        self._items.clear()
-        if items:
-            self._consume(len(items))
-        return items
-
-    def cancel(self) -> None:
-        """Cancel the call; unread items are dropped. Idempotent."""
-        self._cancel("the caller closed the stream")
-
-    @property
-    def is_done(self) -> bool:
-        """True when nothing more will arrive; items may still be unread."""
-        return self._is_done
-
-    async def __aenter__(self) -> "ResponseStream":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cancel()
-
-    def _listen(self) -> None:
-        leave = self._context.on_cancel(self._on_context_end)
-        leave_stop = self._context.on_stop(self._on_context_stop)
-
-        def stop_listening() -> None:
-            leave()
-            leave_stop()
-
-        self._stop_listening = stop_listening
-
-    def _on_context_stop(self) -> None:
-        if not self._is_done:
-            self._connection.post(Stop(self._stream_id))
-
-    def _on_context_end(self) -> None:
-        error = self._context.error()
-        self._cancel(error.message if error else "cancelled", error)
-
-    def _cancel(self, reason: str, error: TandemError | None = None) -> None:
-        if self._is_done:
-            return
-        self._connection.forget(self._stream_id)
-        self._connection.post(Cancel(self._stream_id, reason))
-        self._items.clear()
-        self.finish(error or CancelledRequestError(f"request {self._context.id}: {reason}"))
-
-    def _consume(self, num_items: int) -> None:
-        self._num_consumed += num_items
-        if self._num_consumed * 2 >= WINDOW_ITEMS and not self._is_done:
-            self._connection.post(Credit(self._stream_id, self._num_consumed))
-            self._num_consumed = 0
-
-    def deliver(self, payload: bytes) -> None:
-        """Take one more item from the connection."""
-        self._items.append(payload)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def finish(self, error: TandemError | None) -> None:
-        """End the stream, called by the connection; `error` is raised after the items."""
-        if self._is_done:
-            return
-        self._is_done = True
-        self._error = error
-        self._stop_listening()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class ClientConnection(PlaneConnection):
@@ -170,6 +35,7 @@ class ClientConnection(PlaneConnection):
         self._streams: dict[int, ResponseStream] = {}
         self._num_opened = 0
         self.handshake: asyncio.Future[None] = self._loop.create_future()
+        self._when_lost: Callable[[], None] = lambda: None
 
     def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
         return ClientHandshake(self._config.cluster_token, self._address, send)
@@ -177,6 +43,13 @@ class ClientConnection(PlaneConnection):
     def on_ready(self) -> None:
         if not self.handshake.done():
             self.handshake.set_result(None)
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the connection is over, now if it is."""
+        if self.is_lost:
+            callback()
+        else:
+            self._when_lost = callback
 
     def open(self, endpoint: str, payload: bytes, context: RequestContext) -> ResponseStream:
         """Start a stream. Raise ConnectionLostError when the connection is over already."""
@@ -234,6 +107,7 @@ class ClientConnection(PlaneConnection):
             stream.finish(ConnectionLostError(f"lost {self._address}: {error.message}"))
         if streams:
             logger.warning("lost %s with %d streams: %s", self._address, len(streams), error)
+        self._when_lost()
 
 
 def _as_error(failure: Failure) -> TandemError:
@@ -253,6 +127,21 @@ class RequestClient:
         self._instance_id = instance_id
         self._progress = progress
         self._dials: dict[str, asyncio.Task[ClientConnection]] = {}
+        self._losses: Listeners[[str]] = Listeners()
+
+    def on_loss(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener` with each address whose connection is lost, or that answers no dial.
+
+        It is called before the streams of the connection fail. Return the function that ends this.
+        """
+        return self._losses.add(listener)
+
+    def is_quiet(self, address: str) -> bool:
+        """Return True when a heartbeat of this peer is late: its connection may be lost soon."""
+        dial = self._dials.get(address)
+        if dial is None or not dial.done() or _is_over(dial):
+            return False
+        return dial.result().liveness.is_quiet(asyncio.get_running_loop().time())
 
     async def open(
         self, address: str, endpoint: str, payload: bytes, context: RequestContext
@@ -263,8 +152,7 @@ class RequestClient:
         the peer is not of this cluster or takes no payload of this size, and the context's own
         error.
         """
-        context.raise_if_done()
-        connection = await self._connection(address)
+        connection = await self.reach(address, context)
         context.raise_if_done()
         return connection.open(endpoint, payload, context)
 
@@ -280,6 +168,7 @@ class RequestClient:
 
     async def close(self) -> None:
         """Close all connections; their streams raise ConnectionLostError."""
+        self._losses.clear()
         dials, self._dials = self._dials, {}
         for dial in dials.values():
             dial.cancel()
@@ -289,13 +178,29 @@ class RequestClient:
             connection.close(ConnectionLostError("this process closed the connection"))
         await asyncio.gather(*(connection.wait_closed() for connection in connections))
 
-    async def _connection(self, address: str) -> ClientConnection:
+    async def reach(self, address: str, context: RequestContext) -> ClientConnection:
+        """Return the connection to `address`, a new one if need be. Raise as `open` does."""
+        context.raise_if_done()
         dial = self._dials.get(address)
         if dial is None or _is_over(dial):
             self._dials = {a: d for a, d in self._dials.items() if not _is_over(d)}
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
-            dial.add_done_callback(_is_over)  # retrieves the error, in case every caller has left
-        return await asyncio.shield(dial)
+            dial.add_done_callback(partial(self._on_dialed, address))
+        if not dial.done():
+            ended = asyncio.ensure_future(context.cancelled())
+            try:
+                await asyncio.wait((dial, ended), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+            context.raise_if_done()
+        return dial.result()
+
+    def _on_dialed(self, address: str, dial: asyncio.Task[ClientConnection]) -> None:
+        error = None if dial.cancelled() else dial.exception()  # retrieved: callers may have left
+        if isinstance(error, ConnectionLostError):
+            self._losses.tell(address)
+        elif error is None and not dial.cancelled():
+            dial.result().when_lost(partial(self._losses.tell, address))
 
     async def _dial(self, address: str) -> ClientConnection:
         host, _, port = address.rpartition(":")

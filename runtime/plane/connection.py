@@ -22,16 +22,13 @@ from tandem.runtime.plane.framing import (
     encode_frame,
 )
 from tandem.runtime.plane.handshake import Handshake
+from tandem.runtime.plane.liveness import Liveness
 from tandem.runtime.printable import short
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[], tuple[int, bool]]  # (steps done, busy)
 
-# A peer may be silent for (misses + _SLACK) intervals, checked every _TICK intervals: with the
-# defaults a stopped peer is given up after 1.8 to 1.9 s.
-_SLACK = 0.6
-_TICK = 0.2
 _MAX_BATCH_BYTES = MAX_FRAME_BYTES // 16  # keeps a batch with its frame under the limit
 _FLUSH_BYTES = 64 * 1024  # of one loop tick, after which fullness is asked of the socket
 
@@ -71,7 +68,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         self._writable = asyncio.Event()
         self._writable.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_heard_s = 0.0
+        self.liveness = Liveness(config, self._loop.time())
         self._closed = asyncio.Event()
         self.num_unfinished_bytes = 0
         self.peer = "?"  # address, then instance id and address
@@ -175,7 +172,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
     def data_received(self, data: bytes) -> None:
         if self._error is not None:
             return
-        self._last_heard_s = self._loop.time()
+        self.liveness.heard(self._loop.time())
         try:
             if self._reader is None:
                 data = self._read_greeting(data)
@@ -210,7 +207,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         if self._error is not None:
             return
         if type(frame) is Heartbeat:
-            self._note_progress(frame)
+            self.liveness.progressed(frame, self._loop.time())
         elif type(frame) is Hello:
             self.peer = f"{short(frame.instance_id)} at {self.peer}"
             self.peer_max_payload_bytes = frame.max_frame_bytes - FIELDS_BYTES
@@ -226,41 +223,24 @@ class PlaneConnection(asyncio.Protocol, ABC):
         if self._timer is not None:
             self._timer.cancel()
         now = self._loop.time()
-        self._last_heard_s = now
-        self._last_beat_s = now - self._config.heartbeat_interval_s
-        self._peer_progress = Heartbeat(0, False)
-        self._peer_moved_s = now
-        self._expected_tick_s = now
+        self.liveness = Liveness(self._config, now)
+        self._next_beat_s = now
         self._tick()
 
-    def _note_progress(self, beat: Heartbeat) -> None:
-        if not beat.busy or beat.progress != self._peer_progress.progress:
-            self._peer_moved_s = self._loop.time()
-        self._peer_progress = beat
+    def fault_of_peer(self, now: float) -> str:
+        """Return the reason to give the peer up; empty while there is none."""
+        return self.liveness.fault(now)
 
     def _tick(self) -> None:
         """Send a heartbeat when due, and give up a peer that is silent or makes no progress."""
-        interval_s = self._config.heartbeat_interval_s
-        now = self._loop.time()
-        if now - self._expected_tick_s > interval_s:
-            # This process stood still: data that the peer sent meanwhile may be unread.
-            self._last_heard_s = max(self._last_heard_s, now - interval_s)
-            self._peer_moved_s += now - self._expected_tick_s
-        if now - self._last_heard_s > interval_s * (self._config.heartbeat_misses + _SLACK):
-            silence_s = now - self._last_heard_s
-            self.abort(ConnectionLostError(f"{self.peer} has been silent for {silence_s:.1f} s"))
+        now, tick_s = self._loop.time(), self.liveness.tick_s
+        if fault := self.fault_of_peer(now):
+            self.abort(ConnectionLostError(f"{self.peer} {fault}"))
             return
-        if self._peer_progress.busy and now - self._peer_moved_s > self._config.stall_timeout_s:
-            stall_s = now - self._peer_moved_s
-            self.abort(
-                ConnectionLostError(f"{self.peer} is busy without progress ({stall_s:.0f} s)")
-            )
-            return
-        if now - self._last_beat_s >= interval_s * (1 - _TICK / 2):
-            self._last_beat_s = now
+        if now >= self._next_beat_s - tick_s / 2:
+            self._next_beat_s = now + self._config.heartbeat_interval_s
             self.post(Heartbeat(*(self._progress() if self._progress else (0, False))))
-        self._expected_tick_s = now + interval_s * _TICK
-        self._timer = self._loop.call_later(interval_s * _TICK, self._tick)
+        self._timer = self._loop.call_later(tick_s, self._tick)
 
     # ---- the end ------------------------------------------------------------------------------
 

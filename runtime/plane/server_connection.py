@@ -10,7 +10,6 @@ from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
-    ConnectionLostError,
     IncompleteError,
     InternalError,
     OverloadedError,
@@ -145,7 +144,6 @@ class ServerConnection(PlaneConnection):
         self._calls: dict[int, _Call] = {}
         self._turn = asyncio.Lock()  # of calls that begin while the socket is full
         self.num_backlog_bytes = 0
-        self._unread_since_s: float | None = None  # set while the peer is not read from
 
     def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
         return ServerHandshake(self._config.cluster_token, self._server.address, send)
@@ -159,23 +157,19 @@ class ServerConnection(PlaneConnection):
         super().hold_unfinished(num_bytes)
         self._server.shed()
 
-    def _tick(self) -> None:
+    def fault_of_peer(self, now: float) -> str:
         """Read nothing more from a peer that does not read; give it up when that lasts."""
-        now, transport = self._loop.time(), self._transport
-        if self._unread_since_s is not None:
-            self._last_heard_s = now  # the peer's heartbeats are not read either
-            if now - self._unread_since_s > self._config.stall_timeout_s:
-                self.abort(ConnectionLostError(f"{self.peer} does not read"))
-                return
-        elif transport is not None and transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._unread_since_s = now
+        transport, liveness = self._transport, self.liveness
+        num_unsent = transport.get_write_buffer_size() if transport is not None else 0
+        if transport is not None and num_unsent > MAX_UNSENT_BYTES and not liveness.is_unread:
+            liveness.unread(now)
             transport.pause_reading()
-        super()._tick()
+        return super().fault_of_peer(now)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread_since_s is not None and self._transport is not None:
-            self._unread_since_s = None
+        if self.liveness.is_unread and self._transport is not None:
+            self.liveness.read_again()
             self._transport.resume_reading()
 
     def cancel_soon(self, context: RequestContext, reason: str) -> None:

@@ -11,7 +11,8 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
 from tandem.runtime.messages import Instance
-from tandem.runtime.plane.client import RequestClient, ResponseStream
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.sdk.dynamo.annotated import Annotated
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.values import decode_value, encode_call

@@ -42,7 +42,7 @@ from tandem.runtime.messages import (
     unpack_tokens,
 )
 from tandem.runtime.model_files import read_model_files
-from tandem.runtime.plane.client import ResponseStream
+from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import WriteOrder
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled

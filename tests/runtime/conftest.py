@@ -9,7 +9,8 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer, Responder
 
-CONFIG = RuntimeConfig(connect_timeout_s=2.0)
+# patient: peers that speak the wire format by hand send no heartbeats
+CONFIG = RuntimeConfig(connect_timeout_s=2.0, heartbeat_misses=50)
 
 
 @pytest.fixture

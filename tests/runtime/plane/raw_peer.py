@@ -55,16 +55,21 @@ class RawPeer:
     async def read_failure(self) -> Failure:
         """Read until a stream fails."""
         while True:
-            for frame in self._frames.feed(await self.reader.read(65536)):
+            for frame in self._frames.feed(await self._read()):
                 if isinstance(frame, Batch) and frame.fails:
                     return frame.fails[0]
 
     async def read_batches(self, num_items: int) -> list[Batch]:
         batches: list[Batch] = []
         while sum(len(batch.items) for batch in batches) < num_items:
-            frames: list[Frame] = self._frames.feed(await self.reader.read(65536))
+            frames: list[Frame] = self._frames.feed(await self._read())
             batches += [frame for frame in frames if isinstance(frame, Batch)]
         return batches
+
+    async def _read(self) -> bytes:
+        data = await self.reader.read(65536)
+        assert data, "the server closed the connection"
+        return data
 
     async def close(self) -> None:
         self.writer.close()

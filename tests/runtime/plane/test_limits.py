@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -171,3 +172,26 @@ async def test_an_unfinished_frame_is_freed_when_its_connection_ends(
     await eventually(lambda: not server.connections)
     assert reader() is None
     peer.writer.close()
+
+
+async def test_a_peer_that_does_not_read_is_not_blamed_for_a_pause_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_connection, "MAX_UNSENT_BYTES", 64 * 1024)
+    server = RequestServer(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=0.5), "server")
+
+    async def big(payload: bytes, context: RequestContext, responder: Responder) -> None:
+        responder.send(bytes(8 * MIB))
+
+    server.register("big", big)
+    await server.start()
+    peer = await RawPeer.join(server.address)
+    peer.send(call(1, "big"))
+    (connection,) = server.connections
+    await eventually(lambda: connection.liveness.is_unread)
+    time.sleep(1.0)  # noqa: ASYNC251 (the server stands still, longer than is forgiven)
+    (batch,) = await peer.read_batches(1)
+    assert batch.items == [(1, bytes(8 * MIB))]
+    assert not connection.is_lost
+    await peer.close()
+    await server.stop()

@@ -18,8 +18,9 @@ from tandem.runtime.errors import (
     ServiceError,
     UnavailableError,
 )
-from tandem.runtime.plane.client import WINDOW_ITEMS, RequestClient
+from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.framing import MAX_PAYLOAD_BYTES
+from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.runtime.plane.server import Handler, RequestServer, Responder
 from tests.services import eventually, free_port
 

@@ -19,7 +19,7 @@ from tandem.runtime.errors import (
     OverloadedError,
     TandemError,
 )
-from tandem.runtime.plane.client import WINDOW_ITEMS
+from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.sdk import Context, StreamIncomplete
 from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of, eventually
 

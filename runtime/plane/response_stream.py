@@ -1,0 +1,140 @@
+"""The calling side's end of one stream of the request plane."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import CancelledRequestError, InternalError, TandemError
+from tandem.runtime.plane.framing import Cancel, Credit, Stop
+
+if TYPE_CHECKING:
+    from tandem.runtime.plane.client import ClientConnection
+
+WINDOW_ITEMS = 256  # items of a stream that may be under way or unread
+
+
+class ResponseStream:
+    """The items of one call, in order, each once; belongs to one reader.
+
+    Iteration ends when the handler returned. It raises the handler's error, ConnectionLostError
+    when the peer died, stopped or closed, and CancelledRequestError or DeadlineError when the
+    context ended. Leaving `async with` cancels a stream that is not over.
+    """
+
+    __slots__ = (
+        "_connection", "_context", "_error", "_is_done", "_items", "_num_consumed",
+        "_stop_listening", "_stream_id", "_waiter",
+    )  # fmt: skip
+
+    def __init__(self, connection: "ClientConnection", stream_id: int, context: RequestContext):
+        self._connection = connection
+        self._stream_id = stream_id
+        self._context = context
+        self._items: deque[bytes] = deque()
+        self._num_consumed = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_done = False
+        self._error: TandemError | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._items:
+            await self._wait()
+        item = self._items.popleft()
+        self._consume(1)
+        return item
+
+    async def take(self) -> list[bytes]:
+        """Wait for an item and return all that have arrived; end as iteration does."""
+        if not self._items:
+            await self._wait()
+        return self.ready()
+
+    async def _wait(self) -> None:
+        while not self._items:
+            if self._is_done:
+                raise self._error or StopAsyncIteration
+            if self._waiter is not None:
+                raise InternalError("two readers on one response stream")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def ready(self) -> list[bytes]:
+        """Return all items that have arrived, without waiting; empty when none has."""
+        items = list(self._items)
+        self._items.clear()
+        if items:
+            self._consume(len(items))
+        return items
+
+    def cancel(self) -> None:
+        """Cancel the call; unread items are dropped. Idempotent."""
+        self._cancel("the caller closed the stream")
+
+    @property
+    def is_done(self) -> bool:
+        """True when nothing more will arrive; items may still be unread."""
+        return self._is_done
+
+    async def __aenter__(self) -> "ResponseStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def _listen(self) -> None:
+        leave = self._context.on_cancel(self._on_context_end)
+        leave_stop = self._context.on_stop(self._on_context_stop)
+
+        def stop_listening() -> None:
+            leave()
+            leave_stop()
+
+        self._stop_listening = stop_listening
+
+    def _on_context_stop(self) -> None:
+        if not self._is_done:
+            self._connection.post(Stop(self._stream_id))
+
+    def _on_context_end(self) -> None:
+        error = self._context.error()
+        self._cancel(error.message if error else "cancelled", error)
+
+    def _cancel(self, reason: str, error: TandemError | None = None) -> None:
+        if self._is_done:
+            return
+        self._connection.forget(self._stream_id)
+        self._connection.post(Cancel(self._stream_id, reason))
+        self._items.clear()
+        self.finish(error or CancelledRequestError(f"request {self._context.id}: {reason}"))
+
+    def _consume(self, num_items: int) -> None:
+        self._num_consumed += num_items
+        if self._num_consumed * 2 >= WINDOW_ITEMS and not self._is_done:
+            self._connection.post(Credit(self._stream_id, self._num_consumed))
+            self._num_consumed = 0
+
+    def deliver(self, payload: bytes) -> None:
+        """Take one more item from the connection."""
+        self._items.append(payload)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def finish(self, error: TandemError | None) -> None:
+        """End the stream, called by the connection; `error` is raised after the items."""
+        if self._is_done:
+            return
+        self._is_done = True
+        self._error = error
+        self._stop_listening()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
