@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from tandem.frontend.lost_workers import LostWorkers
 from tandem.frontend.model_texts import ModelTexts
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.pieces import OutputParser
@@ -88,6 +89,7 @@ class Catalog:
         model_grace_s: float,
     ) -> None:
         self._discovery = discovery
+        self._client = client
         self._model_grace_s = model_grace_s
         self._cards_view = watch_models(discovery, namespace)
         self._endpoints: dict[str, TypedView[Instance]] = {}  # by a card's `endpoint`
@@ -96,6 +98,8 @@ class Catalog:
         self._texts = ModelTexts(client, executor, self._holders, self._on_change)
         self._departures: dict[str, asyncio.TimerHandle] = {}  # of models without a worker
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
+        self._lost = LostWorkers(client, self._is_worker, self._on_change)
+        self._absent_since_s: dict[str, float] = {}  # by name, of models that no worker serves now
         self._excluded_until_s: dict[str, float] = {}
         self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
         self.instances: Mapping[str, Instance] = {}  # all that serve a model, by instance id
@@ -115,6 +119,7 @@ class Catalog:
         for departure in self._departures.values():
             departure.cancel()
         await self._texts.close()
+        await self._lost.close()
         await asyncio.gather(*self._closings, return_exceptions=True)
         await self._cards_view.close()
         for view in self._endpoints.values():
@@ -157,14 +162,30 @@ class Catalog:
             return {}
         return current.instances
 
-    def candidates(self, model: ServedModel) -> list[str]:
-        """Return the ids of the instances that a request for this model may go to now."""
+    def reachable(self, model: ServedModel) -> list[str]:
+        """Return the ids of the instances of this model, without those that were lost."""
         members = self.members(model)
-        if not self._excluded_until_s:
-            return list(members)
+        return [each for each, instance in members.items() if instance.address not in self._lost]
+
+    def candidates(self, model: ServedModel) -> list[str]:
+        """Return the reachable instances of this model, without those in doubt.
+
+        In doubt are those that failed a moment ago, and those whose heartbeat is late.
+        """
         now = time.perf_counter()
         self._excluded_until_s = {k: v for k, v in self._excluded_until_s.items() if v > now}
-        return [each for each in members if each not in self._excluded_until_s]
+        members = self.members(model)
+        return [
+            each
+            for each in self.reachable(model)
+            if each not in self._excluded_until_s
+            and not self._client.is_quiet(members[each].address)
+        ]
+
+    def absent_s(self, model: ServedModel) -> float | None:
+        """Return the time since the last worker of this model was lost; None with one."""
+        since_s = self._absent_since_s.get(model.card.name)
+        return None if since_s is None else time.perf_counter() - since_s
 
     def instance(self, model: ServedModel, instance_id: str) -> Instance | None:
         """Return this instance of the model; None once it has left."""
@@ -193,8 +214,14 @@ class Catalog:
     def _on_instance(self, _instance_id: str, _instance: Instance | None) -> None:
         self._on_change()
 
+    def _is_worker(self, address: str) -> bool:
+        return any(instance.address == address for instance in self.instances.values())
+
     def _on_change(self) -> None:
         self._refresh()
+        now = time.perf_counter()
+        absent = [name for name, model in self._models.items() if not self.reachable(model)]
+        self._absent_since_s = {name: self._absent_since_s.get(name, now) for name in absent}
         for listener in list(self._listeners.values()):
             listener()
 

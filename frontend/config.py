@@ -61,8 +61,20 @@ class FrontendConfig(BaseModel):
     migration_wait_s: float = Field(
         10.0,
         ge=0,
-        description="time an answer that has begun waits for a worker to register when none is "
-        "left to resume it (s); then it ends with an error",
+        description="time an answer that has begun waits for a worker to register or to answer "
+        "again when none is left to resume it (s); then it ends with an error",
+    )
+    return_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="time after the loss of a model's last worker in which its new requests wait "
+        "for a worker to register or to answer again (s); after it 503 with Retry-After",
+    )
+    max_waiting_requests: int = Field(
+        256,
+        ge=0,
+        description="most new requests, each of their choices counted, that wait so at one time; "
+        "above it 503 with Retry-After",
     )
     model_grace_s: float = Field(
         60.0,

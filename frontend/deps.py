@@ -18,3 +18,4 @@ class FrontendDeps:
     client: RequestClient
     router: Router
     metrics: FrontendMetrics
+    num_waiting: int = 0  # new sequences that wait for a worker to return

@@ -60,11 +60,14 @@ class Attempts:
     _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
     _gave_up: set[str] = field(
         default_factory=set
-    )  # healthy, but asked again only as a last resort
+    )  # perhaps healthy, but asked again only as a last resort
 
     def failed(self, instance_id: str, error: TandemError) -> None:
-        """Note that this worker did not complete the sequence."""
-        kept = self._gave_up if isinstance(error, IncompleteError) else self._failed
+        """Note that this worker did not complete the sequence.
+
+        A worker that was lost is healthy once the catalog can reach it again.
+        """
+        kept = self._gave_up if isinstance(error, ConnectionLostError) else self._failed
         kept.add(instance_id)
 
     def begun(self) -> None:
@@ -122,6 +125,8 @@ class Failover:
 
     async def run(self, sequence: WorkerSequence) -> None:
         """Have the sequence generated. Raises the error of the last worker that was tried."""
+        if not await self._has_candidate(sequence):
+            raise UnavailableError(f"no worker serves {self._model.card.name!r} now")
         while True:
             self._route(sequence)
             try:
@@ -131,7 +136,7 @@ class Failover:
                 self._note_failure(sequence, error)
                 if await sequence.settle(error):
                     return
-                if not self._attempts.has_more or not await self._has_successor(sequence):
+                if not self._attempts.has_more or not await self._has_candidate(sequence):
                     raise self._last_error(error) from error
             self._attempts.num_migrations += 1
             kind: MigrationKind = "ongoing" if sequence.num_generated else "new_request"
@@ -140,8 +145,6 @@ class Failover:
 
     def _route(self, sequence: WorkerSequence) -> None:
         candidates = self._candidates()
-        if not candidates:
-            raise UnavailableError(f"no worker serves {self._model.card.name!r} now")
         router = self._deps.router
         num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
         decision = router.choose(candidates, hashes, num_blocks)
@@ -163,15 +166,10 @@ class Failover:
         )
 
     def _candidates(self) -> list[str]:
-        """Return the instances to choose from.
-
-        Excluded ones count for a sequence that lost its worker, where no other is left.
-        """
-        catalog = self._deps.catalog
-        found = self._attempts.eligible(catalog.candidates(self._model))
-        if not found and self.instance_id:
-            found = self._attempts.eligible(catalog.members(self._model))
-        return found
+        """Return the instances to choose from; those in doubt only where no other is left."""
+        catalog, eligible = self._deps.catalog, self._attempts.eligible
+        candidates = eligible(catalog.candidates(self._model))
+        return candidates or eligible(catalog.reachable(self._model))
 
     def _note_failure(self, sequence: WorkerSequence, error: TandemError) -> None:
         self._attempts.failed(self.instance_id, error)
@@ -191,21 +189,39 @@ class Failover:
             return UnavailableError(f"no worker of {self._model.card.name!r} answers now")
         return error
 
-    async def _has_successor(self, sequence: WorkerSequence) -> bool:
-        """Return True when a worker can resume; a begun sequence waits for one to register."""
-        if sequence.num_generated and not self._candidates():
-            wait_s = self._deps.config.migration_wait_s
-            logger.warning(
-                "request %s: no worker can resume it; waiting up to %g s for one to register",
-                self._request_id,
-                wait_s,
-            )
+    async def _has_candidate(self, sequence: WorkerSequence) -> bool:
+        """Return True when a worker can take the sequence, perhaps after a wait for one."""
+        if self._candidates():
+            return True
+        wait_s = self._patience_s(sequence)
+        if wait_s <= 0:
+            return False
+        logger.warning(
+            "request %s: no worker can take it; waiting up to %.1f s for one to return",
+            self._request_id,
+            wait_s,
+        )
+        is_new = sequence.num_generated == 0
+        self._deps.num_waiting += is_new
+        try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._candidate_registered()
+                    await self._candidate_appeared()
+        finally:
+            self._deps.num_waiting -= is_new
         return bool(self._candidates())
 
-    async def _candidate_registered(self) -> None:
+    def _patience_s(self, sequence: WorkerSequence) -> float:
+        """Return the time for which the sequence may wait for a worker."""
+        config = self._deps.config
+        if sequence.num_generated:
+            return config.migration_wait_s
+        absent_s = self._deps.catalog.absent_s(self._model)
+        if absent_s is None or self._deps.num_waiting >= config.max_waiting_requests:
+            return 0.0
+        return config.return_wait_s - absent_s
+
+    async def _candidate_appeared(self) -> None:
         """Wait until there is a candidate. Raises the context's error when the request ends."""
         changed = asyncio.Event()
         with ExitStack() as stack:

@@ -50,7 +50,7 @@ class _Operations:
         self._is_draining = is_draining
 
     def _is_ready(self, model: ServedModel) -> bool:
-        return not self._is_draining() and bool(self._catalog.candidates(model))
+        return not self._is_draining() and bool(self._catalog.reachable(model))
 
     async def live(self, _request: Request) -> Response:
         return _json(b'{"status":"live"}')
@@ -65,7 +65,7 @@ class _Operations:
 
     async def render_metrics(self, _request: Request) -> Response:
         self._metrics.set_workers(
-            {m.card.name: len(self._catalog.candidates(m)) for m in self._catalog.models}
+            {m.card.name: len(self._catalog.reachable(m)) for m in self._catalog.models}
         )
         return Response(
             self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"

@@ -148,9 +148,15 @@ class Cluster:
         child = await ChildProcess.start(command, self._run_dir / f"{name}.log", env=environment)
         self.children[name] = child
 
-    async def start_all(self, num_prefill: int = 1, num_decode: int = 1, *flags: str) -> None:
+    async def start_all(
+        self,
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        *flags: str,
+        frontend_flags: Sequence[str] = (),
+    ) -> None:
         """One frontend and the given workers, ready to answer."""
-        await self.start("frontend", "frontend")
+        await self.start("frontend", "frontend", *frontend_flags)
         for i in range(num_decode):
             await self.start(f"decode{i}", "decode", *flags)
         for i in range(num_prefill):

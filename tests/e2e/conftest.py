@@ -12,9 +12,10 @@ from tests.e2e.cluster import Cluster
 async def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Cluster]:
-    """`NUM_WORKERS = (prefill, decode)` and `FLAGS` of the module say what is started."""
+    """`NUM_WORKERS = (prefill, decode)` and the module's flags say what is started."""
     num_prefill, num_decode = getattr(request.module, "NUM_WORKERS", (1, 1))
     flags = getattr(request.module, "FLAGS", ())
+    frontend_flags = getattr(request.module, "FRONTEND_FLAGS", ())
     async with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        await cluster.start_all(num_prefill, num_decode, *flags)
+        await cluster.start_all(num_prefill, num_decode, *flags, frontend_flags=frontend_flags)
         yield cluster

@@ -24,6 +24,7 @@ from tandem.runtime.discovery import (
     register_instance,
     register_model,
 )
+from tandem.runtime.errors import ConnectionLostError
 from tandem.runtime.events import Listener, MemoryEvents
 from tandem.runtime.messages import (
     GenerateRequest,
@@ -157,6 +158,17 @@ class FakeWorker:
     async def leave(self) -> None:
         await self.discovery.close()
         await self.server.stop()
+
+    def vanish(self) -> None:
+        """As a killed process: nobody listens any more; the records stay, as until a lease ends."""
+        assert self.server._server is not None
+        self.server._server.close()
+        for connection in list(self.server.connections):
+            connection.abort(ConnectionLostError("as if killed"))
+
+    async def come_back(self) -> None:
+        """As after a pause: at its address again, under its old records."""
+        await self.server.start(int(self.server.address.rpartition(":")[2]))
 
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder

@@ -73,7 +73,6 @@ async def test_a_model_leaves_with_its_last_instance_and_its_endpoint_is_forgott
     assert await answered_by(stack, MODEL) == second.instance_id
     await second.leave()
     assert (await stack.http.get("/v1/models")).json()["data"] == []
-    assert (await stack.chat()).status_code == 503
     await stack.wait_until(lambda: len(stack.store.views) == num_views - 1)
 
 
@@ -274,7 +273,8 @@ async def test_one_card_does_not_take_a_model_down(
 
 
 async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten() -> None:
-    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.3)) as stack:
+    config = FrontendConfig(port=0, model_grace_s=0.3, return_wait_s=0)
+    async with Stack(config=config) as stack:
         await stack.worker.leave()
         unknown = (await stack.chat(model="other")).json()["error"]["message"]
         assert MODEL not in unknown and "none now" in unknown

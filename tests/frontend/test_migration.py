@@ -1,12 +1,10 @@
 """Workers that fail in the middle of an answer: the client must not be able to tell."""
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
@@ -26,10 +24,10 @@ from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
     TokenDelta,
-    TokenLogprobs,
     encode,
 )
 from tandem.runtime.plane.server import Responder
+from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -38,21 +36,11 @@ from tests.frontend.frontend_stack import (
     Script,
     Stack,
     answer_with,
-    events_of,
     prompt_tokens,
     token_ids,
 )
 
 NUM_TOKENS = len(token_ids(ANSWER))
-TEXT_AND_LOGPROBS = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 64}),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
-    ),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 64, "logprobs": 2, "echo": False}),
-]
 
 
 @pytest.fixture
@@ -61,129 +49,6 @@ async def pair() -> AsyncIterator[Stack]:
     async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=0)) as stack:
         await both_known(stack)
         yield stack
-
-
-async def both_known(stack: Stack) -> None:
-    await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
-
-
-def logprobs_at(position: int) -> TokenLogprobs:
-    return TokenLogprobs(-0.01 * position, [(position % 250, -0.01 * position), (7, -5.0)])
-
-
-def telling(text: str) -> Script:
-    """Answers token by token, with what each position's logprobs are."""
-
-    async def script(
-        request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        ids = token_ids(text)[: request.stop.max_tokens]
-        report = REPORT
-        for position in range(request.num_generated, len(ids)):
-            logprobs = None
-            if request.sampling.logprobs is not None:
-                logprobs = [logprobs_at(position)]
-            delta = TokenDelta([ids[position]], logprobs=logprobs, prefill=report)
-            responder.send(encode(delta))
-            report = None
-        is_cut = len(ids) < len(token_ids(text))
-        reason, stop_token = ("length", None) if is_cut else ("stop", 0)
-        responder.send(encode(TokenDelta([], reason, None, report, stop_token)))
-
-    return script
-
-
-class Cut:
-    """Fails a request's first worker after `num_tokens` tokens; the next one goes on.
-
-    `error`: what the worker raises in the same frame as its last token; None: its process dies.
-    """
-
-    def __init__(
-        self, stack: Stack, num_tokens: int, error: TandemError | None, text: str = ANSWER
-    ) -> None:
-        self.num_tokens = num_tokens
-        self.error = error
-        self.whole = telling(text)
-        self.num_cuts: Counter[str] = Counter()
-        self.times = 1
-        for worker in stack.workers:
-            worker.requests.clear()
-            worker.script = self.script_of(worker)
-
-    def script_of(self, worker: FakeWorker) -> Script:
-        async def script(
-            request: GenerateRequest, context: RequestContext, responder: Responder
-        ) -> None:
-            if self.num_cuts[request.request_id] >= self.times:
-                await self.whole(request, context, responder)
-                return
-            self.num_cuts[request.request_id] += 1
-            until = request.num_generated + self.num_tokens
-            limited = msgspec.structs.replace(request.stop, max_tokens=until)
-            begun = _WithoutEnd(responder)
-            await self.whole(msgspec.structs.replace(request, stop=limited), context, begun)
-            if self.error is not None:
-                raise self.error
-            for _ in range(3):
-                await asyncio.sleep(0)  # what it said is on its way
-            for connection in list(worker.server.connections):
-                connection.abort(ConnectionLostError("as if killed"))
-
-        return script
-
-
-class _WithoutEnd:
-    """Passes on what a script sends, but for the news that it is over."""
-
-    def __init__(self, responder: Responder) -> None:
-        self._responder = responder
-
-    def send(self, payload: bytes) -> None:
-        if msgspec.msgpack.decode(payload, type=TokenDelta).finish_reason is None:
-            self._responder.send(payload)
-
-
-async def ask(stack: Stack, path: str, body: dict[str, Any], **fields: object) -> dict[str, Any]:
-    """What a client has in the end, streamed or not: texts, logprobs, reasons, usage."""
-    whole = {"model": MODEL, **body, **fields}
-    if whole.get("stream"):
-        whole["stream_options"] = {"include_usage": True}
-    response = await stack.http.post(path, json=whole)
-    assert response.status_code == 200, response.text
-    if not whole.get("stream"):
-        answer = response.json()
-        choices = {choice["index"]: _content(choice) for choice in answer["choices"]}
-        return {"choices": choices, "usage": answer["usage"]}
-    choices: dict[int, dict[str, Any]] = {}
-    events = events_of(response)
-    for event in events[:-1]:
-        for choice in event["choices"]:
-            _add(choices.setdefault(choice["index"], {}), _content(choice))
-    return {"choices": choices, "usage": events[-1]["usage"]}
-
-
-def _content(choice: dict[str, Any]) -> dict[str, Any]:
-    message = choice.get("message") or choice.get("delta") or choice
-    text = message.get("content", "") if message is not choice else choice.get("text", "")
-    return {
-        "text": text or "",
-        "roles": [message["role"]] if "role" in message else [],
-        "logprobs": choice["logprobs"],
-        "reason": choice["finish_reason"],
-    }
-
-
-def _add(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    whole["text"] = whole.get("text", "") + part["text"]
-    whole["roles"] = whole.get("roles", []) + part["roles"]
-    whole["reason"] = whole.get("reason") or part["reason"]
-    known, new = whole.setdefault("logprobs", None), part["logprobs"]
-    if known is None:
-        whole["logprobs"] = new
-    elif new is not None:
-        for key, values in new.items():
-            known[key] = None if values is None else known[key] + values
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -319,58 +184,6 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
         assert "error id" in await failing_times(stack, 2)
 
 
-def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
-    return "no worker can resume it" in caplog.text
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
-    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    stack.worker.script = telling(ANSWER)
-    path, body = TEXT_AND_LOGPROBS[3]
-    uncut = await ask(stack, path, body, stream=stream)
-    cut = Cut(stack, 3, None)
-    asking = asyncio.create_task(ask(stack, path, body, stream=stream))
-    await stack.wait_until(lambda: is_waiting(caplog))
-    successor = FakeWorker(stack.store, stack.listeners)
-    successor.script = cut.script_of(successor)
-    await stack.join(successor)
-    assert await asking == uncut
-    assert [request.num_generated for request in successor.requests] == [3]
-
-
-async def test_the_wait_for_a_worker_ends_after_its_time_with_an_error() -> None:
-    async with Stack(config=FrontendConfig(port=0, migration_wait_s=0.05)) as stack:
-        Cut(stack, 1, None)
-        assert (await stack.chat()).json()["error"]["code"] == "connection_lost"
-
-
-async def test_the_wait_for_a_worker_ends_when_the_client_leaves(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with Stack(config=FrontendConfig(port=0, migration_wait_s=600)) as stack:
-        Cut(stack, 1, None)
-        asking = asyncio.create_task(stack.chat())
-        await stack.wait_until(lambda: is_waiting(caplog))
-        asking.cancel()
-        await stack.wait_until(lambda: 'status="499"' in stack.metrics())
-
-
-async def test_the_wait_for_a_worker_ends_with_the_requests_own_time() -> None:
-    config = FrontendConfig(port=0, migration_wait_s=600, request_timeout_s=0.5)
-    async with Stack(config=config) as stack:
-        Cut(stack, 1, None)
-        assert (await stack.chat()).status_code == 504
-
-
-async def test_a_request_that_has_not_begun_does_not_wait(stack: Stack) -> None:
-    Cut(stack, 0, None)
-    async with asyncio.timeout(5):
-        response = await stack.chat()
-    assert response.status_code == 503 and "retry-after" in response.headers
-
-
 @pytest.mark.parametrize("error", [InternalError("poison"), CapacityError("too large")])
 async def test_what_would_fail_anywhere_is_not_tried_elsewhere(
     pair: Stack, error: TandemError
@@ -484,9 +297,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
         assert (await stack.chat()).status_code == 200 and len(new.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "make", [ConnectionLostError, ProtocolError, UnavailableError, OverloadedError]
-)
+@pytest.mark.parametrize("make", [ProtocolError, UnavailableError, OverloadedError])
 def test_a_worker_that_failed_a_choice_is_not_asked_for_it_again(
     make: Callable[[str], TandemError],
 ) -> None:
@@ -498,9 +309,12 @@ def test_a_worker_that_failed_a_choice_is_not_asked_for_it_again(
     assert attempts.eligible(["a"]) == ["a"]
 
 
-def test_one_that_gave_a_choice_up_comes_last() -> None:
+@pytest.mark.parametrize("make", [IncompleteError, ConnectionLostError])
+def test_one_that_gave_a_choice_up_or_was_lost_comes_last(
+    make: Callable[[str], TandemError],
+) -> None:
     attempts = Attempts(limit=2)
-    attempts.failed("a", IncompleteError("going"))
+    attempts.failed("a", make("going"))
     assert attempts.eligible(["a", "b"]) == ["b"]
-    attempts.failed("b", ConnectionLostError("killed"))
+    attempts.failed("b", UnavailableError("stopping"))
     assert attempts.eligible(["a", "b"]) == ["a"]

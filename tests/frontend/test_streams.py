@@ -128,12 +128,13 @@ async def test_an_unstreamed_answer_goes_on_at_another_worker() -> None:
             assert response.json()["choices"][0]["message"]["content"] == ANSWER
 
 
-async def test_without_a_worker_it_is_a_503_with_retry_after(stack: Stack) -> None:
-    await stack.worker.leave()
-    await stack.wait_until(lambda: not stack.server.catalog.models)
-    for response in (await stack.chat(), await stack.chat(stream=True)):
-        assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
-        assert response.json()["error"]["type"] == "overloaded_error"
+async def test_without_a_worker_it_is_a_503_with_retry_after() -> None:
+    async with Stack(config=FrontendConfig(port=0, return_wait_s=0)) as stack:
+        await stack.worker.leave()
+        await stack.wait_until(lambda: not stack.server.catalog.models)
+        for response in (await stack.chat(), await stack.chat(stream=True)):
+            assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["type"] == "overloaded_error"
 
 
 async def test_an_overloaded_worker_is_a_503_with_its_own_retry_after(stack: Stack) -> None:

@@ -1,0 +1,195 @@
+"""Workers whose connection is lost: dead ones, and those that only took a pause."""
+
+import asyncio
+import socket
+
+import pytest
+
+from tandem.frontend.config import FrontendConfig
+from tandem.runtime.errors import OverloadedError
+from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
+from tests.frontend.frontend_stack import ANSWER, FakeWorker, Stack
+
+
+def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
+    return "no worker can take it" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
+    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.worker.script = telling(ANSWER)
+    path, body = TEXT_AND_LOGPROBS[3]
+    uncut = await ask(stack, path, body, stream=stream)
+    cut = Cut(stack, 3, None, vanishes=True)
+    asking = asyncio.create_task(ask(stack, path, body, stream=stream))
+    await stack.wait_until(lambda: is_waiting(caplog))
+    successor = FakeWorker(stack.store, stack.listeners)
+    successor.script = cut.script_of(successor)
+    await stack.join(successor)
+    assert await asking == uncut
+    assert [request.num_generated for request in successor.requests] == [3]
+
+
+async def test_the_wait_for_a_worker_ends_after_its_time_with_an_error() -> None:
+    async with Stack(config=FrontendConfig(port=0, migration_wait_s=0.05)) as stack:
+        Cut(stack, 1, None, vanishes=True)
+        assert (await stack.chat()).json()["error"]["code"] == "connection_lost"
+
+
+async def test_the_wait_for_a_worker_ends_when_the_client_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Stack(config=FrontendConfig(port=0, migration_wait_s=600)) as stack:
+        Cut(stack, 1, None, vanishes=True)
+        asking = asyncio.create_task(stack.chat())
+        await stack.wait_until(lambda: is_waiting(caplog))
+        asking.cancel()
+        await stack.wait_until(lambda: 'status="499"' in stack.metrics())
+
+
+async def test_the_wait_for_a_worker_ends_with_the_requests_own_time() -> None:
+    config = FrontendConfig(port=0, migration_wait_s=600, request_timeout_s=0.5)
+    async with Stack(config=config) as stack:
+        Cut(stack, 1, None, vanishes=True)
+        assert (await stack.chat()).status_code == 504
+
+
+# ---- workers that return ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_goes_on_at_its_only_worker_when_that_answers_again(
+    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.worker.script = telling(ANSWER)
+    path, body = TEXT_AND_LOGPROBS[3]
+    uncut = await ask(stack, path, body, stream=stream)
+    Cut(stack, 3, None, vanishes=True)
+    asking = asyncio.create_task(ask(stack, path, body, stream=stream))
+    await stack.wait_until(lambda: is_waiting(caplog))
+    await stack.worker.come_back()
+    assert await asking == uncut
+    assert [request.num_generated for request in stack.worker.requests] == [0, 3]
+
+
+async def test_a_worker_that_takes_a_pause_of_the_frontend_for_its_death_costs_no_time() -> None:
+    """It cuts the connection, and answers the next one at once."""
+    config = FrontendConfig(port=0, exclude_s=600, migration_wait_s=600)
+    async with Stack(config=config) as stack:
+        for num_tokens in (0, 1, 5):
+            cut = Cut(stack, num_tokens, None)
+            async with asyncio.timeout(10):
+                response = await stack.chat()
+            assert response.json()["choices"][0]["message"]["content"] == ANSWER
+            assert sum(cut.num_cuts.values()) == 1
+
+
+async def test_health_follows_a_worker_that_is_lost_and_returns(stack: Stack) -> None:
+    await stack.chat()
+    stack.worker.vanish()
+    (model,) = stack.server.catalog.models
+    await stack.wait_until(lambda: not stack.server.catalog.reachable(model))
+    assert (await stack.http.get("/health")).status_code == 503
+    await stack.http.get("/metrics")
+    assert 'tandem_frontend_decode_workers{model="test/model"} 0.0' in stack.metrics()
+    await stack.worker.come_back()
+    await stack.wait_until(lambda: bool(stack.server.catalog.reachable(model)))
+    assert (await stack.http.get("/health")).status_code == 200
+
+
+async def test_a_lost_worker_is_asked_by_no_request_before_it_answers() -> None:
+    """A stopped process takes connections and answers nothing, for as long as a client waits."""
+    config = FrontendConfig(port=0, exclude_s=0)
+    async with Stack(num_workers=2, config=config) as stack:
+        await both_known(stack)
+        stopped, well = stack.workers
+        (model,) = stack.server.catalog.models
+        stopped.vanish()
+        host, port = stopped.server.address.rsplit(":")
+        with socket.create_server((host, int(port))):
+            await stack.wait_until(
+                lambda: stack.server.catalog.reachable(model) == [well.instance_id]
+            )
+            async with asyncio.timeout(4):  # less than a dial takes
+                for _ in range(8):
+                    assert (await stack.chat()).status_code == 200
+        assert len(well.requests) == 8 and not stopped.requests
+        assert "migrations_total{" not in stack.metrics()
+        await stopped.come_back()
+        await stack.wait_until(lambda: len(stack.server.catalog.reachable(model)) == 2)
+
+
+async def test_a_worker_whose_heartbeat_is_late_gets_no_requests_while_there_is_another() -> None:
+    async with Stack(num_workers=2) as stack:
+        await both_known(stack)
+        late, well = stack.workers
+        for connection in late.server.connections:
+            assert connection._timer is not None
+            connection._timer.cancel()  # no more heartbeats
+        (model,) = stack.server.catalog.models
+        await stack.wait_until(lambda: stack.server.catalog.candidates(model) == [well.instance_id])
+        for _ in range(8):
+            assert (await stack.chat()).status_code == 200
+        assert not late.requests
+
+
+# ---- requests that have not begun -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_successor", [False, True])
+async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_another_one(
+    stack: Stack, is_successor: bool
+) -> None:
+    Cut(stack, 0, None, vanishes=True)
+    asking = [asyncio.create_task(stack.chat(stream=stream)) for stream in (False, True)]
+    await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 2)
+    asking.append(asyncio.create_task(stack.chat()))  # it finds no worker
+    await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 3)
+    if is_successor:
+        await stack.worker.discovery.close()
+        await stack.add_worker()
+    else:
+        stack.worker.script = telling(ANSWER)
+        await stack.worker.come_back()
+    assert [response.status_code for response in await asyncio.gather(*asking)] == [200] * 3
+    assert stack.server.handler._deps.num_waiting == 0
+
+
+async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> None:
+    async with Stack(config=FrontendConfig(port=0, return_wait_s=0.5)) as stack:
+        await stack.chat()
+        stack.worker.vanish()
+        (model,) = stack.server.catalog.models
+        await stack.wait_until(lambda: stack.server.catalog.absent_s(model) is not None)
+        lost_s = asyncio.get_running_loop().time()
+        response = await stack.chat()
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert asyncio.get_running_loop().time() - lost_s > 0.4
+        again_s = asyncio.get_running_loop().time()
+        assert (await stack.chat()).status_code == 503
+        assert asyncio.get_running_loop().time() - again_s < 0.4
+        await stack.worker.come_back()
+        await stack.wait_until(lambda: stack.server.catalog.absent_s(model) is None)
+        assert (await stack.chat()).status_code == 200
+
+
+async def test_of_new_requests_only_so_many_wait() -> None:
+    config = FrontendConfig(port=0, max_waiting_requests=2, return_wait_s=600)
+    async with Stack(config=config) as stack:
+        await stack.worker.leave()
+        waiting = [asyncio.create_task(stack.chat()) for _ in range(2)]
+        await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 2)
+        assert (await stack.chat()).status_code == 503
+        await stack.add_worker()
+        assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 2
+
+
+async def test_a_worker_that_is_overloaded_is_there_and_its_requests_do_not_wait(
+    stack: Stack,
+) -> None:
+    Cut(stack, 0, OverloadedError("full", retry_after_s=7))
+    async with asyncio.timeout(5):
+        response = await stack.chat()
+    assert response.status_code == 503 and response.headers["retry-after"] == "7"
