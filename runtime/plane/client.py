@@ -28,6 +28,7 @@ from tandem.runtime.plane.framing import (
     Stop,
 )
 from tandem.runtime.plane.handshake import ClientHandshake, Handshake
+from tandem.runtime.tls import dialing_context
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +253,7 @@ class RequestClient:
         self._config = config
         self._instance_id = instance_id
         self._progress = progress
+        self._tls = dialing_context(config)
         self._dials: dict[str, asyncio.Task[ClientConnection]] = {}
 
     async def open(
@@ -303,7 +305,9 @@ class RequestClient:
         connection = ClientConnection(self._config, self._instance_id, address, self._progress)
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                await loop.create_connection(
+                    lambda: connection, host.strip("[]"), int(port), ssl=self._tls
+                )
                 await connection.handshake
         except (OSError, ValueError, TimeoutError) as error:
             lost = ConnectionLostError(
