@@ -81,7 +81,7 @@ async def calls_without_the_token(target: Target) -> list[int]:
     handoff_id = secrets.token_bytes(16)
     calls = {
         "claim": encode(Claim(handoff_id, 1, "stranger", "epoch")),
-        "first_token": encode(FirstToken(handoff_id, 1, 2**31 - 1)),
+        "first_token": encode(FirstToken(handoff_id, 1, bytes(16), b"", 2**31 - 1)),
         "settled": encode(Settled(handoff_id, 1, 10**6, 0)),
         "model_files": b"",
     }
