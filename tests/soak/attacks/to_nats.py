@@ -19,6 +19,7 @@ from tandem.queue.streams import QueueNames
 from tandem.runtime.events import kv_subject, load_subject
 from tandem.runtime.messages import DECODE_ERRORS, KvEvent, LoadReport, Message, encode
 from tests.soak.attacks.target import ANSWER_S, HOLD_S, Attack, Target, connected
+from tests.soak.attacks.to_etcd import planted_instances_at
 from tests.soak.attacks.traps import GREETINGS, trap
 
 NESTS = (b"\x91" * 4000, b"\x91" * 200_000, b"\x81\xa1a" * 60_000)
@@ -105,20 +106,16 @@ async def tickets_with_numbers_out_of_range(target: Target) -> list[int]:
 
 
 async def tickets_of_strangers(target: Target) -> list[int]:
-    """The prefill worker is led to a server that greets in one way or another, and then waits."""
+    """The prefill worker is to dial a server that greets in one way or another, and then waits."""
     async with _client(target) as client:
         ticket = await _captured_ticket(target, client)
+        planted = "0" * len(ticket["decode_instance"])
         for greeting in GREETINGS:
-            async with trap(greeting) as address:
-                for _ in range(10):
-                    await _publish_changed(target, client, ticket, decode_address=address)
-                    await _publish_changed(
-                        target, client, ticket, decode_address=address, decode_instance="stranger"
-                    )
+            async with trap(greeting) as address, planted_instances_at(target, address):
+                for decode_instance in (planted, "stranger", "") * 10:
+                    await _publish_changed(target, client, ticket, decode_instance=decode_instance)
                 await client.flush(timeout=ANSWER_S)
                 await asyncio.sleep(HOLD_S)
-        for address in ("", ":0", "x", "nowhere.invalid:1", "[::1]:99999", "127.0.0.1:1"):
-            await _publish_changed(target, client, ticket, decode_address=address)
     return []
 
 
