@@ -175,6 +175,7 @@ class Memory:
 
     def __init__(self, cluster: Cluster) -> None:
         servers = {"nats": cluster.nats.child, "etcd": cluster.etcd.child}
+        self._own = list(cluster.children)
         self.children: dict[str, ChildProcess] = {**cluster.children, **servers}
         self._processes = {name: psutil.Process(c.pid) for name, c in self.children.items()}
         self.before = self.now()
@@ -203,8 +204,11 @@ class Memory:
         return self.now()
 
     def grown(self, now: dict[str, int]) -> dict[str, int]:
-        """Return the bytes that processes have gained beyond the bound."""
-        gained = {name: rss - self.before[name] for name, rss in now.items()}
+        """Return the bytes that processes of Tandem have gained beyond the bound.
+
+        etcd keeps every value that strangers put, and NATS has its own limits.
+        """
+        gained = {name: now[name] - self.before[name] for name in self._own if name in now}
         return {name: grown for name, grown in gained.items() if grown > RSS_GROWTH_BYTES}
 
 

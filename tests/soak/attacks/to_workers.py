@@ -3,12 +3,11 @@
 import asyncio
 import secrets
 
+import msgspec
+
 from tandem.runtime.messages import (
-    Claim,
-    FirstToken,
     GenerateRequest,
     SamplingParams,
-    Settled,
     StopConditions,
     encode,
 )
@@ -80,12 +79,15 @@ async def calls_without_the_token(target: Target) -> list[int]:
     """Requests, claims and first tokens, none of which may be acted on."""
     handoff_id = secrets.token_bytes(16)
     calls = {
-        "claim": encode(Claim(handoff_id, 1, "stranger", "epoch")),
-        "first_token": encode(FirstToken(handoff_id, 1, 2**31 - 1)),
-        "settled": encode(Settled(handoff_id, 1, 10**6, 0)),
-        "model_files": b"",
+        "claim": {"type": "Claim", "prefill_instance": "stranger", "prefill_epoch": "epoch"},
+        "first_token": {"type": "FirstToken", "token_id": 2**31 - 1, "run": b"", "secret": b""},
+        "settled": {"type": "Settled", "num_completed": 10**6, "num_failed": 0},
     }
-    for endpoint, payload in (_generate(target), *calls.items()):
+    payloads = {
+        endpoint: msgspec.msgpack.encode({**fields, "handoff_id": handoff_id, "attempt": 1})
+        for endpoint, fields in calls.items()
+    }
+    for endpoint, payload in (_generate(target), ("model_files", b""), *payloads.items()):
         for address in target.workers:
             await _must_be_refused(address, _calls(endpoint, payload, 20))
     return []
