@@ -1,0 +1,118 @@
+"""Requests of all kinds over HTTP: each gets an answer or an error of the caller, and soon."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tests.frontend.frontend_stack import MODEL, Stack
+from tests.frontend.openai.test_requests import VALUES
+
+HANG_S = 5.0  # generous: the machine may be busy; the longest time is printed
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"model": MODEL, "prompt": "Hi"},
+}
+MODELS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+SMALL = st.integers(-2, 20) | st.floats(-2, 2) | st.booleans()
+TEXTS = st.text(max_size=20) | st.lists(st.text(max_size=5) | st.integers(0, 300), max_size=4)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "wizard"])
+MESSAGE = st.fixed_dictionaries(
+    {"role": ROLES, "content": TEXTS | VALUES}, optional={"name": VALUES, "tool_calls": VALUES}
+)
+MESSAGES = st.lists(MESSAGE, max_size=3)
+PARTS = {"messages": MESSAGES, "prompt": TEXTS | st.lists(TEXTS, max_size=3)}
+PATHS = st.sampled_from(
+    [*BASES, "/live", "/health", "/metrics", "/v1/models", f"/v1/models/{MODEL}", "/v1/models//",
+     f"/v1/models/{MODEL}/ready", "/v1/models/%00%ff/ready", "/v1/embeddings", "/tokenize", "/"]
+)  # fmt: skip
+TOKENS = st.text("abcdefgh-", min_size=1, max_size=12)
+KNOWN_HEADERS = (
+    "accept", "authorization", "content-encoding", "content-type", "cookie", "origin", "range",
+    "x-request-id", "x-tandem-prefill", "traceparent", "access-control-request-method",
+)  # fmt: skip
+CONTROLS = bytes([*range(32), 127])
+HEADERS = st.dictionaries(
+    st.sampled_from(KNOWN_HEADERS) | TOKENS.map("x-{}".format),
+    st.binary(max_size=40).map(lambda value: value.translate(None, CONTROLS).strip()),
+    max_size=4,
+)
+FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Return bodies with some fields of a request model, right, nearly right or absurd."""
+    kinds = {name: PARTS.get(name, SMALL | VALUES) for name in MODELS[path].model_fields}
+    return st.fixed_dictionaries({}, optional=kinds)
+
+
+BODIES = st.sampled_from(sorted(BASES)).flatmap(
+    lambda path: st.tuples(st.just(path), fields_of(path), st.sets(st.sampled_from(["model", "n"])))
+)
+
+
+class Surface:
+    """A frontend for all examples of a test."""
+
+    def __init__(self, runner: asyncio.Runner, stack: Stack) -> None:
+        self._runner, self._stack = runner, stack
+        self.longest_s = 0.0
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request; it must get an answer in time, and not fail inside of the frontend."""
+        started_s = time.perf_counter()
+        response = self._runner.run(self._stack.http.request(method, path, **options))
+        took_s = time.perf_counter() - started_s
+        self.longest_s = max(self.longest_s, took_s)
+        assert took_s < HANG_S
+        assert response.status_code < 500, response.text
+        assert response.headers["x-request-id"]
+        if response.status_code >= 400 and method != "HEAD":
+            assert response.json()["error"]["message"]
+        return response
+
+
+@pytest.fixture(scope="module")
+def surface() -> Iterator[Surface]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stack = Stack()
+        runner.run(stack.__aenter__())
+        surface = Surface(runner, stack)
+        yield surface
+        runner.run(stack.__aexit__())
+        print(f"\nthe longest answer took {surface.longest_s:.3f} s")
+
+
+@FEW
+@given(BODIES)
+def test_any_body_gets_an_answer_or_an_error_of_the_caller(
+    surface: Surface, case: tuple[str, dict[str, Any], set[str]]
+) -> None:
+    path, fields, kept = case
+    body = fields | {name: value for name, value in BASES[path].items() if name in kept}
+    response = surface.request("POST", path, content=json.dumps(BASES[path] | body))
+    if response.status_code == 200 and body.get("stream"):
+        assert response.text.endswith("data: [DONE]\n\n") and '{"error"' not in response.text
+    elif response.status_code == 200:
+        assert response.json()["choices"]
+
+
+@FEW
+@given(
+    st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"]),
+    PATHS,
+    HEADERS,
+    st.binary(max_size=100),
+)
+def test_any_head_gets_an_answer_or_an_error_of_the_caller(
+    surface: Surface, method: str, path: str, headers: dict[str, bytes], content: bytes
+) -> None:
+    surface.request(method, path, headers=headers, content=content)
