@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ from tests.soak.load import Order, Outcome, Question, ask, questions, undisturbe
 from tests.soak.strangers import Account, Terms
 
 MIB = 2**20
+WORKER_FLAGS = ("--engine.num_blocks=1000",)  # a small pool: its pages count once they are used
+REFUSED_PAUSE_S = 0.2  # of a client before its next request
 NUM_TOKENS = 100  # of an honest answer
 MIN_USED_SHARE = 0.5
 MAX_LOG_BYTES = 32 * MIB
@@ -81,7 +84,7 @@ class Verdict:
                 f"then {after // MIB}; log {self.log_bytes[name] / MIB:.1f} MiB"
                 for name, (before, most, after) in self.rss.items()
             ),
-            *(f"! {violation}" for violation in self.violations),
+            *(f"! {count} x {each}" for each, count in Counter(self.violations).items()),
         ]
         return "\n".join(lines)
 
@@ -94,7 +97,7 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
         Cluster(run_dir, model, CLUSTER_TOKEN) as cluster,
         aiohttp.ClientSession(connector=connector) as http,
     ):
-        await cluster.start_all(1, 1)
+        await cluster.start_all(1, 1, *WORKER_FLAGS)
         asked = [
             replace(question, max_tokens=NUM_TOKENS)
             for question in questions(plan.seed, plan.num_questions)
@@ -167,6 +170,8 @@ async def _stream(
         salt, place = f"honest {number} {len(outcomes)}", draw.choice(("local", "remote"))
         order = Order(len(outcomes), draw.choice(asked), salt, place)
         outcomes.append(await ask(http, cluster.base_url, cluster.model_name, order))
+        if outcomes[-1].status != 200:
+            await asyncio.sleep(REFUSED_PAUSE_S)
     return outcomes
 
 

@@ -67,7 +67,7 @@ async def _attack(attack: Attack, target: Target, account: Account) -> None:
             for status in await attack(target):
                 account.statuses[status] = account.statuses.get(status, 0) + 1
     except Exception as error:
-        account.failures.append(f"{type(error).__name__}: {error}")
+        account.failures.append(" ".join(f"{type(error).__name__}: {error}".split()))
     account.runs.append((begin, time.monotonic()))
 
 
