@@ -4,6 +4,7 @@ The table is to be measured on the first GPU: `python -m tandem.bench.kernels.tu
 """
 
 import json
+import os
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from triton.runtime import driver
 Config = TypeVar("Config")
 
 TABLE = Path(__file__).with_name("tuned.json")
+TABLE_VARIABLE = "TANDEM_KERNEL_TABLE"  # another table's path, of a tuning that is not finished
 INTERPRETED = 0  # the architecture of a machine without a GPU
 
 # Multiprocessors of an A100, an H100 or H200, and a B200: for a chip that is not here.
@@ -74,7 +76,8 @@ def _nearest(arch: int, known: tuple[int, ...]) -> int:
 
 @cache
 def _table() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    table: dict[str, dict[str, dict[str, dict[str, Any]]]] = json.loads(TABLE.read_text())
+    path = Path(os.environ.get(TABLE_VARIABLE) or TABLE)
+    table: dict[str, dict[str, dict[str, dict[str, Any]]]] = json.loads(path.read_text())
     return table
 
 

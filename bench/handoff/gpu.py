@@ -13,7 +13,7 @@ from tandem.bench.report.sections import Section, SectionOptions, SectionProgram
 
 MODULE = "tandem.bench.handoff.gpu"
 SECTIONS = "tandem.bench.handoff.gpu_sections"
-TIMEOUT_S = 150.0  # of a section
+TIMEOUT_S = 60.0  # of a section
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 PROGRAM = SectionProgram(
     module=MODULE,
@@ -41,7 +41,7 @@ PROGRAM = SectionProgram(
         "exposed": "from the end of a step's kernels until the last group of its layers has "
         "arrived, checksums of the sender included",
     },
-    budget_s=6 * TIMEOUT_S,
+    budget_s=240.0,
     once_rounds=1,
 )
 

@@ -49,13 +49,14 @@ from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.transfer.reactor import HELLO
 
-# The KV of an 8-billion-parameter model with 36 layers, in bfloat16: 2.25 MiB per block.
+# The KV of an 8-billion-parameter model with 36 layers, in bfloat16: 9 MiB per block.
 MODEL_SHAPE = PoolShape(
-    num_blocks=512, num_layers=36, num_kv_heads=8, head_dim=128, dtype="bfloat16"
+    num_blocks=128, num_layers=36, num_kv_heads=8, head_dim=128, block_size=64, dtype="bfloat16"
 )
 MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
-PAYLOAD_TARGET = at_least(1.5)  # TB/s of an H200, whose copies read and write at twice that
+PAYLOAD_TARGET = at_least(0.9, of="share")  # of the payload of a copy in the same run
+SLOW_POOL_BLOCKS = 32  # over expandable segments UCX moves 0.3 GB/s
 SLOW_WRITE_S = 0.5  # a write that is this slow is measured a few times only
 MAX_ROUNDS = 5
 
@@ -73,6 +74,9 @@ def _num_rounds(setting: Setting) -> int:
 async def _transfers(setting: Setting, pool: str) -> list[Figure]:
     """Measure writes between pools of an allocator, and round trips."""
     shape = shape_for(setting, "engine" if pool == "engine" else "torch")
+    if pool == "expandable":
+        setting = setting.once(1)
+        shape = msgspec.structs.replace(shape, num_blocks=SLOW_POOL_BLOCKS)
     whole = shape.num_blocks
     cases: dict[str, Pairs] = {
         "whole": adjacent(whole),
@@ -108,7 +112,7 @@ async def _bandwidth(
         rates = in_unit(medians(rounds), "TB/s", num_bytes)
         target = PAYLOAD_TARGET if is_judged and how == AGENTS else None
         name = f"{pool}_{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
-        bound = Bound("copy", 2.0) if case == "whole" else None
+        bound = Bound("copy", 2.0) if case in ("whole", "runs") else None
         figures.append(Figure(name, f"{label}, {how}", "TB/s", rates, target, bound=bound))
     both = (samples[BARE], samples[PAUSING])
     bare = min(both, key=lambda rounds: statistics.median(flat(rounds)))

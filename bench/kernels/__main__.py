@@ -7,10 +7,10 @@ make typing-links && PYTHONPATH=build/typing:$PYTHONPATH python3 -m tandem.bench
 
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.options import parse
@@ -20,7 +20,17 @@ from tandem.bench.report.setting import Setting
 MODULE = "tandem.bench.kernels"
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "kernels"
 TRIAL_TESTS = TESTS / "attention" / "test_prefill_hopper.py"
+TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds for other chips
+    "attention/test_prefill.py",
+    "attention/test_decode.py",
+    "layers",
+    "sampling",
+    "test_checksum.py",
+    "test_runner_with_kernels.py",
+)
 NUM_TEST_PROCESSES = 14  # they compile for most of the time
+MAX_FAILED = 40
+TESTS_A_FIGURE = 50
 HOW = {
     "time": "median of rounds; in a round all that compare take turns; a sample is one replay of a "
     "CUDA graph of many calls, divided by their number; inputs are random and go in turns, so that "
@@ -37,18 +47,18 @@ HOW = {
 
 def run_tests(setting: Setting) -> Iterator[Figure]:
     """Run the kernels' tests on this device; on a CPU those of one family."""
-    options = ["--ignore", str(TRIAL_TESTS), str(TESTS)]
+    options = [str(TESTS / path) for path in TESTS_OF_A_GPU]
     if setting.is_dry:
         options = [str(TESTS / "layers" / "test_embedding.py")]
     elif importlib.util.find_spec("xdist") is not None:
         options += ["-n", str(NUM_TEST_PROCESSES), "--dist", "worksteal"]
-    yield _tests("tests", options)
+    yield from _tests("tests", options)
 
 
 def run_trial_tests(setting: Setting) -> Iterator[Figure]:
     """Run the tests of the kernel on trial, which may hang."""
     if not setting.is_dry:
-        yield _tests("tests_hopper", [str(TRIAL_TESTS)])
+        yield from _tests("tests_hopper", [str(TRIAL_TESTS)])
 
 
 def against_torch(figures: Sequence[Figure]) -> Iterator[Figure]:
@@ -88,37 +98,39 @@ PROGRAM = SectionProgram(
 )
 
 
-class _Outcomes:
-    """The outcomes of tests, collected as a plugin of pytest."""
-
-    def __init__(self) -> None:
-        self.num_passed = 0
-        self.failed: list[str] = []
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.num_passed += report.passed and report.when == "call"
-        self._take(report)
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self._take(report)
-
-    def _take(self, report: Any) -> None:
-        if report.failed:
-            self.failed.append(report.nodeid)
-
-
-def _tests(name: str, options: Sequence[str]) -> Figure:
-    import pytest  # of the development environment; the other sections run without it
-
-    outcomes = _Outcomes()
+def _tests(name: str, options: Sequence[str]) -> Iterator[Figure]:
+    """Run pytest; yield the outcomes so far now and then, so that a run that is cut has them."""
     # Versions here may be other ones than those the project is developed with, and warn otherwise.
-    usual = ["-q", "--tb=line", "-W", "default", "-p", "no:cacheprovider"]
+    usual = [
+        "-v",
+        "--tb=line",
+        f"--maxfail={MAX_FAILED}",
+        "-W",
+        "default",
+        "-p",
+        "no:cacheprovider",
+    ]
     config = [f"--rootdir={TESTS.parents[1]}", "-c", str(TESTS.parents[1] / "pyproject.toml")]
-    code = pytest.main([*usual, *config, *options], plugins=[outcomes])
-    label = f"kernels' tests that fail ({outcomes.num_passed} passed)"
-    samples = (float(len(outcomes.failed)),)
-    failure = "" if code == 0 else f"pytest ended with {int(code)}: {' '.join(outcomes.failed)}"
-    return Figure(name, label, "", samples, at_most(0.0), failure=failure)
+    command = [sys.executable, "-m", "pytest", *usual, *config, *options]
+    num_passed, failed, code = 0, dict[str, None](), None
+
+    def figure() -> Figure:
+        label = f"kernels' tests that fail ({num_passed} passed)"
+        ended = "pytest was cut" if code is None else f"pytest ended with {code}"
+        failure = "" if code == 0 else f"{ended}: {' '.join(failed)}"
+        return Figure(name, label, "", (float(len(failed)),), at_most(0.0), failure=failure)
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stderr.write(line)
+            num_passed += bool(re.search(r"\bPASSED\b", line))
+            if wrong := re.search(r"(?:FAILED|ERROR) (\S+::\S+)|(\S+::\S+) (?:FAILED|ERROR)", line):
+                failed[wrong[1] or wrong[2]] = None
+            if wrong or num_passed % TESTS_A_FIGURE == 1:
+                yield figure()
+        code = process.wait()
+    yield figure()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

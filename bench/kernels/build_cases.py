@@ -23,8 +23,9 @@ TOKENS = {"few": 64, "many": 8192}
 # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
 # Other options that change an attention's build, tried on one chip: the code is the same on all.
-OTHER_GROUPS = ((128, 64, 1), (128, 64, 8))
+OTHER_GROUPS = ((128, 64, 1), (128, 64, 8), (32, 64, 3))  # the last is the bundled model's
 OTHERS_ARCH = 90
+FLOAT32 = "float32"  # of a shape; all others are in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,14 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
 
 
 def _prefill_cases(arch: int) -> Iterator[BuildCase]:
-    def launch(head_dim: int, block_size: int, group_size: int, **options: Any) -> None:
-        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+    def launch(
+        head_dim: int,
+        block_size: int,
+        group_size: int,
+        dtype: torch.dtype = DTYPE,
+        **options: Any,
+    ) -> None:
+        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=dtype)
         prefill_attention.prefill_attention(*_prefill_inputs(q, block_size), **options)
 
     def launch_hopper(head_dim: int, block_size: int, group_size: int) -> None:
@@ -63,12 +70,18 @@ def _prefill_cases(arch: int) -> Iterator[BuildCase]:
 
 
 def _decode_cases(arch: int) -> Iterator[BuildCase]:
-    def launch(head_dim: int, block_size: int, group_size: int, **options: Any) -> None:
+    def launch(
+        head_dim: int,
+        block_size: int,
+        group_size: int,
+        dtype: torch.dtype = DTYPE,
+        **options: Any,
+    ) -> None:
         num_seqs = 64
-        q = meta(num_seqs, KV_HEADS * group_size, head_dim, dtype=DTYPE)
+        q = meta(num_seqs, KV_HEADS * group_size, head_dim, dtype=dtype)
         paged_attention.paged_decode_attention(
             q,
-            _layer(head_dim, block_size),
+            _layer(head_dim, block_size, dtype),
             _integers(num_seqs, MAX_LEN // block_size),
             _integers(num_seqs),
             head_dim**-0.5,
@@ -86,6 +99,9 @@ def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Ite
         return
     for shape in OTHER_GROUPS:
         yield BuildCase(family, _attention_shape(*shape), partial(launch, *shape))
+    for shape in ((32, 64, 3), (64, 64, 4)):
+        call = partial(launch, *shape, dtype=torch.float32)
+        yield BuildCase(family, f"{_attention_shape(*shape)} {FLOAT32}", call)
     call = partial(launch, 256, 64, 4, soft_cap=50.0, window=4096)
     yield BuildCase(family, f"{_attention_shape(256, 64, 4)} soft_cap=50 window=4096", call)
 
@@ -185,7 +201,7 @@ def _prefill_inputs(q: torch.Tensor, block_size: int) -> tuple[Any, ...]:
     head_dim, num_seqs, longest = q.shape[2], 4, 4096
     tables, starts = _integers(num_seqs, MAX_LEN // block_size), _integers(num_seqs + 1)
     lens, out = _integers(num_seqs), torch.empty_like(q)
-    cache = _layer(head_dim, block_size)
+    cache = _layer(head_dim, block_size, q.dtype)
     return q, cache, tables, starts, lens, longest, head_dim**-0.5, out
 
 
@@ -197,9 +213,9 @@ def _integers(*shape: int) -> torch.Tensor:
     return meta(*shape, dtype=torch.int64)
 
 
-def _pool(head_dim: int, block_size: int) -> torch.Tensor:
-    return meta(4096, 36, 2, KV_HEADS, block_size, head_dim, dtype=DTYPE)
+def _pool(head_dim: int, block_size: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return meta(4096, 36, 2, KV_HEADS, block_size, head_dim, dtype=dtype)
 
 
-def _layer(head_dim: int, block_size: int) -> torch.Tensor:
-    return _pool(head_dim, block_size)[:, 3]
+def _layer(head_dim: int, block_size: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return _pool(head_dim, block_size, dtype)[:, 3]

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.bench.kernels.build_cases import BuildCase, build_cases
+from tandem.bench.kernels.build_cases import FLOAT32, BuildCase, build_cases
 from tandem.bench.kernels.compile import (
     MAX_SHARED_BYTES,
     MAX_WARPS_PER_SM,
@@ -72,6 +72,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
     def broken_rules(self) -> list[str]:
         """Return the rules that this build breaks, in words."""
         limit = MAX_SHARED_BYTES[self.arch]
+        uses_tensor_cores = self.family in TENSOR_CORE and not self.shape.endswith(FLOAT32)
         widest = max(self.load_bytes, default=0)
         narrowest = min(self.load_bytes, default=VECTOR_BYTES)
         rules = {
@@ -79,7 +80,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
             f"spills {self.spill_bytes} bytes a thread": self.spill_bytes > 0,
             f"{self.shared_bytes} bytes of shared memory, limit {limit}": self.shared_bytes > limit,
             "no block fits a multiprocessor": self.blocks_per_sm == 0,
-            "no wgmma": self.arch == 90 and self.family in TENSOR_CORE and not self.num_wgmmas,
+            "no wgmma": self.arch == 90 and uses_tensor_cores and not self.num_wgmmas,
             # ptxas can give up on their overlap, which no other figure shows.
             f"{self.num_wgmmas} wgmmas waited for {self.num_wgmma_waits} times": self.num_wgmmas
             < 2 * self.num_wgmma_waits,
@@ -244,7 +245,7 @@ class Options:
 
     output: Path | None = option(None, f"page whose tables are replaced, as {DOCUMENT.name}")
     share: int | None = option(None, "print this share of the builds as JSON", is_hidden=True)
-    arch: tuple[int, ...] = option(ARCHITECTURES, "chips of the share", is_hidden=True)
+    arch: tuple[int, ...] = option(ARCHITECTURES, "chips to build for")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.share is not None:
         sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
         return 0
-    builds = build_all()
+    builds = build_all(options.arch)
     print(render(builds))
     broken = [(built, rule) for built in builds for rule in built.broken_rules()]
     for built, rule in broken:

@@ -141,13 +141,13 @@ def _checksum(setting: Setting) -> Iterator[Tunable]:
 
 FAMILIES: dict[str, Callable[[Setting], Iterator[Tunable]]] = {
     "prefill_attention": _prefill,
-    "paged_attention": _decode,
     "prefill_attention_hopper": _prefill_hopper,
+    "warp_specialization": _warp_specialization,  # after the two that it chooses between
+    "paged_attention": _decode,
     "sampling": _sampling,
     "store_qkv": _layers(kv_store, kernel_layers.store_qkv, TOKEN_COUNTS, (64, 128)),
     "rms_norm": _layers(norm, kernel_layers.add_rms_norm, TOKEN_COUNTS[:1], HIDDEN_SIZES),
     "silu_mul": _layers(activation, kernel_layers.silu_mul, TOKEN_COUNTS, INTERMEDIATE_SIZES),
     "embed": _layers(embedding, kernel_layers.embed, TOKEN_COUNTS, HIDDEN_SIZES),
     "checksum": _checksum,
-    "warp_specialization": _warp_specialization,
 }

@@ -26,13 +26,20 @@ from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.process import run_bounded
 from tandem.bench.report.setting import Setting, setting_for
-from tandem.kernels.tuned import TABLE, architecture, config_fields, shape_key
+from tandem.kernels.tuned import TABLE, TABLE_VARIABLE, architecture, config_fields, shape_key
 from tandem.runtime.errors import ConfigError
 
 MODULE = "tandem.bench.kernels.tune"
 LEAST_GAIN = 0.01  # less than this is noise, and the table's line stays
 NUM_COMPILERS = 8
 COMPILE_SHARE = 0.4  # of the time, at most
+# Shares of the time: these have many candidates, and decide about most of a step.
+WEIGHTS = {
+    "prefill_attention": 4.0,
+    "prefill_attention_hopper": 3.0,
+    "paged_attention": 4.0,
+    "sampling": 2.0,
+}
 TINY_CANDIDATES = 2  # of each kernel in a dry run
 
 Table = dict[str, dict[str, dict[str, dict[str, Any]]]]
@@ -203,29 +210,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = time.perf_counter() + options.seconds
     choices: list[Choice] = []
     has_failed = False
+    if not setting.is_dry:
+        options.output.write_text(table_text(json.loads(TABLE.read_text())))
     for index, family in enumerate(families):
-        families_left = len(families) - index
-        seconds = (deadline - time.perf_counter()) / families_left
-        found, failure = _tune_in_own_process(family, options.device, seconds, setting)
+        share = _weight(family) / sum(map(_weight, families[index:]))
+        seconds = (deadline - time.perf_counter()) * share
+        found, failure = _tune_in_own_process(family, options, seconds, setting)
         choices += found
+        if not setting.is_dry:
+            # After every family: the next ones build on it, and a run that is cut loses one.
+            table = merged(json.loads(TABLE.read_text()), choices)
+            options.output.write_text(table_text(table))
         for choice in found:
             print(_line(choice), flush=True)
         if failure:
             has_failed = True
             print(f"{family}: {failure}", flush=True)
     if not setting.is_dry:
-        table = merged(json.loads(TABLE.read_text()), choices)
-        options.output.write_text(table_text(table))
         print(options.output)
     return int(has_failed)
 
 
+def _weight(family: str) -> float:
+    return WEIGHTS.get(family, 1.0)
+
+
 def _tune_in_own_process(
-    family: str, device: str, seconds: float, setting: Setting
+    family: str, options: Options, seconds: float, setting: Setting
 ) -> tuple[list[Choice], str]:
-    command = [sys.executable, "-m", MODULE, "--device", device]
+    command = [sys.executable, "-m", MODULE, "--device", options.device]
     command += ["--family", family]
     environment = {"TRITON_INTERPRET": "1" if setting.is_dry else "0"}
+    if not setting.is_dry:
+        environment[TABLE_VARIABLE] = str(options.output.resolve())
     ends_at = time.perf_counter() + seconds
 
     def compile_part(part: int) -> None:

@@ -35,12 +35,15 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
     )
     runner = ModelRunner(config, recorder)
     runner.kv_cache.tensor.fill_(float("nan"))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the runner's own stream does not wait for the fill
     return runner
 
 
 def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
-    answers = [answer(make_runner(folder, kernels)) for kernels in ("torch", "triton", "c")]
-    assert answers[0] == answers[1] == answers[2]
+    kinds = ["torch", "triton", *([] if torch.cuda.is_available() else ["c"])]
+    answers = [answer(make_runner(folder, kernels)) for kernels in kinds]
+    assert all(each == answers[0] for each in answers)
     assert torch.tensor(answers[0]).unique().numel() > 2
 
 

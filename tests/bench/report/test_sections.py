@@ -65,6 +65,33 @@ def test_an_optional_section_fails_no_run_and_no_time_is_no_figure(tmp_path: Pat
     assert (code, whole["failures"]) == (1, {"ceilings": "no time was left"})
 
 
+def test_a_section_that_only_its_name_starts_is_left_out(tmp_path: Path) -> None:
+    hidden = replace(CEILINGS, timeout_s=0.001, only_named=True)
+    program = replace(KERNELS, sections=(hidden, Section("unheard_of", "a:b", 30.0)))
+    assert set(run(program, tmp_path / "a.json")[1]["section_seconds"]) == {"unheard_of"}
+    assert set(run(program, tmp_path / "b.json", "ceilings")[1]["section_seconds"]) == {"ceilings"}
+
+
+def test_a_run_that_is_cut_has_written_the_sections_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(Exception):
+        pass
+
+    def measure(module: str, section: Section, *rest: Any) -> tuple[list[Figure], str, str]:
+        if section.name == "decode":
+            raise Cut
+        return [Figure("copy_torch", "copy", "TB/s", (3.0,))], "", "the log"
+
+    monkeypatch.setattr("tandem.bench.report.sections.in_own_process", measure)
+    path = tmp_path / "kernels.json"
+    with pytest.raises(Cut):
+        run(KERNELS, path, "ceilings", "decode")
+    whole = msgspec.json.decode(path.read_bytes())
+    assert whole["figures"]["copy_torch"]["value"] == 3.0
+    assert whole["section_logs"] == {"ceilings": "the log"}
+
+
 def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
     assert run_sections(KERNELS, SectionOptions("cpu", only=("everything",))) == 2
 
