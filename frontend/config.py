@@ -1,6 +1,8 @@
 """The frontend's config: its address, and the limits on requests."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class FrontendConfig(BaseModel):
@@ -10,6 +12,10 @@ class FrontendConfig(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback by default")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    tls_cert_file: str | None = Field(
+        None, description="certificate of the HTTP server (PEM, with its chain); null: no TLS"
+    )
+    tls_key_file: str | None = Field(None, description="key of `tls_cert_file` (PEM)")
     cors_origins: str = Field(
         "",
         description="origins of web pages that may call from a browser, commas between several; "
@@ -89,3 +95,14 @@ class FrontendConfig(BaseModel):
     tokenizer_threads: int = Field(
         2, ge=1, description="threads that tokenize long prompts beside the event loop"
     )
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file come together")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the server's URL."""
+        return "http" if self.tls_cert_file is None else "https"

@@ -23,6 +23,7 @@ from tandem.runtime.http_server import HttpServer
 from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.node import Node
+from tandem.runtime.tls import check_pair
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class FrontendServer:
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
+        if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
+            check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
         deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
         self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
@@ -55,18 +58,23 @@ class FrontendServer:
             grace_s=_GRACE_S,
             keep_alive_s=frontend.keep_alive_s,
             protocol=limited_protocol(frontend),
+            tls_cert_file=frontend.tls_cert_file,
+            tls_key_file=frontend.tls_key_file,
         )
+        self._scheme = frontend.scheme
 
     async def start(self) -> None:
         """Listen, then register. Raise ConfigError when the port is taken."""
         self._http.bind()
         advertised = self._node.config.advertise_host
         self.address = host_port(advertised, self._http.port) if advertised else self._http.address
+        url = f"{self._scheme}://{self.address}"
         await self.catalog.start()
         await self._worker_events.start()
         self._http.serve()
-        await register_instance(self._node, self._node.instance(self._endpoint, self.address))
-        logger.info("frontend %s listens on http://%s", self.instance_id, self.address)
+        address = url if self._scheme == "https" else self.address
+        await register_instance(self._node, self._node.instance(self._endpoint, address))
+        logger.info("frontend %s listens on %s", self.instance_id, url)
 
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, wait for those under way."""

@@ -160,9 +160,12 @@ async def _ask(client: RequestClient, instance: Instance) -> InstanceReport:
 
 
 async def _frontend_state(address: str) -> str:
-    host, _, port = address.removeprefix("http://").rpartition(":")
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
     try:
-        status, _ = await http_get(host, int(port), "/health", CALL_TIMEOUT_S)
+        status, _ = await http_get(
+            host, int(port), "/health", CALL_TIMEOUT_S, scheme=scheme or "http"
+        )
     except ServiceError as error:
         return f"no answer: {error}"
     return "ready" if status == 200 else "not ready"

@@ -1,8 +1,8 @@
 """The config that every process needs to belong to a cluster."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class RuntimeConfig(BaseModel):
@@ -43,6 +43,17 @@ class RuntimeConfig(BaseModel):
     cluster_token: SecretStr | None = Field(
         None, description="secret that processes of the cluster prove to each other to have"
     )
+    tls_cert_file: str | None = Field(
+        None,
+        description="certificate of this process (PEM, with its chain): encrypts the request plane "
+        "and is shown to NATS and etcd",
+    )
+    tls_key_file: str | None = Field(None, description="key of `tls_cert_file` (PEM)")
+    tls_ca_file: str | None = Field(
+        None,
+        description="authorities whose certificates are accepted (PEM); null: for NATS and etcd "
+        "those of the system",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of log lines"
     )
@@ -55,3 +66,11 @@ class RuntimeConfig(BaseModel):
     drain_timeout_s: float = Field(
         10.0, ge=0, description="time for running requests to finish when a process is ended"
     )
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file come together")
+        if self.tls_cert_file is not None and self.tls_ca_file is None:
+            raise ValueError("tls_cert_file needs tls_ca_file: each side checks the other's")
+        return self

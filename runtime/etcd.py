@@ -13,6 +13,7 @@ from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
 from tandem.runtime.seals import Seals
 from tandem.runtime.tasks import keep_running
+from tandem.runtime.tls import read_files
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class EtcdDiscovery:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
-        self._client = EtcdClient(config.etcd_endpoints, f"/tandem/{config.namespace}/store")
+        store_key = f"/tandem/{config.namespace}/store"
+        self._client = EtcdClient(config.etcd_endpoints, store_key, read_files(config))
         self._seals = Seals(config.cluster_token)
         self._own: dict[str, bytes] = {}  # as stored
         self._withdrawn: set[str] = set()  # deleted while etcd was away

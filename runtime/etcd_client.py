@@ -9,13 +9,15 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+import grpc
 from aetcd import rpc
 from aetcd.utils import prefix_range_end
 
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +55,19 @@ class EtcdClient:
     """A client whose methods raise ServiceError, naming the addresses, when etcd fails.
 
     `endpoints` is a comma-separated list of URLs, of which one must answer, or the URL of one unix
-    socket. `store_key` is the key of the store's random name.
+    socket. `store_key` is the key of the store's random name. `https` URLs are dialed with `tls`;
+    the certificates of several must name the first one's host.
     """
 
-    def __init__(self, endpoints: str, store_key: str) -> None:
+    def __init__(self, endpoints: str, store_key: str, tls: TlsFiles | None = None) -> None:
         self._endpoints = endpoints
+        self._tls = tls or TlsFiles(None, None, None)
         self._socket = _unix_socket(endpoints)
-        urls = [] if self._socket else endpoints.split(",")
-        self._targets = [_host_and_port(url) for url in urls]
+        urls = [] if self._socket else [_split(url) for url in endpoints.split(",")]
+        self._targets = [(url.hostname or "", url.port or 2379) for url in urls]
+        self._is_secure = any(url.scheme == "https" for url in urls)
+        if self._is_secure and not all(url.scheme == "https" for url in urls):
+            raise ConfigError(f"runtime.etcd_endpoints: {endpoints!r} mixes http and https")
         self._store_key = store_key.encode()
         self._channel: Any = None
 
@@ -72,7 +79,13 @@ class EtcdClient:
             target = "{}:{}".format(*self._targets[0])
         else:
             target = "ipv4:" + ",".join([await _resolve(*target) for target in self._targets])
-        self._channel = rpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        if self._is_secure:
+            host = self._targets[0][0]
+            options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host)]
+            credentials = grpc.ssl_channel_credentials(*self._tls)
+            self._channel = rpc.secure_channel(target, credentials, options=options)
+        else:
+            self._channel = rpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._kv = rpc.KVStub(self._channel)
         self._leases = rpc.LeaseStub(self._channel)
         self._watches = rpc.WatchStub(self._channel)
@@ -227,10 +240,11 @@ def _unix_socket(endpoints: str) -> str:
     return parts.path if is_path else ""
 
 
-def _host_and_port(url: str) -> tuple[str, int]:
+def _split(url: str) -> SplitResult:
     parts = urlsplit(url.strip() if "//" in url else f"http://{url.strip()}")
-    if parts.scheme != "http" or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"runtime.etcd_endpoints: {url!r} is not http://host:port or unix:///path"
+            f"runtime.etcd_endpoints: {url!r} is not http://host:port, https://host:port or "
+            "unix:///path"
         )
-    return parts.hostname, parts.port or 2379
+    return parts

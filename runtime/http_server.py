@@ -30,6 +30,8 @@ class HttpServer:
         grace_s: int = 1,
         keep_alive_s: int = 5,
         protocol: type[asyncio.Protocol] | Literal["httptools"] = "httptools",
+        tls_cert_file: str | None = None,
+        tls_key_file: str | None = None,
     ) -> None:
         self._host = host
         self._param = param
@@ -51,6 +53,8 @@ class HttpServer:
                 backlog=_BACKLOG,
                 timeout_keep_alive=keep_alive_s,
                 timeout_graceful_shutdown=grace_s,
+                ssl_certfile=tls_cert_file,
+                ssl_keyfile=tls_key_file,
             )
         )
 

@@ -1,16 +1,20 @@
 """The connection of a process to NATS, shared by the queue and the events."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.printable import masked
+from tandem.runtime.tls import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +25,27 @@ _CLOSE_TIMEOUT_S = 2.0
 Listener = Callable[[], Awaitable[None]]
 
 
+class _Transport(TcpTransport):
+    """nats-py's transport, whose end is not waited for without a bound.
+
+    Under uvloop a connection whose TLS handshake failed never reports its end.
+    """
+
+    async def wait_closed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S / 2):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class _TolerantClient(Client):
     """nats-py's client, whose read loop survives a message with a malformed subject or header.
 
     Such a message is delivered without its malformed part: a pull that waits for a message would
     otherwise wait for one that has come already.
+    It speaks to a server of a `tls:` URL over TLS only.
     """
 
     async def _process_msg(
@@ -40,6 +60,19 @@ class _TolerantClient(Client):
                 await super()._process_msg(sid, readable, reply, data, b"")
             except Exception as again:
                 logger.warning("ignoring the message: %r", again)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is None and s.uri.scheme in ("nats", "tls"):
+            self._transport = _Transport()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        server = self._current_server
+        is_tls = server is not None and server.uri.scheme == "tls"
+        if initial_connection and is_tls and not info.get("tls_required"):
+            # The library would go on without TLS, and send the password.
+            raise nats.errors.Error("the server offers no TLS, which its URL asks for")
+        await super()._process_info(info, initial_connection)
 
 
 class NatsConnection:
@@ -70,6 +103,7 @@ class NatsConnection:
         try:
             await self.client.connect(
                 servers=[url.strip() for url in self._config.nats_url.split(",")],
+                tls=client_context(self._config),
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
                 reconnected_cb=self._on_reconnect,

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sysconfig
 import tempfile
@@ -135,6 +136,7 @@ class EtcdServer(Server):
     def __init__(self) -> None:
         super().__init__()
         self._peer_port = free_port()
+        self.context: ssl.SSLContext | None = None  # of its health check
 
     @property
     def url(self) -> str:
@@ -153,10 +155,16 @@ class EtcdServer(Server):
             "--unsafe-no-fsync",
         ]
 
+    def _over_tls(self, connection: socket.socket) -> socket.socket:
+        if self.context is None:
+            return connection
+        return self.context.wrap_socket(connection, server_hostname="127.0.0.1")
+
     def _answers(self) -> bool:
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.port), 1.0) as connection,
+            socket.create_connection(("127.0.0.1", self.port), 1.0) as plain,
+            self._over_tls(plain) as connection,
         ):
             connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             return b'"health":"true"' in _read_all(connection)

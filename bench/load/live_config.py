@@ -70,7 +70,7 @@ def frontend_url(file: Path) -> str:
     if all(effective.origin(f"frontend.{key}") == "default" for key in ("host", "port")):
         return ""
     frontend = effective.config.frontend
-    return f"http://{host_port(local_address(frontend.host), frontend.port)}"
+    return f"{frontend.scheme}://{host_port(local_address(frontend.host), frontend.port)}"
 
 
 class LiveConfig:

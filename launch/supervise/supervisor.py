@@ -67,7 +67,7 @@ class Supervisor(ABC):
     def _http_url(self) -> str:
         """Return the address of the frontend; empty where there is none."""
         frontend = self._config.config.frontend
-        return f"http://{local_address(frontend.host)}:{frontend.port}"
+        return f"{frontend.scheme}://{local_address(frontend.host)}:{frontend.port}"
 
     def _is_announced(self) -> bool:
         """Return True when other commands on this machine should find this cluster."""
@@ -171,7 +171,8 @@ class Supervisor(ABC):
         frontend = self._config.config.frontend
         while True:
             with contextlib.suppress(ServiceError):
-                status, _ = await http_get(local_address(frontend.host), frontend.port, path)
+                host = local_address(frontend.host)
+                status, _ = await http_get(host, frontend.port, path, scheme=frontend.scheme)
                 if status == 200:
                     return
             await asyncio.sleep(HEALTH_RETRY_S)

@@ -20,6 +20,7 @@ from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import Batch, Failure, Frame, Open
 from tandem.runtime.plane.handshake import ClientHandshake, Handshake
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS, ResponseStream
+from tandem.runtime.tls import dialing_context
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ class RequestClient:
         self._config = config
         self._instance_id = instance_id
         self._progress = progress
+        self._tls = dialing_context(config)
         self._dials: dict[str, asyncio.Task[ClientConnection]] = {}
         self._losses: Listeners[[str]] = Listeners()
 
@@ -208,7 +210,9 @@ class RequestClient:
         connection = ClientConnection(self._config, self._instance_id, address, self._progress)
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                await loop.create_connection(
+                    lambda: connection, host.strip("[]"), int(port), ssl=self._tls
+                )
                 await connection.handshake
         except (OSError, ValueError, TimeoutError) as error:
             lost = ConnectionLostError(

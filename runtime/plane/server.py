@@ -11,6 +11,7 @@ from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.framing import MAX_FRAME_BYTES
 from tandem.runtime.plane.server_connection import Handler, Responder, ServerConnection
 from tandem.runtime.printable import short
+from tandem.runtime.tls import server_context
 
 __all__ = ["Handler", "RequestServer", "Responder"]
 
@@ -59,12 +60,19 @@ class RequestServer:
         self._handlers.pop(endpoint, None)
 
     async def start(self, port: int = 0) -> None:
-        """Listen and set `address`. Raise ServiceError when the port is taken."""
+        """Listen and set `address`. Raise ServiceError when the port is taken.
+
+        ConfigError for a file of TLS that cannot be used.
+        """
         loop = asyncio.get_running_loop()
-        host = self._config.host
+        host, context = self._config.host, server_context(self._config)
         try:
             self._server = await loop.create_server(
-                lambda: ServerConnection(self, self._config, self._instance_id), host, port
+                lambda: ServerConnection(self, self._config, self._instance_id),
+                host,
+                port,
+                ssl=context,
+                ssl_handshake_timeout=self._config.connect_timeout_s if context else None,
             )
         except OSError as error:
             raise ServiceError(f"cannot listen on {host}:{port}: {error}") from error

@@ -22,6 +22,7 @@ from tandem.runtime.plane.framing import (
     encode_preamble,
 )
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.runtime.plane.eavesdropper import Eavesdropper
 from tests.runtime.plane.raw_peer import GREETING, RawPeer
 from tests.services import eventually
 
@@ -69,30 +70,6 @@ async def test_a_server_that_does_not_know_the_token_is_not_trusted(echoes: bool
         await client.close()
 
 
-class Eavesdropper:
-    """Passes connections on to a server, and keeps the bytes of both directions."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self.from_client, self.from_server = bytearray(), bytearray()
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self._target.rpartition(":")
-        server_reader, server_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(
-            self._pass_on(reader, server_writer, self.from_client),
-            self._pass_on(server_reader, writer, self.from_server),
-        )
-
-    async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray
-    ) -> None:
-        while data := await reader.read(65536):
-            kept += data
-            writer.write(data)
-        writer.close()
-
-
 async def test_the_greeting_of_another_connection_opens_none() -> None:
     """Recorded, with another address in front of the server: neither replay nor relay works."""
     config = RuntimeConfig.model_validate({"cluster_token": "right"})
@@ -108,7 +85,7 @@ async def test_the_greeting_of_another_connection_opens_none() -> None:
             await client.call(server.address, "echo", b"", RequestContext())
         await client.close()
     recorded = bytes(between.from_client[2 * PREAMBLE_BYTES :][: 2 * PREAMBLE_BYTES])
-    host, _, port = between._target.rpartition(":")
+    host, _, port = between.target.rpartition(":")
     peer = RawPeer(*await asyncio.open_connection(host, int(port)))
     peer.writer.write(recorded)
     await peer.reader.readexactly(PREAMBLE_BYTES)
