@@ -44,8 +44,7 @@ class _TolerantClient(Client):
     """nats-py's client, whose read loop survives a message with a malformed subject or header.
 
     Such a message is delivered without its malformed part: a pull that waits for a message would
-    otherwise wait for one that has come already.
-    It speaks to a server of a `tls:` URL over TLS only.
+    otherwise wait for one that has come already. A `tls:` URL is never spoken to in the clear.
     """
 
     async def _process_msg(
