@@ -91,8 +91,8 @@ async def logit_biases(target: Target) -> list[int]:
 
 async def token_ids(target: Target) -> list[int]:
     statuses = []
-    for field in ("prompt", "stop_token_ids"):
-        body = with_field(completion(target), field, _repeated(b"1", 2_000_000))
+    for field, count in (("prompt", 2**20), ("prompt", 2_000_000), ("stop_token_ids", 2_000_000)):
+        body = with_field(completion(target), field, _repeated(b"1", count))
         statuses += await post(target, COMPLETIONS, body)
     return statuses
 
