@@ -13,7 +13,7 @@ ATTACKS: tuple[Attack, ...] = (*HTTP_ATTACKS, *NATS_ATTACKS, *ETCD_ATTACKS, *WOR
 CLUSTER_TOKEN = "a secret of the cluster"
 ATTACK_LIMIT_S = 60.0  # a single attack hangs beyond it
 GOOD_GAP_S = 0.5  # reported; two quiet cores keep it
-HANG_GAP_S = 5.0  # a stream stands still beyond it
+HANG_GAP_S = 10.0  # a stream stands still beyond it
 RSS_GROWTH_BYTES = 64 * 1024 * 1024  # of each process, after the attacks
 
 
