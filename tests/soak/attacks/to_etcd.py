@@ -135,6 +135,13 @@ async def planted_cards(target: Target) -> list[int]:
     return []
 
 
+async def deleted_keys(target: Target) -> list[int]:
+    async with _store(target) as store:
+        await store.delete(b"\0", b"\0")
+    await asyncio.sleep(HOLD_S)
+    return []
+
+
 async def records_that_come_and_go(target: Target) -> list[int]:
     """Deletes and puts back the records of workers, as fast as etcd does it."""
     async with _store(target) as store:
@@ -151,5 +158,6 @@ ETCD_ATTACKS: tuple[Attack, ...] = (
     odd_live_values,
     planted_instances,
     planted_cards,
+    deleted_keys,
     records_that_come_and_go,
 )
