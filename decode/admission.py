@@ -30,6 +30,7 @@ class PlacementCause(StrEnum):
     """The cause of a decision; the values are metric labels."""
 
     ASKED = "asked"
+    PROMPT_LOGPROBS = "prompt_logprobs"
     POLICY = "policy"
     NO_PREFILL_WORKER = "no_prefill_worker"
     QUEUE_LOST = "queue_lost"
@@ -46,6 +47,7 @@ class PlacementCause(StrEnum):
 
 _REASONS = {
     PlacementCause.ASKED: "asked for by the request",
+    PlacementCause.PROMPT_LOGPROBS: "the prompt's log probabilities are wanted",
     PlacementCause.POLICY: "policy {0.policy}",
     PlacementCause.NO_PREFILL_WORKER: "no prefill worker",
     PlacementCause.QUEUE_LOST: "the prefill queue is not reachable",
@@ -99,16 +101,21 @@ def decide(
     *,
     num_cached_tokens: int = 0,
     placement: PrefillPlace | None = None,
+    prompt_logprobs: bool = False,
 ) -> Decision:
     """Return the place for a prompt of `num_uncached_tokens` tokens that must be computed.
 
     Places that cannot work are excluded first; then the request's `placement` counts, then the
-    policy.
+    policy. Log probabilities of a prompt exist where it is computed, and no message of a handoff
+    carries them.
     """
     local = None
     if side.here is not None:
         local = predict(side.here, num_uncached_tokens, num_cached_tokens)
-    decision = _decide(config, num_uncached_tokens, num_cached_tokens, side, placement, local)
+    if prompt_logprobs:
+        decision = Decision("local", PlacementCause.PROMPT_LOGPROBS)
+    else:
+        decision = _decide(config, num_uncached_tokens, num_cached_tokens, side, placement, local)
     if local is not None and decision.local_ms == 0.0:
         decision = replace(decision, local_ms=local.first_token_s * 1e3)
     return decision

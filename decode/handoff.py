@@ -272,9 +272,12 @@ class RemotePrefill:
     # ---- outcomes: the client gets each token once, wherever its prompt was computed ----------
 
     def _send_first(self, first: FirstToken) -> None:
-        """Send the first token before its KV has landed, unless it ends the answer."""
+        """Send the first token before its KV has landed, unless it is no part of the answer."""
         active = self.active
-        if active.seq.finish_reason_after(first.token_id) == "stop":
+        if (
+            active.seq.finish_reason_after(first.token_id) == "stop"
+            or not active.seq.stop.max_tokens
+        ):
             return
         self._first_was_sent = True
         logprobs = None if first.logprobs is None else [first.logprobs]

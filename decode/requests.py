@@ -19,6 +19,7 @@ from tandem.runtime.messages import (
     encode,
 )
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.prompt_logprobs import PromptLogprobs
 from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
@@ -84,7 +85,13 @@ class ActiveRequest:
             return
         if not self.reported:
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        self.send(output.token_ids, output.logprobs, output.finish_reason, output.stop_token_id)
+        self.send(
+            output.token_ids,
+            output.logprobs,
+            output.finish_reason,
+            output.stop_token_id,
+            output.prompt_logprobs,
+        )
 
     def send(
         self,
@@ -92,6 +99,7 @@ class ActiveRequest:
         logprobs: list[TokenLogprobs] | None,
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         """Send tokens in order; the first delta carries the prefill report."""
         if self.done.done():
@@ -102,7 +110,9 @@ class ActiveRequest:
             self.stepped = True
             self.timeline.mark("first_step")
         whole_ms = None if finish_reason is None else self.timeline.ms()
-        delta = TokenDelta(token_ids, finish_reason, logprobs, report, stop_token_id, whole_ms)
+        delta = TokenDelta(
+            token_ids, finish_reason, logprobs, report, stop_token_id, whole_ms, prompt_logprobs
+        )
         self.responder.send(encode(delta))
         if finish_reason is not None:
             self.done.set_result(None)

@@ -214,6 +214,7 @@ class DecodeRole:
                 self._prefill_side(engine),
                 num_cached_tokens=num_cached,
                 placement=active.request.prefill_place,
+                prompt_logprobs=seq.prompt_scores is not None,
             )
             if decision.place == "remote":
                 reservation = engine.reserve(seq)

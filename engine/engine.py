@@ -21,11 +21,13 @@ from tandem.engine.step.outcome import (
     count_token,
     fail,
     fail_undrawn,
+    keep_prompt_scores,
     still_running,
 )
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
+    from tandem.engine.step.prompt_scoring import ScoredPart
     from tandem.engine.step.sampler import SampledToken
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ class _FailedLaunch(NamedTuple):
 
     def tokens(self) -> "list[SampledToken]":
         raise self.error
+
+    def prompt_scores(self) -> "list[ScoredPart]":
+        return []
 
 
 class _Launched(NamedTuple):
@@ -122,6 +127,7 @@ class Engine:
         except Exception as error:
             return self._recover(launched, error)
         scheduler.collected(chunks)
+        keep_prompt_scores(step.prompt_scores())
         scheduler.step_cost.observe(chunks, step.seconds)
         return outputs + count_step(scheduler, chunks, tokens)
 

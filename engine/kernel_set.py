@@ -83,6 +83,7 @@ class Kernels:
     prefill_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     sample: Callable[..., None]
+    token_logprobs: Callable[..., None]
     pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int], StepOptions] = _no_options
@@ -139,6 +140,7 @@ def load_kernels(kind: Kind) -> Kernels:
         prefill_attention=find("prefill_attention", "prefill_attention"),
         silu_mul=find("activation", "silu_mul"),
         sample=find("sampling", "sample"),
+        token_logprobs=find("sampling", "token_logprobs"),
         **own,
     )
 

@@ -35,6 +35,7 @@ from tandem.engine.step.batch import (
 from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
 from tandem.engine.step.device_loss import noticing_device_loss
 from tandem.engine.step.launched import LaunchedStep, start_timing
+from tandem.engine.step.prompt_scoring import HostScores, PromptScorer
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import HostTokens, Sampler, SamplingPlan
 from tandem.kernels.sampling.rows import SampledRows
@@ -132,6 +133,7 @@ class ModelRunner:
         self._sampler = Sampler(
             model_config.vocab_size, model_config.eos_token_ids, kernels.sample, self._batch_rows
         )
+        self._scorer = PromptScorer(self._model, kernels.token_logprobs, config.max_num_seqs)
 
     def _num_blocks_beside_steps(self, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""
@@ -151,7 +153,7 @@ class ModelRunner:
 
     def _profile(self, kernels: Kernels, longest: int) -> StepProfile:
         return StepProfile(
-            self.config, self.model_config, self._model, kernels.sample, longest, self._device
+            self.config, self.model_config, self._model, kernels, longest, self._device
         )
 
     @torch.inference_mode()
@@ -210,15 +212,16 @@ class ModelRunner:
             self._batch_rows.apply(changes)
         if self._clears_started_blocks:
             self._clear(started_blocks(chunks, self.kv_cache.block_size))
+        scores = None
         if self._graphs is not None and step.is_decode and on_layers is None:
             sampled = self._graphs.run(step, plan)
         else:
             announce = None
             if on_layers is not None:
                 announce = partial(_announce_layers, on_layers, self._device)
-            sampled = self._compute(step, plan, announce, boundaries)
+            sampled, scores = self._compute(step, plan, announce, boundaries)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
-        return LaunchedStep(self._device, timing, on_host)
+        return LaunchedStep(self._device, timing, on_host, scores)
 
     def _compute(
         self,
@@ -226,12 +229,17 @@ class ModelRunner:
         plan: SamplingPlan,
         announce: Callable[[int], None] | None,
         boundaries: Collection[int],
-    ) -> SampledRows:
+    ) -> tuple[SampledRows, HostScores | None]:
         batch = build_batch(step, self._batch_rows, self.kv_cache.block_size)
-        logits = self._model.forward(batch, self.kv_cache.tensor, announce, boundaries)
-        return self._sampler.sample(
-            logits, batch.sampled.batch_rows, batch.sampled.context_lens, plan
+        hidden = self._model.hidden(
+            batch, self.kv_cache.tensor, announce, boundaries, of_all=bool(step.scored)
         )
+        scores = None
+        if step.scored:
+            scores = self._scorer.score(hidden, step.scored)
+            hidden = hidden.index_select(0, batch.logits_indices)
+        logits, sampled = self._model.logits(hidden), batch.sampled
+        return self._sampler.sample(logits, sampled.batch_rows, sampled.context_lens, plan), scores
 
     def _clear(self, block_ids: list[int]) -> None:
         if block_ids:

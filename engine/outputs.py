@@ -7,6 +7,7 @@ import msgspec
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import FinishReason, LoadReport, StepCosts, TokenLogprobs, WorkerRole
+from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 
 class SequenceOutput(msgspec.Struct):
@@ -17,12 +18,14 @@ class SequenceOutput(msgspec.Struct):
 
     request_id: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # one per token id, if asked for
+    # One per token id, if asked for; with log probabilities of the prompt the stop token's too.
+    logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0  # positions below have K/V; grows with each chunk of a prompt
     error: TandemError | None = None  # with finish_reason "error"
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, if asked for
 
 
 @dataclass(slots=True, frozen=True)

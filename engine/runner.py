@@ -9,6 +9,7 @@ from tandem.engine.schedule.sequence import Chunk, OnLayers
 if TYPE_CHECKING:
     from tandem.engine.memory.kv_cache import KvCache
     from tandem.engine.models.config import ModelConfig
+    from tandem.engine.step.prompt_scoring import ScoredPart
     from tandem.engine.step.sampler import SampledToken
 
 
@@ -26,6 +27,9 @@ class Step(Protocol):
         NotFiniteError, with the tokens of the other chunks, or the error of the whole step; nothing
         of the step is under way then either.
         """
+
+    def prompt_scores(self) -> "list[ScoredPart]":
+        """Return the log probabilities of prompt tokens that were asked for; after `tokens`."""
 
 
 class Runner(Protocol):

@@ -102,17 +102,24 @@ class ChoiceText:
         return text + self._matcher.flush()
 
     def with_logprobs(self, delta: TokenDelta) -> tuple[list[int], list[TokenLogprobs]]:
-        """Return the tokens that count of the delta taken last, with their log probabilities."""
+        """Return the tokens that count of the delta taken last, with their log probabilities.
+
+        The stop token is among them where the worker gave its log probabilities.
+        """
         if delta.logprobs is None:
             return [], []
-        return delta.token_ids[: self._num_taken], delta.logprobs[: self._num_taken]
+        token_ids, logprobs = delta.token_ids[: self._num_taken], delta.logprobs[: self._num_taken]
+        has_more = len(delta.logprobs) > len(delta.token_ids)
+        if delta.stop_token_id is not None and has_more and not self.is_stopped:
+            return [*token_ids, delta.stop_token_id], [*logprobs, delta.logprobs[-1]]
+        return token_ids, logprobs
 
     def chat_logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChatLogprobs:
         """Return log probabilities in the form of chat."""
         return chat_logprobs(self._factory, token_ids, logprobs)
 
     def completion_logprobs(
-        self, token_ids: list[int], logprobs: list[TokenLogprobs]
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]
     ) -> CompletionLogprobs:
         """Return log probabilities in the form of completions.
 

@@ -27,6 +27,7 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -45,6 +46,7 @@ class ChoiceRun:
     began_at: str = ""  # instance id of the worker that began it
     report: PrefillReport | None = None  # of the worker that began it
     timeline_ms: dict[str, float] | None = None  # the whole, where one worker generated everything
+    prompt_logprobs: PromptLogprobs | None = None  # of the worker that began it
     first_token_s: float = 0.0  # perf_counter; 0 before it
     last_token_s: float = 0.0  # perf_counter
 
@@ -203,7 +205,7 @@ class _ChoiceSequence:
     async def settle(self, error: TandemError) -> bool:
         """End the choice if its worker was lost after the last token, before the end."""
         run = self._run
-        if len(run.generated) < run.choice.request.stop.max_tokens:
+        if not run.has_begun or len(run.generated) < run.choice.request.stop.max_tokens:
             return False
         await self._sink.last(run, self._sink.deltas(run, [TokenDelta([], "length")]))
         return True
@@ -247,6 +249,7 @@ class _ChoiceSequence:
         run.last_token_s = now
         if run.has_begun:
             return
+        run.prompt_logprobs = _checked(delta, run.choice)
         run.has_begun = True
         run.first_token_s = now
         run.began_at = run.failover.instance_id
@@ -263,6 +266,19 @@ class _ChoiceSequence:
         self._run.last_token_s = now
 
 
+def _checked(delta: TokenDelta, choice: Choice) -> PromptLogprobs | None:
+    """Return the log probabilities of a choice's prompt. None when they are not wanted.
+
+    Raises ProtocolError when they are not those of its tokens.
+    """
+    if not choice.request.sampling.prompt_logprobs:
+        return None
+    found = delta.prompt_logprobs
+    if found is None or not found.are_of(len(choice.prompt.token_ids) - 1):
+        raise ProtocolError("the worker sent no log probabilities of the prompt")
+    return found
+
+
 def resume_after(request: GenerateRequest, generated: list[int]) -> GenerateRequest:
     """Return `request` for a worker that resumes after the tokens already `generated`."""
     if not generated:
@@ -270,6 +286,7 @@ def resume_after(request: GenerateRequest, generated: list[int]) -> GenerateRequ
     return msgspec.structs.replace(
         request,
         token_ids=request.token_ids + pack_tokens(generated),
+        sampling=msgspec.structs.replace(request.sampling, prompt_logprobs=False),
         num_generated=len(generated),
     )
 

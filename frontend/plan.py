@@ -21,6 +21,7 @@ from tandem.runtime.messages import (
     SamplingParams,
     pack_tokens,
 )
+from tandem.runtime.request_bounds import check_num_prompt_logprobs
 
 _PREFILL_HEADER = "x-tandem-prefill"
 _TIMELINE_HEADER = "x-tandem-timeline"
@@ -85,6 +86,9 @@ def _choices(
 ) -> list[Choice]:
     sampling = _sampling(body, model)
     n = body.n or 1
+    if sampling.prompt_logprobs:
+        num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
+        check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, "logprobs")
     deadline_ms = int(context.remaining_s() * 1e3)
     is_single = len(prompts) * n == 1
     choices: list[Choice] = []
@@ -124,6 +128,7 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
         logit_bias=biases,
         seed=seed,
         logprobs=body.num_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

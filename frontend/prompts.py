@@ -125,7 +125,7 @@ def stop_conditions(
     limit = body.token_limit
     num_left = context_length - num_prompt_tokens
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
-    if num_left < 1 or (limit is not None and limit > num_left):
+    if num_left < (1 if limit is None else limit):
         asked = "" if limit is None else f" and {limit} for the answer"
         raise ContextLengthError(
             f"the model's context is {context_length} tokens; this request has "

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tandem.runtime.prompt_logprobs import PromptLogprobs
+
 PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Role = Literal["frontend", "worker", "prefill", "decode"]  # of a process
@@ -57,12 +59,13 @@ class SamplingParams(Message, frozen=True):
     logit_bias: dict[int, float] = {}  # token id |-> added to its logit
     seed: int = 0  # u64
     logprobs: int | None = None  # None: none; 0: the chosen token's; k: also those of the k best
+    prompt_logprobs: bool = False  # those of the prompt's tokens too, as `logprobs` says
 
 
 class StopConditions(Message, frozen=True):
     """Conditions that end a sequence. The frontend handles stop strings: workers see token ids."""
 
-    max_tokens: int
+    max_tokens: int  # 0: the prompt is computed, nothing is generated
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
@@ -136,10 +139,12 @@ class TokenDelta(Message, frozen=True, array_like=True, tag=False):
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    logprobs: list[TokenLogprobs] | None = None  # one per token id, or None
+    # One per token id; after `prompt_logprobs` the stop token has one too.
+    logprobs: list[TokenLogprobs] | None = None
     prefill: PrefillReport | None = None  # on the first delta only
     stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
     timeline_ms: dict[str, float] | None = None  # the whole request's, on its terminal delta
+    prompt_logprobs: PromptLogprobs | None = None  # on the first delta only
 
 
 class ModelFiles(Message, frozen=True):

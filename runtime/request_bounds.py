@@ -13,6 +13,7 @@ LEAST_REPETITION_PENALTY = 0.01
 LARGEST_REAL = 1e6  # logits that are multiplied by it, or it by a count, stay finite in float32
 LARGEST_INT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
+LARGEST_PROMPT_LOGPROBS = 2**18  # log probabilities of prompts in one answer
 
 
 def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> list[int]:
@@ -28,6 +29,7 @@ def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> li
     if token_ids:
         _check("prompt", max(token_ids), 0, vocab_size - 1)
     _check_sampling(request.sampling, vocab_size)
+    _check_prompt_logprobs(request.sampling, len(token_ids))
     _check_stop(request.stop, vocab_size)
     return token_ids
 
@@ -53,8 +55,27 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         _check("logprobs", params.logprobs, 0, vocab_size)
 
 
+def _check_prompt_logprobs(params: SamplingParams, num_tokens: int) -> None:
+    if not params.prompt_logprobs:
+        return
+    if params.logprobs is None:
+        raise InvalidRequestError("prompt_logprobs needs logprobs", param="prompt_logprobs")
+    check_num_prompt_logprobs(num_tokens, params.logprobs, "prompt_logprobs")
+
+
+def check_num_prompt_logprobs(num_tokens: int, num_top: int, param: str) -> None:
+    """Raise InvalidRequestError for more log probabilities of prompts than one answer may have."""
+    num_all = num_tokens * (1 + num_top)
+    if num_all > LARGEST_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"`{param}`: {num_tokens} prompt tokens with {1 + num_top} log probabilities each are "
+            f"{num_all}, the most of one answer is {LARGEST_PROMPT_LOGPROBS}",
+            param=param,
+        )
+
+
 def _check_stop(stop: StopConditions, vocab_size: int) -> None:
-    _check("max_tokens", stop.max_tokens, 1, LARGEST_INT)
+    _check("max_tokens", stop.max_tokens, 0, LARGEST_INT)
     _check("min_tokens", stop.min_tokens, 0, LARGEST_INT)
     if len(stop.stop_token_ids) > vocab_size:
         raise InvalidRequestError(

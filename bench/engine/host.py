@@ -23,6 +23,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.runner import Runner
 from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence
+from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -43,6 +44,9 @@ class _Step:
 
     def tokens(self) -> list[SampledToken]:
         return self.drawn
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        return []
 
 
 class _Runner:

@@ -22,6 +22,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.runner import Runner, Step
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
+from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -90,6 +91,9 @@ class _RecordedStep:
         record.device_s = self._step.seconds
         self._records.append(record)
         return tokens
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        return self._step.prompt_scores()
 
 
 class Rig:

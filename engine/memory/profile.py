@@ -1,10 +1,10 @@
 """Steps run over zeros before the first request: for their memory, and to build their kernels."""
 
-from collections.abc import Callable
-
+import msgspec
 import torch
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.kernel_set import Kernels
 from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_bytes
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
@@ -17,6 +17,7 @@ from tandem.engine.step.batch import (
     pack_step,
 )
 from tandem.engine.step.decode_graphs import batch_sizes
+from tandem.engine.step.prompt_scoring import PromptScorer
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
 from tandem.runtime.block_hash import num_blocks_of
@@ -24,6 +25,7 @@ from tandem.runtime.messages import SamplingParams, StopConditions
 
 # Everything that a sequence may ask of sampling; the other penalties need generated tokens.
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, repetition_penalty=1.1)
+_SCORED = msgspec.structs.replace(_PARAMS, prompt_logprobs=True)
 # Requests that need other builds of the sampling kernels.
 _OTHER_PARAMS = (
     SamplingParams(temperature=0.0),
@@ -43,7 +45,7 @@ class StepProfile:
         config: EngineConfig,
         model_config: ModelConfig,
         model: Model,
-        sample: Callable[..., None],
+        kernels: Kernels,
         longest: int,
         device: torch.device,
     ) -> None:
@@ -58,8 +60,9 @@ class StepProfile:
             self._max_num_seqs, num_blocks_of(longest, config.block_size), device
         )
         self._sampler = Sampler(
-            model_config.vocab_size, model_config.eos_token_ids, sample, self._batch_rows
+            model_config.vocab_size, model_config.eos_token_ids, kernels.sample, self._batch_rows
         )
+        self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
         shape = (2, model_config.num_layers, 2, model_config.num_kv_heads, config.block_size)
         self._pool = torch.zeros(*shape, model_config.head_dim, dtype=dtype, device=device)
@@ -99,7 +102,11 @@ class StepProfile:
         if changes is not None:
             self._batch_rows.apply(changes)
         batch = build_batch(step, self._batch_rows, self._block_size)
-        logits = self._model.forward(batch, self._pool)
+        hidden = self._model.hidden(batch, self._pool, of_all=bool(step.scored))
+        if step.scored:
+            self._scorer.score(hidden, step.scored)
+            hidden = hidden.index_select(0, batch.logits_indices)
+        logits = self._model.logits(hidden)
         self._sample(logits, batch, self._sampler.plan(step.sampled))
 
     def run_decode(self) -> None:
@@ -122,7 +129,7 @@ class StepProfile:
         for batch_row in range(self._max_num_seqs):
             num_others = self._max_num_seqs - batch_row - 1
             length = min(self._longest, num_left - num_others)
-            chunks.append(self._chunk(batch_row, length, _PARAMS))
+            chunks.append(self._chunk(batch_row, length, _SCORED))
             num_left -= length
         return chunks
 

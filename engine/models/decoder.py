@@ -62,6 +62,26 @@ class Model:
     ) -> torch.Tensor:
         """Return logits [num_samples, vocab_size] of `batch.logits_indices`; fill the cache.
 
+        `on_layers` and `boundaries` are as in `hidden`.
+        """
+        return self.logits(self.hidden(batch, kv_cache, on_layers, boundaries))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [num_rows, vocab_size] of rows of `hidden`."""
+        return self._lm_head(hidden)
+
+    def hidden(
+        self,
+        batch: Batch,
+        kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        on_layers: Callable[[int], None] | None = None,
+        boundaries: Collection[int] = (),
+        *,
+        of_all: bool = False,
+    ) -> torch.Tensor:
+        """Return the operands [num_samples, hidden_size] of `logits`; fill the cache.
+
+        They are those of `batch.logits_indices`, or with `of_all` those of all tokens.
         `on_layers(n)` is called for each of `boundaries` as soon as the first n layers' K/V is
         stored: on a GPU in stream order, before anything has been computed.
         """
@@ -75,7 +95,7 @@ class Model:
             q = self._store_kv(normed, layer, batch, layer_cache, options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
-            if index < last or batch.samples_all:
+            if index < last or batch.samples_all or of_all:
                 attended = self._attention(q, batch, layer_cache, options)
             else:
                 # No later layer reads the other tokens.
@@ -86,7 +106,7 @@ class Model:
                     q, layer_cache, batch.sampled, attended, options.sampled_attention
                 )
             self._finish_layer(attended.flatten(1), layer, hidden, normed)
-        return self._lm_head(normed)
+        return normed
 
     def _embed(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the residual stream [num_tokens, hidden_size] and its norm for the first layer."""

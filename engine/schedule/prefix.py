@@ -10,9 +10,10 @@ from tandem.runtime.block_hash import block_hashes
 def shareable_hashes(seq: Sequence, pool: BlockPool) -> list[bytes]:
     """Return the hashes of the leading blocks that `seq` could take from the prefix cache.
 
-    Shared blocks are never written, so the block of the last token is not among them.
+    Shared blocks are never written, so the block of the last token is not among them. A prompt
+    whose log probabilities are wanted takes none, because all of its positions must be computed.
     """
-    if not pool.enable_prefix_cache:
+    if not pool.enable_prefix_cache or seq.prompt_scores is not None:
         return []
     num_tokens = seq.num_known_tokens
     _hash_full_blocks(seq, num_tokens, pool.block_size)

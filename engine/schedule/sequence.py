@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
+from tandem.runtime.prompt_logprobs import PromptScores
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,8 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set by the engine
     num_given_tokens: int = field(init=False)  # prompt, and tokens generated elsewhere
     max_num_tokens: int = field(init=False)  # of prompt and answer, where "length" ends it
+    # Of a prompt whose log probabilities are wanted, until they are in an output.
+    prompt_scores: PromptScores | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.num_given_tokens = len(self.token_ids)
@@ -69,6 +72,9 @@ class Sequence:
             if self.prefill_only
             else self.num_prompt_tokens + self.stop.max_tokens
         )
+        sampling = self.sampling
+        if sampling.prompt_logprobs and sampling.logprobs is not None and not self.prefill_only:
+            self.prompt_scores = PromptScores(sampling.logprobs)
 
     @property
     def num_tokens(self) -> int:
@@ -93,10 +99,12 @@ class Sequence:
     def finish_reason_at(self, position: int, token_id: int) -> FinishReason | None:
         """Return why `token_id` at `position` of `token_ids` ends the sequence. None: it does not.
 
-        A prefill_only sequence hands over its first token even if that is a stop token.
+        A prefill_only sequence hands over its first token even if that is a stop token. A token
+        beyond `max_num_tokens`, drawn where `max_tokens` is 0, is no part of the answer.
         """
         may_stop = position - self.num_prompt_tokens >= self.stop.min_tokens
-        if token_id in self.stop_ids and may_stop and not self.prefill_only:
+        is_within = position < self.max_num_tokens
+        if token_id in self.stop_ids and is_within and may_stop and not self.prefill_only:
             return "stop"
         return "length" if position + 1 >= self.max_num_tokens else None
 
@@ -113,11 +121,9 @@ def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size:
             f"num_generated is {num_generated}, of {seq.num_given_tokens} tokens in all",
             param="num_generated",
         )
-    if max_tokens < 1:
-        raise InvalidRequestError(
-            f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens"
-        )
-    if max_tokens <= num_generated:
+    if max_tokens < 0:
+        raise InvalidRequestError(f"max_tokens is {max_tokens}, below 0", param="max_tokens")
+    if num_generated and max_tokens <= num_generated:
         raise InvalidRequestError(
             f"the answer has its {max_tokens} tokens already: num_generated is {num_generated}",
             param="num_generated",

@@ -3,15 +3,25 @@
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise, repeat
+from typing import NamedTuple
 
 import torch
 
-from tandem.engine.schedule.sequence import PENDING, Chunk
+from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.upload import upload
 from tandem.runtime.block_hash import num_blocks_of
 
 NO_POSITION = -1  # of a row of padding
+
+
+class ScoredChunk(NamedTuple):
+    """Prompt tokens of a chunk whose log probabilities are wanted."""
+
+    seq: Sequence
+    start: int  # position before the first of them, whose logits are those of `row`
+    row: int  # of the step's tokens
+    token_ids: "array[int]"
 
 
 # Not frozen, like Rows and Batch: every step makes them, and frozen it takes 3 us more.
@@ -29,6 +39,7 @@ class PackedStep:
     prefill_context_lens: "array[int]"  # [num_prefills]
     prefill_cu_seqlens: "array[int]"  # [num_prefills + 1]
     logits_indices: "array[int]"  # [num_samples]; empty if is_decode
+    scored: list[ScoredChunk]
 
     @property
     def is_decode(self) -> bool:
@@ -101,6 +112,7 @@ def pack_step(chunks: list[Chunk]) -> PackedStep:
         prefill_context_lens=array("q", [chunk.end for chunk in prefills]),
         prefill_cu_seqlens=cu_seqlens,
         logits_indices=array("q", [] if is_whole else _logits_indices(chunks, len(decodes))),
+        scored=[] if is_whole else _scored_chunks(decodes + prefills),
     )
 
 
@@ -222,6 +234,19 @@ def _logits_indices(chunks: list[Chunk], num_decodes: int) -> list[int]:
         if chunk.samples:
             indices.append(last)
     return indices
+
+
+def _scored_chunks(chunks: list[Chunk]) -> list[ScoredChunk]:
+    """Return the scored parts of `chunks`, which are in the order of the step's tokens."""
+    scored: list[ScoredChunk] = []
+    row = 0
+    for seq, start, end, _ in chunks:
+        num_scored = min(end, seq.num_prompt_tokens - 1) - start
+        if seq.prompt_scores is not None and num_scored > 0:
+            following = array("q", seq.token_ids[start + 1 : start + 1 + num_scored])
+            scored.append(ScoredChunk(seq, start, row, following))
+        row += end - start
+    return scored
 
 
 def _longest_query(cu_seqlens: "array[int]") -> int:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from tandem.engine.step.device_loss import noticing_device_loss
+from tandem.engine.step.prompt_scoring import HostScores, ScoredPart
 from tandem.engine.step.sampler import HostTokens, SampledToken
 
 
@@ -60,11 +61,18 @@ def start_timing(device: torch.device) -> Timing:
 class LaunchedStep:
     """The engine's Step. `seconds`, on the device, is valid once `tokens` has returned."""
 
-    def __init__(self, device: torch.device, timing: Timing, on_host: HostTokens | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        timing: Timing,
+        on_host: HostTokens | None,
+        scores: HostScores | None = None,
+    ) -> None:
         timing.stop()
         self._device = device
         self._timing = timing
         self._on_host = on_host
+        self._scores = scores
         self.seconds = 0.0
 
     def tokens(self) -> list[SampledToken]:
@@ -76,3 +84,7 @@ class LaunchedStep:
         with noticing_device_loss(self._device):
             self.seconds = self._timing.wait()
             return [] if self._on_host is None else self._on_host.read()
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        """Return the log probabilities of prompt tokens; valid once `tokens` has returned."""
+        return [] if self._scores is None else self._scores.read()

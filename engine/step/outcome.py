@@ -10,6 +10,7 @@ from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
 from tandem.runtime.errors import InternalError, TandemError, UnavailableError
 
 if TYPE_CHECKING:
+    from tandem.engine.step.prompt_scoring import ScoredPart
     from tandem.engine.step.sampler import SampledToken
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,13 @@ def count_step(
     return outputs
 
 
+def keep_prompt_scores(parts: "list[ScoredPart]") -> None:
+    """Keep the log probabilities of the prompts of a collected step."""
+    for seq, start, logprobs in parts:
+        if seq.status is SequenceStatus.RUNNING and seq.prompt_scores is not None:
+            seq.prompt_scores.put(start, logprobs)
+
+
 def count_token(
     scheduler: Scheduler, seq: Sequence, position: int, token: "SampledToken"
 ) -> SequenceOutput:
@@ -70,11 +78,18 @@ def count_token(
     if finish_reason == "stop":
         output = _output(seq, [])
         output.stop_token_id = token_id
+        if seq.sampling.prompt_logprobs and token.logprobs is not None:
+            output.logprobs = [token.logprobs]
+    elif position >= seq.max_num_tokens:
+        output = _output(seq, [])
     else:
         seq.token_ids[position : position + 1] = [token_id]
         output = _output(seq, [token_id])
         if token.logprobs is not None:
             output.logprobs = [token.logprobs]
+    if seq.prompt_scores is not None:
+        output.prompt_logprobs = seq.prompt_scores.whole()
+        seq.prompt_scores = None
     if finish_reason is not None:
         output.finish_reason = finish_reason
         scheduler.finish(seq)

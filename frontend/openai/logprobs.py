@@ -1,5 +1,8 @@
 """Log probabilities in the forms of OpenAI's chat and completions."""
 
+from collections.abc import Sequence
+from itertools import chain
+
 import msgspec
 
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
@@ -31,12 +34,15 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """`logprobs` of a completion choice; offsets are in characters of the choice's text."""
+    """`logprobs` of a completion choice; offsets are in characters of the choice's text.
+
+    The first token of a prompt has null for its log probabilities.
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
 
 
 def chat_logprobs(
@@ -60,7 +66,7 @@ def _split(
 def completion_logprobs(
     texts: DetokenizerFactory,
     token_ids: list[int],
-    logprobs: list[TokenLogprobs],
+    logprobs: Sequence[TokenLogprobs | None],
     text_offset: int,
 ) -> CompletionLogprobs:
     """Return the tokens of a completion choice, the first of which begins at `text_offset`."""
@@ -69,13 +75,30 @@ def completion_logprobs(
     for token in tokens:
         offsets.append(text_offset)
         text_offset += len(token)
-    top = [
-        {texts.token_text(other)[0]: _finite(value) for other, value in token.top}
-        for token in logprobs
-    ]
+    top = [None if token is None else _by_text(texts, token.top) for token in logprobs]
+    chosen = [None if token is None else _finite(token.logprob) for token in logprobs]
+    return CompletionLogprobs(offsets, chosen, tokens, top if any(top) else None)
+
+
+def joined(first: CompletionLogprobs, *others: CompletionLogprobs) -> CompletionLogprobs:
+    """Return the tokens of all, which follow one another, as one."""
+    parts = (first, *others)
+    tops = [part.top_logprobs or [None] * len(part.tokens) for part in parts]
+    top = list(chain.from_iterable(tops))
     return CompletionLogprobs(
-        offsets, [_finite(token.logprob) for token in logprobs], tokens, top if any(top) else None
+        list(chain.from_iterable(part.text_offset for part in parts)),
+        list(chain.from_iterable(part.token_logprobs for part in parts)),
+        list(chain.from_iterable(part.tokens for part in parts)),
+        top if any(top) else None,
     )
+
+
+def _by_text(texts: DetokenizerFactory, top: list[tuple[int, float]]) -> dict[str, float]:
+    """Return log probabilities, best first, by text; tokens of one text have that of the best."""
+    by_text: dict[str, float] = {}
+    for token_id, logprob in top:
+        by_text.setdefault(texts.token_text(token_id)[0], _finite(logprob))
+    return by_text
 
 
 def _finite(logprob: float) -> float:

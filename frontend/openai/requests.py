@@ -191,6 +191,11 @@ class ChatRequest(RequestBody):
         """Number of best tokens to list beside the chosen one; None lists no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def prompt_logprobs(self) -> bool:
+        """False: a chat lists its answer's tokens only."""
+        return False
+
     def conversation(self) -> list[dict[str, str]]:
         """Return the messages for a chat template, which knows a developer as system."""
         return [
@@ -226,6 +231,7 @@ class CompletionRequest(RequestBody):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
+    max_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None  # 0: the prompt alone
     best_of: Count | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
@@ -239,6 +245,11 @@ class CompletionRequest(RequestBody):
     def num_logprobs(self) -> int | None:
         """Number of best tokens to list beside the chosen one; None lists no log probabilities."""
         return self.logprobs
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """True when the answer lists the log probabilities of the prompt's tokens too."""
+        return bool(self.echo) and self.logprobs is not None
 
     def prompts(self, config: FrontendConfig) -> list[str | list[int]]:
         """Return each prompt as text or token ids. Raises InvalidRequestError."""
@@ -269,8 +280,6 @@ class CompletionRequest(RequestBody):
                 f"`logprobs` is {self.logprobs}, the most is {config.max_top_logprobs}",
                 param="logprobs",
             )
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequestError("`echo` with `logprobs` is not supported", param="echo")
 
 
 def _are_token_ids(values: list[Any]) -> bool:

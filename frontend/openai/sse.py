@@ -8,6 +8,7 @@ import msgspec
 
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.openai.echoed import echoed_logprobs
 from tandem.frontend.openai.responses import (
     ChoiceTimeline,
     FunctionChunk,
@@ -134,9 +135,11 @@ class StreamSink:
     async def first(self, run: ChoiceRun) -> None:
         if not self._exchange.is_started:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
-        echo = run.choice.prompt.echo
+        echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
-        begin = writer.role() + (writer.piece(Content(echo)) if echo else b"")
+        begin = writer.role()
+        if echo or listed is not None:
+            begin += writer.piece(Content(echo), listed)
         if begin:
             await self._exchange.write(begin)
 

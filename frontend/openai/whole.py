@@ -7,6 +7,8 @@ import msgspec
 
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.openai.echoed import echoed_logprobs
+from tandem.frontend.openai.logprobs import CompletionLogprobs, joined
 from tandem.frontend.openai.responses import (
     ChatChoice,
     ChatMessageOut,
@@ -87,7 +89,7 @@ class WholeSink:
         for each in answer.runs:
             if choices:
                 await asyncio.sleep(0)  # log probabilities of many choices hold up the streams
-            choices.append(self._choice(each))
+            choices.append(self._choice(each, await echoed_logprobs(each)))
         response = WholeResponse(
             head.response_id,
             head.created_s,
@@ -99,7 +101,9 @@ class WholeSink:
         headers = answer.headers(answer.runs[0], self._exchange)
         await self._exchange.respond(200, _encode(response), headers)
 
-    def _choice(self, run: ChoiceRun) -> ChatChoice | CompletionChoice:
+    def _choice(
+        self, run: ChoiceRun, echoed: CompletionLogprobs | None
+    ) -> ChatChoice | CompletionChoice:
         assert run.text.finish_reason is not None
         index, text = run.choice.index, run.text
         choice, timeline = self._choices[index], self._answer.timeline(run)
@@ -112,10 +116,13 @@ class WholeSink:
                 finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
                 timeline,
             )
+        listed = text.completion_logprobs(token_ids, logprobs) if logprobs else None
+        if echoed is not None:
+            listed = echoed if listed is None else joined(echoed, listed)
         return CompletionChoice(
             index,
             run.choice.prompt.echo + "".join(choice.texts),
-            text.completion_logprobs(token_ids, logprobs) if logprobs else None,
+            listed,
             run.text.finish_reason,
             timeline,
         )

@@ -54,6 +54,14 @@ def sample(
         _write_logprobs(raw, out.token_ids[logprob_rows], out)
 
 
+def token_logprobs(
+    logits: torch.Tensor,  # [num_rows, vocab_size]
+    out: SampledRows,
+) -> None:
+    """Write the log-probabilities of each row of `logits` for the token ids in `out`."""
+    _write_logprobs(logits.float().log_softmax(-1), out.token_ids, out)
+
+
 def _entry_places(
     adjustments: TokenAdjustments,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

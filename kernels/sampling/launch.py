@@ -72,14 +72,9 @@ def sample(
     its `num_top` likeliest, by the raw logits. A row gets NO_TOKEN when its best adjusted logit
     is not finite or when one is NaN; its log-probabilities then mean nothing.
     """
-    num_rows, vocab_size = logits.shape
-    if num_rows == 0:
+    if _check_logits(logits, out) == 0:
         return
-    assert num_rows <= MAX_ROWS and vocab_size <= MAX_VOCAB_SIZE and logits.stride(1) == 1
-    assert out.token_ids.shape == (num_rows,) and out.token_ids.is_contiguous()
-    if config is None:
-        shape = {"vocab_size": vocab_size, "element_bytes": logits.element_size()}
-        config = tuned_config(DEFAULT_CONFIG, "sampling", **shape)
+    config = config or _tuned(logits)
     scratch = _new_scratch(logits, config)
     entries = _Entries.unused(scratch)
     if adjustments is not None:
@@ -89,6 +84,31 @@ def sample(
     _draw(logits, rows, entries, scratch, out, config, has_entries=adjustments is not None)
     if logprob_rows is not None and len(logprob_rows):
         _write_logprobs(logits, out, logprob_rows, scratch, config)
+
+
+def token_logprobs(
+    logits: torch.Tensor,  # [num_rows, vocab_size]
+    out: SampledRows,
+    *,
+    config: SamplingConfig | None = None,
+) -> None:
+    """Write the log-probabilities of each row of `logits` for the token ids in `out`."""
+    num_rows = _check_logits(logits, out)
+    config = config or _tuned(logits)
+    all_rows = torch.arange(num_rows, device=logits.device)
+    _write_logprobs(logits, out, all_rows, _new_scratch(logits, config), config)
+
+
+def _check_logits(logits: torch.Tensor, out: SampledRows) -> int:
+    num_rows, vocab_size = logits.shape
+    assert num_rows <= MAX_ROWS and vocab_size <= MAX_VOCAB_SIZE and logits.stride(1) == 1
+    assert out.token_ids.shape == (num_rows,) and out.token_ids.is_contiguous()
+    return num_rows
+
+
+def _tuned(logits: torch.Tensor) -> SamplingConfig:
+    shape = {"vocab_size": logits.shape[1], "element_bytes": logits.element_size()}
+    return tuned_config(DEFAULT_CONFIG, "sampling", **shape)
 
 
 @dataclass(slots=True, frozen=True)

@@ -39,7 +39,13 @@ def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
     """Return the engine's request. Raise InvalidRequestError naming an unsupported field."""
     if body.get("n") not in (None, 1):
         raise InvalidRequestError("n: this engine generates one choice", param="n")
+    if body.get("echo"):
+        raise InvalidRequestError("echo: this engine gives no text of its prompt", param="echo")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    if limit == 0:
+        raise InvalidRequestError(
+            "max_tokens: this engine generates at least one token", param="max_tokens"
+        )
     stop = body.get("stop")
     request: GenerateRequest = {
         "token_ids": [],

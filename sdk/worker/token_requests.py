@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
@@ -44,6 +45,7 @@ class TokenCodec:
     __slots__ = ("_is_over", "_max_tokens", "_num_tokens", "_num_top_logprobs", "request")
 
     def __init__(self, message: GenerateRequest) -> None:
+        _check_supported(message)
         self.request = request_dict(message)
         self._num_top_logprobs = message.sampling.logprobs
         self._max_tokens = message.stop.max_tokens - message.num_generated
@@ -66,6 +68,20 @@ class TokenCodec:
             return None
         is_full = self._num_tokens >= self._max_tokens
         return encode(TokenDelta([], "length" if is_full else "stop"))
+
+
+def _check_supported(message: GenerateRequest) -> None:
+    """Raise InvalidRequestError for a request that the protocol of token engines cannot carry."""
+    if message.sampling.prompt_logprobs:
+        raise InvalidRequestError(
+            "`echo` with `logprobs`: this model's engine gives no log probabilities of prompts",
+            param="echo",
+        )
+    if message.stop.max_tokens < 1:
+        raise InvalidRequestError(
+            "`max_tokens` is 0: this model's engine generates at least one token",
+            param="max_tokens",
+        )
 
 
 def request_dict(message: GenerateRequest) -> dict[str, Any]:

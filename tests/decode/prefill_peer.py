@@ -43,6 +43,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.model_files import read_model_files
 from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.prompt_logprobs import PromptLogprobs
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import WriteOrder
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
@@ -75,6 +76,7 @@ class Answer:
     report: PrefillReport | None = None
     error: TandemError | None = None
     num_reports: int = 0
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, stream: ResponseStream) -> None:
@@ -90,6 +92,8 @@ class Answer:
         self.text.token_ids += delta.token_ids
         self.text.logprobs += delta.logprobs or []
         self.text.finish_reason, self.text.stop_token_id = delta.finish_reason, delta.stop_token_id
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs.append(delta.prompt_logprobs)
         if delta.prefill is not None:
             self.report = delta.prefill
             self.num_reports += 1

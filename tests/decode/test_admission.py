@@ -70,6 +70,14 @@ def test_a_request_s_placement_beats_the_policy(policy: Policy) -> None:
     assert decide(config, 1, side(), placement="remote").place == "remote"
 
 
+@pytest.mark.parametrize("placement", [None, "local", "remote"])
+def test_a_scored_prompt_is_computed_where_its_tokens_are_generated(placement: str | None) -> None:
+    config = DisaggConfig(policy=Policy.ALWAYS_REMOTE)
+    decision = decide(config, 5000, side(), placement=placement, prompt_logprobs=True)
+    assert (decision.place, decision.cause) == ("local", PlacementCause.PROMPT_LOGPROBS)
+    assert "log probabilities" in decision.reason
+
+
 def test_always_means_always() -> None:
     local = DisaggConfig(policy=Policy.ALWAYS_LOCAL)
     remote = DisaggConfig(policy=Policy.ALWAYS_REMOTE)

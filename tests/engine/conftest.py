@@ -15,6 +15,7 @@ from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
 from tandem.engine.step.outcome import NotFiniteError
+from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6
@@ -74,6 +75,9 @@ class FakeStep:
             tokens = [None if name in self.runner.not_finite else token for name, token in pairs]
             raise NotFiniteError("not finite", tokens)
         return self.drawn
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        return []
 
 
 @dataclass

@@ -126,7 +126,7 @@ def test_logprobs_come_one_per_token(fake: SimpleNamespace) -> None:
     ("num_tokens", "max_tokens", "error", "numbers"),
     [
         (0, 4, InvalidRequestError, ["empty"]),
-        (4, 0, InvalidRequestError, ["max_tokens is 0"]),
+        (4, -1, InvalidRequestError, ["max_tokens is -1"]),
         (90, 11, ContextLengthError, ["90", "11", "101", "100"]),
         (70, 30, CapacityError, ["100", "25", "20"]),
     ],

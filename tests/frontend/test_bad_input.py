@@ -115,7 +115,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], str]] = [
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"echo": True, "logprobs": 20, "n": 16, "prompt": [[1] * 100] * 16}, "logprobs"),
+    ({"max_tokens": 0, "prompt": [1] * (CONTEXT_LENGTH + 1)}, "prompt"),
+    ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"),
 ]
 
 

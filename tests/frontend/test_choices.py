@@ -1,5 +1,7 @@
 """Several choices, batches of prompts, log probabilities, and what reaches the worker."""
 
+from array import array
+
 import pytest
 
 from tandem.frontend.plan import derived_seed
@@ -12,8 +14,10 @@ from tandem.runtime.messages import (
     TokenDelta,
     TokenLogprobs,
     encode,
+    pack_tokens,
 )
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.prompt_logprobs import PromptLogprobs
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -224,6 +228,86 @@ async def test_logprobs_of_a_chat(stack: Stack, stream: bool) -> None:
         ("a", -0.25),
         ("b", -9999.0),
     ]
+
+
+async def scored(request: GenerateRequest, _context: RequestContext, responder: Responder) -> None:
+    """Gives the token at position i of the prompt -i, and to the best of two -i and -100."""
+    ids, num_top = prompt_tokens(request), request.sampling.logprobs or 0
+    rows = range(1, len(ids))
+    scores = PromptLogprobs(
+        num_top,
+        array("f", [-row for row in rows]).tobytes(),
+        pack_tokens([token for row in rows for token in (ids[row], 0)[:num_top]]),
+        array("f", [value for row in rows for value in (-row, -100)[:num_top]]).tobytes(),
+    )
+    own = [TokenLogprobs(-0.5, [(ids[0], -0.5)][:num_top])]
+    has_answer = request.stop.max_tokens > 0
+    delta = TokenDelta(
+        [],
+        "stop" if has_answer else "length",
+        own if has_answer else None,
+        REPORT,
+        stop_token_id=ids[0] if has_answer else None,
+        prompt_logprobs=scores,
+    )
+    responder.send(encode(delta))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_an_echoed_prompt_is_scored(stack: Stack, stream: bool, max_tokens: int) -> None:
+    stack.worker.script = scored
+    response = await stack.complete(
+        prompt="abc", echo=True, logprobs=2, max_tokens=max_tokens, stream=stream
+    )
+    if stream:
+        choices = [event["choices"][0] for event in events_of(response)]
+    else:
+        choices = response.json()["choices"]
+        assert response.json()["usage"]["completion_tokens"] == max_tokens
+    assert "".join(choice["text"] for choice in choices) == "abc"
+    listed = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    found = {key: [each for part in listed for each in part[key]] for key in listed[0]}
+    first = byte_level_tokenizer().id_to_token(0)
+    assert found["tokens"] == ["a", "b", "c", "a"][: 3 + max_tokens]
+    assert found["token_logprobs"] == [None, -1, -2, -0.5][: 3 + max_tokens]
+    assert found["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
+    assert found["top_logprobs"] == [
+        None, {"b": -1, first: -100}, {"c": -2, first: -100}, {"a": -0.5}
+    ][: 3 + max_tokens]  # fmt: skip
+    assert choices[-1]["finish_reason"] == ("stop" if max_tokens else "length")
+    [request] = stack.worker.requests
+    assert (request.stop.max_tokens, request.sampling.prompt_logprobs) == (max_tokens, True)
+
+
+@pytest.mark.parametrize("logprobs", [0, 2])
+async def test_each_choice_of_each_prompt_is_scored(stack: Stack, logprobs: int) -> None:
+    stack.worker.script = scored
+    body = {"prompt": ["ab", "c"], "n": 2, "echo": True, "logprobs": logprobs, "max_tokens": 0}
+    choices = (await stack.complete(**body)).json()["choices"]
+    values = [choice["logprobs"]["token_logprobs"] for choice in choices]
+    assert values == [[None, -1], [None, -1], [None], [None]]
+    assert (choices[0]["logprobs"]["top_logprobs"] is None) == (logprobs == 0)
+
+
+async def test_tokens_of_one_text_have_the_probability_of_the_best(stack: Stack) -> None:
+    """Of characters in pieces, which are all the same text."""
+
+    async def pieces(
+        request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        first, second = token_ids("ö")
+        top = [(first, -0.25), (second, -3.0)]
+        responder.send(encode(TokenDelta([first], "length", [TokenLogprobs(-0.25, top)], REPORT)))
+
+    stack.worker.script = pieces
+    listed = (await stack.complete(logprobs=2)).json()["choices"][0]["logprobs"]
+    assert list(listed["top_logprobs"][0].values()) == [-0.25]
+
+
+async def test_a_worker_that_leaves_the_scores_out_is_not_believed(stack: Stack) -> None:
+    response = await stack.complete(echo=True, logprobs=1)
+    assert response.status_code == 502
 
 
 @pytest.mark.parametrize("stream", [False, True])

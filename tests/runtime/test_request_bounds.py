@@ -14,7 +14,11 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.request_bounds import check_token_id, checked_token_ids
+from tandem.runtime.request_bounds import (
+    LARGEST_PROMPT_LOGPROBS,
+    check_token_id,
+    checked_token_ids,
+)
 
 VOCAB_SIZE = 100
 NAN, INF = float("nan"), float("inf")
@@ -60,7 +64,7 @@ def test_a_number_out_of_bounds_is_refused_by_its_name(field: str, value: object
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("max_tokens", value) for value in (0, -1, 2**63)],
+        *[("max_tokens", value) for value in (-1, 2**63)],
         *[("min_tokens", value) for value in (-1, 2**31, 2**63 - 1)],
         *[("stop_token_ids", [token_id]) for token_id in (-1, VOCAB_SIZE, 2**63)],
         ("stop_token_ids", [5] * (VOCAB_SIZE + 1)),
@@ -70,6 +74,17 @@ def test_a_stop_condition_out_of_bounds_is_refused_by_its_name(field: str, value
     with pytest.raises(InvalidRequestError, match=field) as caught:
         checked_token_ids(request(stop={field: value}), VOCAB_SIZE)
     assert caught.value.param == field
+
+
+def test_log_probabilities_of_prompts_are_bounded_and_need_their_number() -> None:
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+        checked_token_ids(request(prompt_logprobs=True), VOCAB_SIZE)
+    longest = pack_tokens([1] * (LARGEST_PROMPT_LOGPROBS // 4))
+    asked = {"prompt_logprobs": True, "logprobs": 3}
+    assert checked_token_ids(request(longest, **asked), VOCAB_SIZE)
+    with pytest.raises(InvalidRequestError, match=str(LARGEST_PROMPT_LOGPROBS)) as caught:
+        checked_token_ids(request(longest + pack_tokens([1]), **asked), VOCAB_SIZE)
+    assert caught.value.param == "prompt_logprobs"
 
 
 @pytest.mark.parametrize("token_ids", [pack_tokens([3, VOCAB_SIZE]), b"odd"])

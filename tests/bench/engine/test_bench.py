@@ -21,6 +21,7 @@ from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.setting import Setting, setting_for
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
 
 STEP_S = 2e-3
@@ -37,6 +38,9 @@ class FakeStep:
     def tokens(self) -> list[SampledToken]:
         self.seconds = STEP_S
         return self.found
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        return []
 
 
 class FakeRunner:

@@ -94,9 +94,9 @@ class WatchedModel(Model):
 
     batches: list[Batch]
 
-    def forward(self, batch: Batch, *args: Any) -> torch.Tensor:
+    def hidden(self, batch: Batch, *args: Any, **options: Any) -> torch.Tensor:
         self.batches.append(batch)
-        return super().forward(batch, *args)
+        return super().hidden(batch, *args, **options)
 
 
 def make_profile(folder: Path, **options: Any) -> tuple[StepProfile, WatchedModel]:
@@ -108,7 +108,7 @@ def make_profile(folder: Path, **options: Any) -> tuple[StepProfile, WatchedMode
     table = rope_table(model_config.rope, model_config.head_dim, LONGEST, torch.float32, cpu)
     model = WatchedModel(model_config, weights, table, kernels)
     model.batches = []
-    profile = StepProfile(config, model_config, model, kernels.sample, LONGEST, cpu)
+    profile = StepProfile(config, model_config, model, kernels, LONGEST, cpu)
     return profile, model
 
 

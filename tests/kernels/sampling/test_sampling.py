@@ -304,6 +304,21 @@ def test_the_likeliest_come_in_order_and_of_equals_the_lowest_id(
     assert out.top_logprobs[1].tolist() == [0.0, -INF, -INF, -INF, -INF]
 
 
+@pytest.mark.parametrize("score", [sampling.token_logprobs, reference.token_logprobs])
+@pytest.mark.parametrize("num_top", [0, 4])
+def test_given_tokens_are_scored_as_drawn_ones_are(
+    score: Sample, num_top: int, device: str
+) -> None:
+    logits = random_logits(5, 300, device, torch.float32)
+    drawn = draw(by_kernel, logits, [Asked()] * 5, logprob_rows=[0, 1, 2, 3, 4], num_top=num_top)
+    out = new_sampled_rows(5, 5, num_top, logits.device)
+    out.token_ids.copy_(drawn.token_ids)
+    score(logits, out)
+    assert torch.equal(out.token_ids, drawn.token_ids) and torch.equal(out.top_ids, drawn.top_ids)
+    torch.testing.assert_close(out.logprobs, drawn.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.top_logprobs, drawn.top_logprobs, atol=1e-5, rtol=0)
+
+
 @samplers
 def test_as_many_of_the_likeliest_as_there_are_tokens(sample: Sample, device: str) -> None:
     logits = random_logits(1, 7, device)

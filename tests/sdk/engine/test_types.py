@@ -176,7 +176,13 @@ def test_an_openai_body_becomes_the_engines_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "field"), [({"prompt": "x", "n": 2}, "n"), ({"prompt": [1, 2]}, "prompt")]
+    ("body", "field"),
+    [
+        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ],
 )
 def test_a_body_that_a_text_engine_cannot_have_is_an_error_naming_the_field(
     body: dict[str, Any], field: str

@@ -37,6 +37,22 @@ def codec(logprobs: int | None = None, num_generated: int = 0) -> TokenCodec:
     )
 
 
+@pytest.mark.parametrize(
+    ("sampling", "max_tokens", "field"),
+    [
+        (SamplingParams(logprobs=1, prompt_logprobs=True), 5, "echo"),
+        (SamplingParams(), 0, "max_tokens"),
+    ],
+)
+def test_a_prompt_to_score_is_refused(
+    sampling: SamplingParams, max_tokens: int, field: str
+) -> None:
+    stop = StopConditions(max_tokens=max_tokens)
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        TokenCodec(GenerateRequest("r", "m", pack_tokens([1]), sampling, stop, 1000))
+    assert caught.value.param == field
+
+
 def delta(item: Any, **asked: Any) -> TokenDelta:
     return msgspec.msgpack.decode(codec(**asked).encode(item), type=TokenDelta)
 
