@@ -165,7 +165,9 @@ class DecodeRole:
         self.remote.register(self.node.server)
         worker.on_notification = self.remote.on_notification
         # Not by `node`, which withdraws its keys at once: a draining worker is still written to.
-        metadata = worker.group.metadata(self.node.server.address)
+        metadata = worker.group.metadata(
+            self.node.server.address, self._model_name, worker.deployment
+        )
         await register_transfer(self.node.discovery, self._namespace, metadata)
 
     # ---- requests -----------------------------------------------------------------------------
@@ -233,7 +235,11 @@ class DecodeRole:
     def _prefill_side(self, engine: Engine) -> PrefillSide:
         side, me = self.side, self.node.instance_id
         excluded = {me, *self.remote.excluded()}
-        helpers = self._prefill_instances.items.keys() - excluded
+        helpers = {
+            each.instance_id
+            for each in list(self._prefill_instances.items.values())
+            if each.deployment == self._worker.deployment and each.instance_id not in excluded
+        }
         side.num_instances = len(helpers)
         side.queue_connected = self.queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.

@@ -9,6 +9,8 @@ from rich.table import Table
 
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.fit import misfits
+from tandem.launch.report import InstanceReport
 from tandem.launch.supervise.ports import http_get
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
@@ -30,20 +32,6 @@ CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiti
 WORKERS: tuple[RoleName, ...] = ("decode", "prefill")
 COMPONENTS = ("frontend", *WORKERS)
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
-
-
-class InstanceReport(msgspec.Struct, frozen=True):
-    """One process; `worker` is None for a frontend, and for a worker that did not answer."""
-
-    instance: Instance
-    state: str
-    worker: WorkerStatus | None = None
-
-    @property
-    def role(self) -> str:
-        """The component that was registered, or `both` for a worker with two of them."""
-        has_both = self.worker is not None and self.worker.load.role == "both"
-        return "both" if has_both else self.instance.component
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -208,6 +196,8 @@ def _print_report(report: ClusterReport) -> None:
     console.print(_instances_table(report.instances))
     for note in [note for instance in report.instances for note in notes(instance)]:
         console.print(note)
+    for line in misfits(report.instances):
+        console.print(line)
     console.print()
     for line in links(report):
         console.print(line)

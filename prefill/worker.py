@@ -83,7 +83,7 @@ class PrefillRole:
         connecting: set[asyncio.Task[None]] = set()
 
         def changed(instance_id: str, peer: TransferMetadata | None) -> None:
-            if instance_id == self.node.instance_id:
+            if instance_id == self.node.instance_id or not self._fits(peer):
                 return
             task = asyncio.create_task(self._meet(instance_id, peer))
             connecting.add(task)
@@ -96,11 +96,30 @@ class PrefillRole:
         stack.callback(stop_meeting)
         stack.callback(self._peers.subscribe(changed))
 
+    def _fits(self, peer: TransferMetadata | None) -> bool:
+        """Return False for a peer of another deployment, whose tickets are not for this worker."""
+        if peer is None or peer.deployment == self._worker.deployment:
+            return True
+        if peer.model == self._worker.settings.model_name:
+            own = self._group.metadata()
+            logger.warning(
+                "decode worker %s of %s does not fit: it has [%s %s], this worker [%s %s]%s",
+                peer.instance_id,
+                peer.model,
+                peer.layout,
+                peer.transport,
+                own.layout,
+                own.transport,
+                ", of other weights" if peer.layout_hash == own.layout_hash else "",
+            )
+        return False
+
     async def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to the peer and measure the link; retry until the peer leaves discovery."""
         if peer is None:
             await self._group.disconnect(instance_id)
             self.metrics.link_gone(instance_id)
+        last_reason = ""
         while peer is not None and self._peers.items.get(instance_id) == peer:
             try:
                 link = await self._group.connect(peer)
@@ -112,7 +131,9 @@ class PrefillRole:
                     self.metrics.link_measured(report)
                 return
             except Exception as error:  # a stranger's metadata may cause any
-                logger.warning("decode worker %s: %r", instance_id, error)
+                if (reason := repr(error)) != last_reason:
+                    logger.warning("decode worker %s: %s", instance_id, reason)
+                last_reason = reason
                 await asyncio.sleep(CONNECT_RETRY_S)
 
     # ---- jobs ---------------------------------------------------------------------------------
@@ -212,7 +233,7 @@ class PrefillRole:
         return {
             "num_jobs": len(self._jobs),
             "num_job_tokens": self._num_tokens,
-            "num_peers": len(self._peers.items),
+            "num_peers": len(self._group.links),
         }
 
     async def _look_around(self) -> None:

@@ -275,6 +275,7 @@ class Instance(Message, frozen=True, tag=False):
     host: str = ""
     pid: int = 0
     pid_space: str = ""  # processes with the same pid_space see one another's pids
+    deployment: str = ""  # of a worker, as in PrefillJob
 
 
 class ModelCard(Message, frozen=True, tag=False):
@@ -321,6 +322,8 @@ class TransferMetadata(Message, frozen=True, tag=False):
     num_spare_blocks: int  # after them, where links are measured
     ranks: list[RankMetadata]  # each with its share of the KV heads, in order
     address: str = ""  # host:port of its request plane, which takes claims
+    model: str = ""
+    deployment: str = ""  # as in PrefillJob
 
 
 # ---- events (NATS core) -----------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Node:
         self.config = config
         self.component = component
         self.model = model
+        self.deployment = ""  # of a worker, in its records
         self.instance_id = new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -111,6 +112,7 @@ class Node:
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_space=pid_space(),
+            deployment=self.deployment,
         )
 
     async def put(self, key: str, value: bytes) -> None:

@@ -74,8 +74,10 @@ class HandoffPeer:
             runtime.namespace,
             MODEL,
             weights_fingerprint(model),
-            layout.digest(),
+            self.group.layout.digest(),
+            transfer.backend,
         )
+        self.node.deployment = self.deployment
 
     async def __aenter__(self) -> "HandoffPeer":
         await self.node.connect()

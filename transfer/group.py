@@ -96,7 +96,9 @@ class TransferGroup:
         for agent in self._agents:
             await agent.close()
 
-    def metadata(self, address: str = "") -> TransferMetadata:
+    def metadata(
+        self, address: str = "", model: str = "", deployment: str = ""
+    ) -> TransferMetadata:
         """Return the data with which peers can reach the pools; complete after `start`.
 
         `address` is the worker's on the request plane, where it answers claims.
@@ -113,6 +115,8 @@ class TransferGroup:
             num_spare_blocks=self.pool.num_spare_blocks,
             ranks=[agent.metadata() for agent in self._agents],
             address=address,
+            model=model,
+            deployment=deployment,
         )
 
     def reports(self) -> list[LinkReport]:

@@ -149,8 +149,10 @@ class Worker:
             runtime.namespace,
             settings.model_name,
             self.weights_digest,
-            layout.digest(),
+            self.group.layout.digest(),
+            settings.transfer.backend,
         )
+        node.deployment = self.deployment
         self.own_prompts = OwnPrompts()
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
@@ -293,7 +295,13 @@ class Worker:
 
     async def _worker_status(self) -> WorkerStatus:
         load = await self.load()
-        details: Details = {"nats": self.node.nats.connected, "etcd": self.node.discovery.connected}
+        details: Details = {
+            "nats": self.node.nats.connected,
+            "etcd": self.node.discovery.connected,
+            "weights": self.weights_digest[:12],
+            "kv_layout": self.group.layout.describe(),
+            "transport": self.settings.transfer.backend,
+        }
         for name in self._active:
             details |= self._roles[name].details(load)
         role = self._roles[next(iter(self._active), next(iter(self._roles)))]

@@ -1,5 +1,6 @@
 """A decode worker against a prefill side that is late, wrong, double, or gone."""
 
+import os
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
@@ -215,6 +216,22 @@ async def test_a_claim_is_granted_to_registered_prefill_workers_only(stage: Stag
     assert isinstance(work, Work)
     await stage.settle(work, error="enough")
     assert await answer.whole() == stage.undisturbed(PROMPT)
+
+
+async def test_a_prefill_worker_that_does_not_fit_is_asked_nothing(stage: Stage) -> None:
+    stage.peer.node.deployment = "another"
+    await stage.register(os.getpid())
+    before = count("decode_prefills_total", cause="no_prefill_worker", place="local")
+    answer = await stage.ask(PROMPT)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert count("decode_prefills_total", cause="no_prefill_worker", place="local") == before + 1
+    assert (await stage.peer.queue.depth()).num_jobs == 0
+    stage.peer.node.deployment = stage.peer.deployment
+    await stage.register(os.getpid())
+    answer = await stage.ask(fresh_prompt(21, 5))
+    await stage.deliver(await stage.claimed())
+    await answer.whole()
+    assert answer.report is not None and answer.report.place == "remote"
 
 
 async def test_a_write_to_a_place_that_was_not_granted_ends_the_handoff(stage: Stage) -> None:

@@ -6,7 +6,8 @@ import time
 import msgspec
 import pytest
 
-from tandem.launch.status import InstanceReport, notes, read_cluster
+from tandem.launch.report import InstanceReport
+from tandem.launch.status import notes, read_cluster
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.messages import Instance, LoadReport, WorkerStatus

@@ -104,7 +104,7 @@ class Stage:
         server.register("prefix_blocks", self._on_prefix_blocks)
         await self.peer.__aenter__()
         node = self.peer.node
-        self.metadata = self.peer.group.metadata(node.server.address)
+        self.metadata = self.peer.group.metadata(node.server.address, MODEL, self.peer.deployment)
         await register_transfer(node.discovery, node.config.namespace, self.metadata)
         await self.process.startup(self.worker)
         await eventually(self.is_known)
