@@ -255,6 +255,30 @@ def test_integers_and_single_bytes_are_no_weights(tmp_path: Path, dtype: torch.d
         load(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.layers.0.self_attn.v_proj.weight", "lm_head.weight"]
+)
+def test_weights_that_are_not_finite_are_refused_by_name(
+    tmp_path: Path, name: str, value: float
+) -> None:
+    stored = tensors()
+    stored[name].view(-1)[-1] = value
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="finite") as caught:
+        load(tmp_path)
+    assert caught.value.param == name and name in caught.value.message
+
+
+def test_weights_that_overflow_the_dtype_that_runs_are_refused_by_name(tmp_path: Path) -> None:
+    stored = tensors()
+    stored["model.norm.weight"][3] = 1e5
+    save_file(stored, tmp_path / "model.safetensors")
+    assert load(tmp_path).final_norm[3] == 1e5
+    with pytest.raises(ModelError, match=r"float16, in model\.norm\.weight"):
+        load(tmp_path, dtype=torch.float16)
+
+
 @pytest.mark.parametrize("num_bytes", [1, 500])
 def test_a_truncated_file_is_named(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "model.safetensors"
