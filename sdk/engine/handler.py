@@ -4,13 +4,14 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, cast
 
 from tandem.runtime.errors import InternalError, InvalidRequestError
 from tandem.sdk.engine.health_check import is_probe
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.prefill_stage import PrefillStage
+from tandem.sdk.engine.ranks import Ranks
 from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.telemetry import request_span
@@ -29,6 +30,7 @@ class EngineHandler:
         self._changed = changed
         self._aborts: set[asyncio.Task[None]] = set()
         self.prefill: PrefillStage | None = None  # set for decode engines
+        self.ranks: Ranks | None = None  # set for engines of several data-parallel ranks
         self.num_running = 0
         self.num_answered = 0  # up to a finish reason
 
@@ -44,8 +46,9 @@ class EngineHandler:
             with request_span(context, "engine.generate", {"num_prompt_tokens": num_tokens}):
                 if self.prefill is not None and not is_probe(request):
                     request = await self.prefill.prepare(request, context)
-                async for chunk in self._generate(request, context):
-                    yield chunk
+                with self.ranks.routed(request) if self.ranks else nullcontext(request) as routed:
+                    async for chunk in self._generate(routed, context):
+                        yield chunk
         finally:
             self.num_running -= 1
             self._changed()

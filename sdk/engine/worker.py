@@ -25,6 +25,7 @@ from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.load import LoadReporter, Sender
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.prefill_stage import PrefillStage
+from tandem.sdk.engine.ranks import Ranks
 from tandem.sdk.engine.shutdown_budget import ShutdownBudget
 from tandem.sdk.engine.text import TextAnswers
 from tandem.sdk.engine.types import EngineConfig
@@ -109,6 +110,9 @@ class EngineWorker:
             self.system = SystemServer(self.runtime.config.host, self._port, self._routes())
             await self.system.start()
         engine_config = await self._start_engine()
+        num_ranks = engine_config.data_parallel_size or 1
+        if num_ranks > 1:
+            self.handler.ranks = Ranks(engine_config.data_parallel_start_rank or 0, num_ranks)
         name = self._model_name(engine_config)
         self.runtime.model = name
         await self._measure(engine_config, name)
