@@ -21,8 +21,9 @@ from tandem.runtime.messages import (
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.prompt_logprobs import PromptLogprobs
 from tandem.runtime.request_bounds import checked_token_ids
+from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
-from tandem.runtime.trace import TraceFile
+from tandem.runtime.trace import TraceFile, parts_of
 
 _REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
 
@@ -41,6 +42,7 @@ class ActiveRequest:
     responder: Responder
     done: asyncio.Future[None]
     timeline: Timeline = field(default_factory=Timeline)
+    span: RequestSpan = field(init=False)
     decision: Decision | None = None
     prefill_instance: str | None = None
     handoff_id: str = ""  # hex; also in the prefill worker's trace
@@ -48,6 +50,10 @@ class ActiveRequest:
     num_sent_tokens: int = 0
     reported: bool = False
     stepped: bool = False  # the second token was generated, by decoding
+
+    def __post_init__(self) -> None:
+        # Into the headers that the ticket takes along: the prefill worker's span is its child.
+        self.span = RequestSpan("tandem.decode", self.context.headers, self.timeline.started_at)
 
     @classmethod
     def from_wire(
@@ -129,7 +135,7 @@ class ActiveRequest:
         return "finished" if error is None else str(getattr(error, "code", "internal"))
 
     def record_in(self, trace: TraceFile) -> None:
-        """Add this ended request to the worker's trace."""
+        """Add this ended request to the worker's trace, and end its span."""
         args: dict[str, str | int | float] = {
             "outcome": self.outcome,
             "handoff_id": self.handoff_id,
@@ -145,7 +151,11 @@ class ActiveRequest:
                 "reason": self.decision.reason,
                 "predicted_ms": round(self.decision.predicted_ms, 1),
             }
-        trace.record(self.request.request_id, self.timeline, args, self.context.headers, "decode")
+        request_id, timeline = self.request.request_id, self.timeline
+        trace.record(request_id, timeline, args, self.context.headers, "decode")
+        parts = parts_of("decode", timeline.ms(), timeline.elapsed_s() * 1e6)
+        error = "" if self.outcome == "finished" else self.outcome
+        self.span.end(parts, {"request_id": request_id, **args}, error)
 
     def _report(self) -> PrefillReport:
         self.reported = True

@@ -13,7 +13,9 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.messages import Claimed, ClaimRefused, PrefillJob, TransferMetadata
 from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
+from tandem.runtime.trace import parts_of
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.link import Link
 
@@ -40,6 +42,7 @@ class Job:
         self._context = RequestContext(
             timeout_s=ticket.deadline_ms / 1e3, headers=dict(ticket.trace)
         )
+        self._span = RequestSpan("tandem.prefill", self._context.headers, self._timeline.started_at)
 
     async def run(self) -> None:
         """Handle the ticket and acknowledge it, whether or not its KV was delivered.
@@ -80,7 +83,11 @@ class Job:
             "num_tokens": ticket.num_tokens,
             "num_uncached_tokens": ticket.num_uncached_tokens,
         }
-        self._tools.trace.record(self.request_id, self._timeline, args, ticket.trace, "prefill")
+        timeline = self._timeline
+        self._tools.trace.record(self.request_id, timeline, args, ticket.trace, "prefill")
+        parts = parts_of("prefill", timeline.ms(), timeline.elapsed_s() * 1e6)
+        error = "" if outcome == "delivered" else outcome
+        self._span.end(parts, {"request_id": self.request_id, **args}, error)
 
     async def _handle(self) -> str:
         """Claim the ticket and deliver its KV; return the outcome."""

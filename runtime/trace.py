@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Value = str | int | float
 Event = dict[str, Any]
+# A stage's or an interval's name, the interval's begin (None: of a stage), and the end, in
+# microseconds since the request's begin.
+Part = tuple[str, float | None, float]
 
 FLUSH_INTERVAL_S = 1.0
 MAX_PENDING_BYTES = 16 << 20  # when the disk is too slow; later requests are dropped
@@ -135,12 +138,8 @@ class TraceFile:
         role: RoleName | None,
     ) -> Iterator[Event]:
         """Yield the row's name, the request, and in it a slice per interval, a tick per stage."""
-        row, stages = next(self._rows), timeline.ms()
-        kind = role or role_names(self._role)[0]
+        row, kind = next(self._rows), role or role_names(self._role)[0]
         start_us, end_us = timeline.started_at * 1e6 + _EPOCH_US, timeline.elapsed_s() * 1e6
-        names = dict(_SLICES[kind])
-        if "computed" in stages:  # remotely: the token came before the KV
-            names.pop("first_token", None)
 
         def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
             ts = round(start_us + from_us, 1)
@@ -148,15 +147,11 @@ class TraceFile:
 
         yield self._event("M", "thread_name", tid=row, args={"name": request_id})
         yield at("X", "request", 0.0, dur=round(end_us, 1), args=args)
-        begin_us = 0.0
-        for stage, ms in [*stages.items(), ("", end_us / 1e3)]:
-            us = min(ms * 1e3, end_us)
-            name = names.get(stage) if stage else _LAST_SLICE[kind]
-            if name is not None:
+        for name, begin_us, us in parts_of(kind, timeline.ms(), end_us):
+            if begin_us is None:
+                yield at("i", name, us, s="t")
+            else:
                 yield at("X", name, begin_us, dur=round(us - begin_us, 1))
-                begin_us = us
-            elif stage != "received":
-                yield at("i", stage, us, s="t")
 
     def _event(self, phase: str, name: str, **fields: object) -> Event:
         return {"ph": phase, "name": name, "pid": self._pid, **fields}
@@ -189,6 +184,27 @@ class TraceFile:
                 self._file.truncate(self._num_written_bytes)
             self._file.close()
             self._file = None
+
+
+def parts_of(role: RoleName, stages_ms: Mapping[str, float], end_us: float) -> Iterator[Part]:
+    """Yield the intervals that fill a request of `end_us`, and the stages that end none of them."""
+    names = dict(_SLICES[role])
+    if "computed" in stages_ms:  # remotely: the token came before the KV
+        names.pop("first_token", None)
+    begin_us = 0.0
+    for stage, ms in [*stages_ms.items(), ("", end_us / 1e3)]:
+        us = min(ms * 1e3, end_us)
+        name = names.get(stage) if stage else _LAST_SLICE[role]
+        if name is not None:
+            yield name, begin_us, us
+            begin_us = us
+        elif stage != "received":
+            yield stage, None, us
+
+
+def wall_clock_ns(at: float) -> int:
+    """Return the unix time of a perf_counter reading, in nanoseconds."""
+    return int((at * 1e6 + _EPOCH_US) * 1e3)
 
 
 def trace_path(path: str, role: str, instance_id: str) -> Path:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -68,3 +69,24 @@ def etcd() -> Iterator[EtcdServer]:
 def runtime_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
     """A namespace of the test's own on the session's NATS and etcd."""
     return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+
+
+@pytest.fixture(scope="session")
+def span_exporter() -> Any:
+    """OpenTelemetry's spans in memory; a process can have one provider of tracers."""
+    trace = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    processors = pytest.importorskip("opentelemetry.sdk.trace.export")
+    api = pytest.importorskip("opentelemetry.trace")
+    exporter = export.InMemorySpanExporter()
+    provider = trace.TracerProvider()
+    provider.add_span_processor(processors.SimpleSpanProcessor(exporter))
+    api.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def exported(span_exporter: Any) -> Any:
+    """The spans of one test."""
+    span_exporter.clear()
+    return span_exporter

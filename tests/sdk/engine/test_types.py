@@ -1,7 +1,6 @@
 """What needs no cluster: configs, errors, ranks, health payloads, text, spans, metrics."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -248,21 +247,6 @@ def test_spans_do_nothing_outside_a_trace_and_headers_go_on_as_they_came() -> No
         span.add_event("landed", {"b": 2}, c=3)
         span.set_status("error", "why")
     telemetry.current_span(context).set_attribute("d", 4)
-
-
-@pytest.fixture
-def exported() -> Iterator[Any]:
-    """OpenTelemetry's spans in memory; without its SDK installed there is nothing to test."""
-    trace = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    processors = pytest.importorskip("opentelemetry.sdk.trace.export")
-    api = pytest.importorskip("opentelemetry.trace")
-    exporter = export.InMemorySpanExporter()
-    provider = trace.TracerProvider()
-    provider.add_span_processor(processors.SimpleSpanProcessor(exporter))
-    api.set_tracer_provider(provider)
-    yield exporter
-    provider.shutdown()
 
 
 def test_a_requests_span_is_the_callers_child_and_the_engines_parent(exported: Any) -> None:

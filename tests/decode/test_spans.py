@@ -1,0 +1,25 @@
+"""The OpenTelemetry span of a request at a decode worker."""
+
+from typing import Any
+
+from tests.decode.prefill_peer import PROMPT, Stage
+from tests.services import eventually
+
+
+async def test_a_ticket_takes_the_requests_span_along(stage: Stage, exported: Any) -> None:
+    answer = await stage.ask(PROMPT)
+    work = await stage.claimed()
+    await stage.deliver(work)
+    await answer.whole()
+
+    def named() -> dict[str, Any]:
+        return {each.name: each for each in exported.get_finished_spans()}
+
+    await eventually(lambda: "tandem.decode" in named())
+    span = named()["tandem.decode"]
+    _, trace_id, span_id, _ = work.job.trace["traceparent"].split("-")
+    assert (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}") == (trace_id, span_id)
+    assert span.attributes["place"] == "remote" and span.attributes["outcome"] == "finished"
+    assert {"placement", "queue", "decode"} <= named().keys()
+    for name in ("queue", "decode"):
+        assert named()[name].parent.span_id == span.context.span_id

@@ -1,0 +1,29 @@
+"""The OpenTelemetry span of a ticket at a prefill worker."""
+
+from typing import Any
+
+import msgspec
+
+from tests.prefill.decode_peer import Stage, fresh_prompt
+from tests.services import eventually
+
+
+async def test_a_tickets_span_is_below_that_of_its_decode_worker(
+    stage: Stage, exported: Any
+) -> None:
+    offer = stage.prepare(fresh_prompt(9))
+    trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    offer.job = msgspec.structs.replace(offer.job, trace=trace)
+    offer.may_answer.set()
+    await stage.peer.queue.publish(offer.job)
+    await stage.text(offer)
+
+    def named() -> dict[str, Any]:
+        return {each.name: each for each in exported.get_finished_spans()}
+
+    await eventually(lambda: "tandem.prefill" in named())
+    span = named()["tandem.prefill"]
+    assert f"{span.context.trace_id:032x}" == "ab" * 16
+    assert span.parent.span_id == int("cd" * 8, 16)
+    assert span.attributes["end"] == "delivered"
+    assert named()["compute"].parent.span_id == span.context.span_id
