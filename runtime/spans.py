@@ -29,8 +29,8 @@ class RequestSpan:
     def __init__(self, name: str, headers: dict[str, str], started_at: float) -> None:
         self._started_at = started_at
         self._span: Any = None
-        if _tracer is None:
-            return
+        if _trace is None or isinstance(_trace.get_tracer_provider(), _trace.ProxyTracerProvider):
+            return  # nothing takes spans
         parent = _propagate.extract(headers)
         span = _tracer.start_span(name, context=parent, start_time=self._at(0.0))
         if span.is_recording():
