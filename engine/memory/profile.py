@@ -1,5 +1,6 @@
 """Steps run over zeros before the first request: for their memory, and to build their kernels."""
 
+import msgspec
 import torch
 
 from tandem.engine.config import EngineConfig
@@ -23,9 +24,8 @@ from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
 
 # Everything that a sequence may ask of sampling; the other penalties need generated tokens.
-_PARAMS = SamplingParams(
-    temperature=1.0, top_p=0.9, logprobs=20, repetition_penalty=1.1, prompt_logprobs=True
-)
+_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, repetition_penalty=1.1)
+_SCORED = msgspec.structs.replace(_PARAMS, prompt_logprobs=True)
 # Requests that need other builds of the sampling kernels.
 _OTHER_PARAMS = (
     SamplingParams(temperature=0.0),
@@ -102,9 +102,11 @@ class StepProfile:
         if changes is not None:
             self._batch_rows.apply(changes)
         batch = build_batch(step, self._batch_rows, self._block_size)
-        hidden = self._model.hidden(batch, self._pool, of_all=True)
-        self._scorer.score(hidden, step.scored)
-        logits = self._model.logits(hidden.index_select(0, batch.logits_indices))
+        hidden = self._model.hidden(batch, self._pool, of_all=bool(step.scored))
+        if step.scored:
+            self._scorer.score(hidden, step.scored)
+            hidden = hidden.index_select(0, batch.logits_indices)
+        logits = self._model.logits(hidden)
         self._sample(logits, batch, self._sampler.plan(step.sampled))
 
     def run_decode(self) -> None:
@@ -127,7 +129,7 @@ class StepProfile:
         for batch_row in range(self._max_num_seqs):
             num_others = self._max_num_seqs - batch_row - 1
             length = min(self._longest, num_left - num_others)
-            chunks.append(self._chunk(batch_row, length, _PARAMS))
+            chunks.append(self._chunk(batch_row, length, _SCORED))
             num_left -= length
         return chunks
 

@@ -21,13 +21,16 @@ class ScoredPart(NamedTuple):
     logprobs: PromptLogprobs
 
 
-class PromptScorer:
-    """Scores the prompts of one model. Logits exist for `max_rows` tokens at one time."""
+_ALIGNED_ROWS = 16  # parts begin at multiples of it: for an unaligned pointer Triton builds anew
 
-    def __init__(self, model: Model, token_logprobs: Callable[..., None], max_rows: int) -> None:
+
+class PromptScorer:
+    """Scores the prompts of one model. Logits exist for about `num_rows` tokens at one time."""
+
+    def __init__(self, model: Model, token_logprobs: Callable[..., None], num_rows: int) -> None:
         self._model = model
         self._token_logprobs = token_logprobs
-        self._max_rows = max_rows
+        self._max_rows = -(-num_rows // _ALIGNED_ROWS) * _ALIGNED_ROWS
 
     def score(
         self,

@@ -34,6 +34,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.7, "repetition_penalty": 1.2, "logprobs": 3},
     {"temperature": 0, "logprobs": 2},
     {"temperature": 0, "presence_penalty": 0.5, "logit_bias": {7: 1.0}},
+    {"temperature": 0, "logprobs": 1, "prompt_logprobs": True},
+    {"temperature": 0, "logprobs": 0, "prompt_logprobs": True},
 ]
 
 
@@ -80,10 +82,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 def profile(runner: ModelRunner) -> StepProfile:
     """As a runner on a GPU makes it."""
-    config, sample = runner.config, load_kernels("triton").sample
+    config, kernels = runner.config, load_kernels("triton")
     assert config.max_model_len is not None
     cpu, model_config = torch.device("cpu"), runner.model_config
-    return StepProfile(config, model_config, runner._model, sample, config.max_model_len, cpu)
+    return StepProfile(config, model_config, runner._model, kernels, config.max_model_len, cpu)
 
 
 def sequence(index: int, num_tokens: int, sampling: dict[str, Any]) -> Sequence:
@@ -105,7 +107,13 @@ def test_serving_launches_no_build_that_the_warm_up_did_not(engine: Engine) -> N
     served: set[str] = set()
     with recording_keys(served):
         # one alone, then several, with tables of 1 to 18 blocks
-        for group in ([(0, 2)], [(1, 9), (3, 31)], [(2, 2), (3, 3)], [(4, 5), (5, 35)]):
+        for group in (
+            [(0, 2)],
+            [(1, 9), (3, 31)],
+            [(2, 2), (3, 3)],
+            [(4, 5), (5, 35)],
+            [(6, 23), (7, 4)],
+        ):
             for index, num_tokens in group:
                 seq = sequence(index, num_tokens, REQUESTS[index])
                 engine.add(seq)
