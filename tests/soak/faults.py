@@ -103,10 +103,7 @@ def _worker_fault(
     one = (name,)
     choice = draw.choice(("kill", "kill", "stop", "stop", "restart", "nats", "etcd", "plane"))
     if choice in ("kill", "stop"):
-        kind = (
-            "worker" if name in crew.prefill and name in crew.decode else name.rstrip("0123456789")
-        )
-        points = [*POINTS[kind]]
+        points = [*POINTS[crew.role_of(name)]]
         point = draw.choice(points) if draw.random() < AT_A_POINT_SHARE else ""
         lasts_s = duration_s / 3 if choice == "kill" else duration_s
         return Fault("kill" if choice == "kill" else "stop", one, lasts_s, pause_s, point=point)

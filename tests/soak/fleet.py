@@ -62,6 +62,11 @@ class Crew:
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
 
+    def role_of(self, name: str) -> str:
+        """Return the command that the worker is started by."""
+        has_both = name in self.prefill and name in self.decode
+        return "worker" if has_both else name.rstrip("0123456789")
+
 
 FIXED_CREW = Crew(PREFILL, DECODE, PREFILL, DECODE)
 BOTH_CREW = Crew(FLEXIBLE, STEADY, FLEXIBLE + STEADY, FLEXIBLE + STEADY)
@@ -140,7 +145,7 @@ class Fleet:
     async def _add_slot(self, name: str) -> None:
         self.slots[name] = Slot(
             name,
-            "worker" if self._terms.both else name.rstrip("0123456789"),
+            self.crew.role_of(name),
             nats=await self._proxy(self.cluster.nats.port),
             etcd=await self._proxy(self.cluster.etcd.socket),
         )
