@@ -130,7 +130,9 @@ class DecodeRole:
     async def _watch_cluster(self, stack: contextlib.AsyncExitStack) -> None:
         discovery, namespace = self.node.discovery, self._namespace
         view = discovery.watch(config_prefix(namespace))
+        stack.push_async_callback(view.close)
         self._prefill_instances = watch_instances(discovery, namespace, "prefill")
+        stack.push_async_callback(self._prefill_instances.close)
         await view.ready()
         await self._prefill_instances.ready()
         self.thresholds = LiveThresholds(self._disagg, view, config_prefix(namespace))

@@ -61,7 +61,8 @@ class FrontendConfig(BaseModel):
     migration_limit: int = Field(
         3,
         ge=0,
-        description="most times that another worker resumes an answer whose worker failed; 0 is "
+        description="most times that another worker resumes an answer whose worker failed; answers "
+        "that a stopping worker, or one that changes its role, hands over do not count; 0 is "
         "never. A model's own limit takes precedence",
     )
     migration_wait_s: float = Field(

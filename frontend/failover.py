@@ -55,8 +55,9 @@ class WorkerSequence(Protocol):
 class Attempts:
     """The workers that one sequence has tried, and the number of migrations it has left."""
 
-    limit: int  # migrations; 0: the first failure is the end
+    limit: int  # migrations after failures; 0: none, and no handover either
     num_migrations: int = 0
+    num_handovers: int = 0  # of these, from a healthy worker that had brought the answer forward
     _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
     _gave_up: set[str] = field(
         default_factory=set
@@ -82,10 +83,13 @@ class Attempts:
         left = [each for each in instance_ids if each not in self._failed]
         return [each for each in left if each not in self._gave_up] or left
 
-    @property
-    def has_more(self) -> bool:
-        """True while the limit allows another migration."""
-        return self.num_migrations < self.limit
+    def allows(self, *, handover: bool) -> bool:
+        """Return True when the limit allows another migration; handovers do not count.
+
+        Every handover brings tokens, so the answer ends.
+        """
+        num_failures = self.num_migrations - self.num_handovers
+        return num_failures < self.limit or (handover and self.limit > 0)
 
 
 def is_worker_at_fault(error: TandemError) -> bool:
@@ -130,6 +134,7 @@ class Failover:
         if not await self._has_candidate(sequence):
             raise UnavailableError(f"no worker serves {self._model.card.name!r} now")
         while True:
+            num_before = sequence.num_generated
             self._route(sequence)
             try:
                 await self._attempt(sequence)
@@ -138,9 +143,14 @@ class Failover:
                 self._note_failure(sequence, error)
                 if await sequence.settle(error):
                     return
-                if not self._attempts.has_more or not await self._has_candidate(sequence):
+                handover = isinstance(error, IncompleteError) and (
+                    sequence.num_generated > num_before
+                )
+                is_allowed = self._attempts.allows(handover=handover)
+                if not is_allowed or not await self._has_candidate(sequence):
                     raise self._last_error(error) from error
             self._attempts.num_migrations += 1
+            self._attempts.num_handovers += handover
             kind: MigrationKind = "ongoing" if sequence.num_generated else "new_request"
             metrics = self._deps.metrics
             metrics.add(metrics.migrations, self._model.card.name, kind)

@@ -79,6 +79,7 @@ class PrefillRole:
     async def _watch_peers(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect to every decode worker before its first ticket comes."""
         self._peers = watch_transfer(self.node.discovery, self._namespace)
+        stack.push_async_callback(self._peers.close)
         await self._peers.ready()
         connecting: set[asyncio.Task[None]] = set()
 

@@ -6,6 +6,7 @@ own `fetch` of several messages waits for all of them.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import deque
@@ -21,6 +22,7 @@ _STATUS = "Status"
 _NO_RESPONDERS = "503"
 _LATE_S = 0.25  # how long after its expiry the end of a pull is awaited
 _NO_WAIT_TIMEOUT_S = 0.5
+_LEAVE_TIMEOUT_S = 0.5  # for the answer of the broker
 
 
 class PullConsumer:
@@ -37,6 +39,7 @@ class PullConsumer:
         self._num_pulls = 0
         self._standing = ""  # the pull that waits at the broker; outlives a cancelled caller
         self._standing_until = 0.0
+        self._leaving: asyncio.Task[None] | None = None
 
     async def pull(self, max_messages: int, deadline: float) -> list[Msg]:
         """Return messages, none when the first has not come by `deadline` (perf_counter seconds).
@@ -80,12 +83,22 @@ class PullConsumer:
     async def close(self) -> list[Msg]:
         """Stop listening; return the messages that came and were not taken."""
         subscription, self._subscription = self._subscription, None
-        if subscription is not None and self._connection.connected:
-            await subscription.unsubscribe()
+        if subscription is not None:
+            await self._leave(subscription)
         self._standing_until = 0.0
         left = list(self._messages)
         self._messages.clear()
         return left
+
+    async def _leave(self, subscription: Subscription) -> None:
+        """End a subscription, after the messages that the broker has sent already have come."""
+        if not self._connection.connected:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()  # else a reconnection would bring it back
+            return
+        # Left alone when it is late: nats-py's connection fails on the answer to a cancelled drain.
+        self._leaving = asyncio.create_task(_drain(subscription))
+        await asyncio.wait({self._leaving}, timeout=_LEAVE_TIMEOUT_S)
 
     async def _subscribe(self) -> None:
         if self._subscription is None:
@@ -132,3 +145,8 @@ class PullConsumer:
             if message.subject == self._standing:
                 self._standing_until = 0.0
         self._wake.set()
+
+
+async def _drain(subscription: Subscription) -> None:
+    with contextlib.suppress(nats.errors.Error, TimeoutError):
+        await subscription.drain()

@@ -21,12 +21,18 @@ from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import models_prefix, register_instance
-from tandem.runtime.errors import InvalidRequestError, UnavailableError
+from tandem.runtime.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ServiceError,
+    UnavailableError,
+)
 from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
 from tandem.runtime.messages import (
     DECODE_ERRORS,
     LoadReport,
+    ModelCard,
     PrefillJob,
     RoleChange,
     RoleName,
@@ -53,6 +59,7 @@ LOAD_INTERVAL_S = 0.25  # between load reports, unless prompts come or go
 MIN_LOAD_INTERVAL_S = 0.02
 # A change of roles waits this long for work in hand; then other workers go on with it.
 HANDOVER_S = 0.5
+START_TIMEOUT_S = 5.0  # of a role that the worker takes up for the first time
 
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
@@ -67,7 +74,10 @@ class Role(Protocol):
     endpoint: EndpointAddress
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Prepare to work, once; the worker's parts are up. `stack` is closed before they are."""
+        """Prepare to work; the worker's parts are up. `stack` is closed before they are.
+
+        A start that failed or was cancelled can be tried again after `stack` was closed.
+        """
         ...
 
     async def take_up(self) -> None:
@@ -192,15 +202,17 @@ class Worker:
             self._kernel_builds.count()
         node.server.register("status", self._status)
         node.server.register("change_role", self._change_role)
-        for name in role_names(self._initial_role):
-            await self._take_up(self._roles[name])
+        async with self._changing:
+            for name in role_names(self._initial_role):
+                await self._take_up(self._roles[name])
         stack.callback(keep_running("the report of the load", self._report_load).cancel)
         logger.info("%s worker %s serves %s", self.role, node.instance_id, node.model)
 
     async def drain(self) -> None:
-        """Take no new work, and wait for the work in hand."""
-        draining = [self._roles[name].drain() for name in self._started]
-        await asyncio.gather(*draining, self.node.withdraw())
+        """Take no new work, and wait for the work in hand; a change under way ends before."""
+        async with self._changing:
+            draining = [self._roles[name].drain() for name in self._started]
+            await asyncio.gather(*draining, self.node.withdraw())
 
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
@@ -222,44 +234,83 @@ class Worker:
     async def change_role(self, wanted: WorkerRole) -> None:
         """Take up the roles of `wanted` and lay down the others; pool and prefix cache stay.
 
-        Raises UnavailableError during another change, and InvalidRequestError for the last decode
-        worker of a model.
+        Raises UnavailableError during another change, InvalidRequestError for the last decode
+        worker of a model, and ServiceError when etcd or NATS is away; the role is then as before.
         """
         if self._changing.locked() or self.lifecycle.state is State.DRAINING:
             raise UnavailableError(f"{self.node.instance_id} is changing its role, or ending")
         async with self._changing:
             names = role_names(wanted)
-            leaving = [self._roles[name] for name in self._active if name not in names]
-            if any(role.name == "decode" for role in leaving):
-                await self._check_not_last()
+            for name in names:
+                await self._start_in_time(self._roles[name])
+            if "decode" in self._active and "decode" not in names:
+                await self._withdraw_decode()
             for name in names:
                 if name not in self._active:
                     await self._take_up(self._roles[name])
-            await asyncio.gather(*(self._lay_down(role) for role in leaving))
+            for name in self._started.difference(names):
+                await self._lay_down(self._roles[name])
             logger.info("worker %s is now: %s", self.node.instance_id, self.role)
 
     async def _take_up(self, role: Role) -> None:
-        if role.name not in self._started:
-            await role.start(self._stack)
-            self._started.add(role.name)
+        await self._start(role)
         await role.take_up()
+        await self._register(role)
+
+    async def _register(self, role: Role) -> None:
         key = await register_instance(self.node, self.node.instance(role.endpoint))
         self._active[role.name] = key
 
+    async def _start(self, role: Role) -> None:
+        """Start a role, once; a start that fails leaves nothing behind."""
+        if role.name in self._started:
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            await role.start(stack)
+            await self._stack.enter_async_context(stack.pop_all())
+        self._started.add(role.name)
+
+    async def _start_in_time(self, role: Role) -> None:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._start(role)
+        except TimeoutError as error:
+            raise ServiceError(
+                f"{self.node.instance_id} could not begin the role {role.name} within "
+                f"{START_TIMEOUT_S:g} s: etcd or NATS is away; its role is {self.role} still"
+            ) from error
+
     async def _lay_down(self, role: Role) -> None:
-        await self.node.take_back(self._active.pop(role.name))
+        if (key := self._active.pop(role.name, None)) is not None:
+            await self.node.take_back(key)
         await role.drain(HANDOVER_S)
+
+    async def _withdraw_decode(self) -> None:
+        """Leave the decode workers of the model. Raises InvalidRequestError for the last one.
+
+        The look after the withdrawal decides: of two workers that leave at once, one stays.
+        """
+        await self._check_not_last()
+        await self.node.take_back(self._active["decode"])
+        try:
+            await self._check_not_last()
+        except (InvalidRequestError, ServiceError):
+            await self._register(self._roles["decode"])
+            raise
 
     async def _check_not_last(self) -> None:
         """Raise InvalidRequestError if the running answers of this worker could go nowhere."""
-        prefix = models_prefix(self.settings.runtime.namespace, self.settings.model_name)
-        cards = await self.node.discovery.get_prefix(prefix)
-        if all(key.endswith(f"/{self.node.instance_id}") for key in cards):
-            raise InvalidRequestError(
-                f"role: {self.node.instance_id} is the last decode worker of "
-                f"{self.settings.model_name}",
-                param="role",
-            )
+        model, store = self.settings.model_name, self.node.discovery
+        cards = await store.get_prefix(models_prefix(self.settings.runtime.namespace, model))
+        for data in cards.values():
+            with contextlib.suppress(ConfigError, *DECODE_ERRORS):  # a stranger's card
+                card = msgspec.json.decode(data, type=ModelCard)
+                key = EndpointAddress.parse(card.endpoint).instance_key(card.instance_id)
+                if card.instance_id != self.node.instance_id and await store.get_prefix(key):
+                    return
+        raise InvalidRequestError(
+            f"role: {self.node.instance_id} is the last decode worker of {model}", param="role"
+        )
 
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder

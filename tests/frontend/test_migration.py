@@ -152,9 +152,11 @@ async def test_migrations_are_counted_by_whether_anything_was_said(pair: Stack) 
     assert 'migration_gap_seconds_count{model="test/model"} 1.0' in pair.metrics()
 
 
-async def failing_times(stack: Stack, times: int, **fields: object) -> str:
+async def failing_times(
+    stack: Stack, times: int, error: TandemError | None = None, **fields: object
+) -> str:
     """The end of a stream whose workers fail `times` times, a token each."""
-    Cut(stack, 1, IncompleteError("going")).times = times
+    Cut(stack, 1, error or ConnectionLostError("killed")).times = times
     response = await stack.chat(stream=True, **fields)
     return response.text.rstrip().rpartition("\n\n")[2]
 
@@ -164,13 +166,19 @@ async def test_an_answer_moves_as_often_as_the_limit_says_and_no_more(pair: Stac
     assert "error id" in await failing_times(pair, 4)
 
 
+async def test_handovers_of_healthy_workers_do_not_count(pair: Stack) -> None:
+    assert await failing_times(pair, 6, IncompleteError("going")) == "data: [DONE]"
+    Cut(pair, 0, IncompleteError("going")).times = 4  # without a token each counts
+    assert (await pair.chat()).status_code == 503
+
+
 async def test_a_limit_of_zero_turns_it_off_also_before_the_first_token() -> None:
     config = FrontendConfig(port=0, migration_limit=0, exclude_s=0)
     async with Stack(num_workers=2, config=config) as stack:
         await both_known(stack)
         Cut(stack, 0, IncompleteError("going"))
         assert (await stack.chat()).status_code == 503
-        assert "error id" in await failing_times(stack, 1)
+        assert "error id" in await failing_times(stack, 1, IncompleteError("going"))
         assert sum(len(worker.requests) for worker in stack.workers) == 1
 
 

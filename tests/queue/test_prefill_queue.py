@@ -16,7 +16,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import PrefillJob, encode
 from tandem.runtime.nats import NatsConnection
-from tests.services import NatsServer
+from tests.services import MonitoredNatsServer, NatsServer, eventually
 
 CONFIG = QueueConfig(ack_wait_s=0.4, max_deliver=2)
 
@@ -175,6 +175,71 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     await second.close()
     assert sent in [delivery.job for delivery in await first.receive(5, 2)]
     await first.close()
+
+
+async def test_a_job_on_its_way_to_a_worker_that_stops_receiving_goes_to_another(
+    nats: NatsServer, connection: NatsConnection
+) -> None:
+    config = QueueConfig(ack_wait_s=60, max_deliver=5)
+    model = os.urandom(4).hex()
+    elsewhere = NatsConnection(RuntimeConfig(nats_url=nats.url))
+    await elsewhere.start()
+    leaving, other = (
+        JetStreamQueue(each, config, "test", model) for each in (connection, elsewhere)
+    )
+    for queue in (leaving, other):
+        await queue.start()
+    for _ in range(20):
+        waiting = asyncio.create_task(leaving.receive(1, 10))
+        await eventually(lambda: bool(leaving._pulls._standing_until))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        sent = job()
+        await asyncio.gather(other.publish(sent), leaving.stop_receiving())
+        [delivery] = await other.receive(1, 5)
+        assert delivery.job == sent
+        await delivery.ack()
+    await other.close()
+    await elsewhere.close()
+
+
+async def test_a_worker_that_stops_receiving_without_a_broker_gets_nothing_afterwards() -> None:
+    with MonitoredNatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        queue = JetStreamQueue(connection, CONFIG, "test", "stopped")
+        await queue.start()
+        assert await queue.receive(1, 0.05) == []
+        inbox = f"{queue._pulls._inbox}.*"
+        assert server.num_subscriptions(inbox) == 1
+        server.kill()
+        await eventually(lambda: not queue.connected)
+        await queue.stop_receiving()
+        server.restart()
+        await eventually(lambda: queue.connected)
+        assert server.num_subscriptions(inbox) == 0
+        await queue.close()
+        await connection.close()
+
+
+async def test_a_frozen_broker_neither_holds_a_worker_that_stops_receiving_nor_loses_it() -> None:
+    with NatsServer() as server:
+        connection = NatsConnection(RuntimeConfig(nats_url=server.url))
+        await connection.start()
+        queue = JetStreamQueue(connection, CONFIG, "test", "frozen")
+        await queue.start()
+        assert await queue.receive(1, 0.05) == []
+        server.freeze()
+        async with asyncio.timeout(3):
+            await queue.stop_receiving()
+        server.thaw()
+        sent = job()
+        await queue.publish(sent)
+        [delivery] = await queue.receive(1, 5)
+        assert delivery.job == sent
+        assert connection.client.stats["reconnects"] == 0
+        await queue.close()
+        await connection.close()
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.soak.faults import Happened
-from tests.soak.fleet import DECODE, PREFILL
+from tests.soak.fleet import BOTH_CREW, FIXED_CREW, PREFILL
 from tests.soak.load import Outcome
 
 DRAIN_S = 10.0  # what a decode worker that is restarted lets its streams run
+# Codes of changes of roles that had a reason: a worker, or etcd, is away, another change is under
+# way, or no other decode worker is known.
+CHANGE_REASONS = (
+    "unavailable",
+    "connection_lost",
+    "incomplete",
+    "deadline",
+    "service",
+    "invalid_request",
+)
 ERROR_LAG_S = 6.0  # from a decode worker's end, or its return, to the error of its last stream
 PERCENTS = (50, 99, 100)
 SHOWN = 12  # examples of each violation
@@ -48,6 +58,8 @@ class Verdict:
     handoffs: dict[str, int]
     flips: Flips
     failovers_s: list[float] = field(default_factory=list)
+    changes: dict[str, int] = field(default_factory=dict)  # of roles: what came of them
+    changes_s: list[float] = field(default_factory=list)  # those that nothing disturbed
     num_while_all_prefill_dead: int = 0
     num_failed_then: int = 0
     num_unplanned_exits: int = 0
@@ -106,7 +118,9 @@ def is_excused(outcome: Outcome, happened: Sequence[Happened]) -> bool:
         if outcome.status == 200 and outcome.decode_instance in fault.instance_ids:
             return outcome.finished_at <= fault.ended_at + ERROR_LAG_S
         struck.update(fault.fault.targets)
-    return outcome.status != 200 and struck == set(DECODE)
+    return outcome.status != 200 and any(
+        struck >= set(crew.decode) for crew in (FIXED_CREW, BOTH_CREW)
+    )
 
 
 def _decode_deaths(happened: Sequence[Happened]) -> list[Happened]:
@@ -114,7 +128,7 @@ def _decode_deaths(happened: Sequence[Happened]) -> list[Happened]:
     return [
         each
         for each in happened
-        if set(each.fault.targets) <= set(DECODE)
+        if set(each.fault.targets) <= {*FIXED_CREW.decode, *BOTH_CREW.decode}
         and (each.fault.kind in ("kill", "stop", "restart") or each.fault.cut == "front")
     ]
 
@@ -207,6 +221,12 @@ def judge(
     if times and percentile(times, 99) > failover_limit_s:
         slow = f"p99 {percentile(times, 99):.2f} s, at most {failover_limit_s:g} s"
         violations.append(Violation("slow failover", slow))
+    changes = [each for each in happened if each.fault.role is not None]
+    violations += [
+        Violation("a change of roles failed", f"{each.fault}: {each.error!r}")
+        for each in changes
+        if each.error is not None and each.error.code not in CHANGE_REASONS
+    ]
     alone = _without_prefill(outcomes, happened)
     return Verdict(
         counts=dict(counts),
@@ -216,10 +236,29 @@ def judge(
         handoffs=dict(Counter(str(e["event"]) for e in events)),
         flips=flips,
         failovers_s=times,
+        changes=dict(Counter(each.error.code if each.error else "done" for each in changes)),
+        changes_s=sorted(_undisturbed_changes(happened)),
         num_while_all_prefill_dead=len(alone),
         diary=[f"{h.began_at:.2f}-{h.ended_at:.2f} {h.fault}" for h in happened],
         num_failed_then=sum(verdicts[o.order.index].startswith("!") for o in alone),
     )
+
+
+def _undisturbed_changes(happened: Sequence[Happened]) -> list[float]:
+    """Seconds of the changes of roles that were done while nothing else struck their worker."""
+    others = [each for each in happened if each.fault.role is None]
+    return [
+        change.ended_at - change.began_at
+        for change in happened
+        if change.fault.role is not None
+        and change.error is None
+        and not any(
+            other.began_at < change.ended_at
+            and change.began_at < other.ended_at
+            and {*other.fault.targets} & {*change.fault.targets, "etcd", "nats"}
+            for other in others
+        )
+    ]
 
 
 def _without_prefill(outcomes: Sequence[Outcome], happened: Sequence[Happened]) -> list[Outcome]:
@@ -234,7 +273,9 @@ def _without_prefill(outcomes: Sequence[Outcome], happened: Sequence[Happened]) 
 
 def _name(happened: Happened) -> str:
     fault = happened.fault
-    who = "all prefill" if fault.targets == PREFILL else fault.targets[0].rstrip("0123456789")
+    who = "all " * (len(fault.targets) > 1) + fault.targets[0].rstrip("0123456789")
+    if fault.role:
+        return f"change {who} to {fault.role}"
     if fault.cut:
         return f"cut {fault.cut} of {who}"
     return f"{fault.kind} {who}{' ' + fault.point if fault.point else ''}"
@@ -282,6 +323,13 @@ def table(verdict: Verdict) -> str:
     ]
     if times:
         rows += [(f"  p{p} to the whole answer", f"{percentile(times, p):.2f} s") for p in PERCENTS]
+    if verdict.changes:
+        changed = verdict.changes_s
+        rows += [
+            ("changes of roles", ", ".join(f"{n} {c}" for c, n in sorted(verdict.changes.items()))),
+            ("  done in peace", len(changed)),
+            *((f"  p{p} of these", f"{percentile(changed, p):.2f} s") for p in PERCENTS if changed),
+        ]
     rows += [
         ("workers that gave up while a service was away", verdict.num_unplanned_exits),
         ("time", f"{verdict.duration_s:.0f} s"),

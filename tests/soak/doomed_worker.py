@@ -27,13 +27,15 @@ def run() -> None:
     hooks = msgspec.json.decode(sys.argv[1], type=Hooks)
     del sys.argv[1]
     role, folder = sys.argv[1], Path(hooks.folder)
-    importlib.import_module(f"tandem.{role}.worker")
+    roles = ("decode", "prefill") if role == "worker" else (role,)
+    for each in roles:
+        importlib.import_module(f"tandem.{each}.worker")
     points.install(role, folder)
     if hooks.port:
         wiring.listen_behind_proxy(hooks.port, hooks.advertised)
     if hooks.links:
         wiring.dial_through(Path(hooks.links))
-    if role == "decode":
+    if "decode" in roles:
         notes = sabotage.Notes(folder)
         sabotage.note_handoffs(notes)
         if hooks.flip_probability:

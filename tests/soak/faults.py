@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.soak.fleet import DECODE, PREFILL, Fleet
+from tandem.runtime.errors import TandemError
+from tandem.runtime.messages import WorkerRole
+from tests.soak.fleet import FIXED_CREW, Crew, Fleet
 from tests.soak.points import POINTS
 from tests.soak.proxy import Proxy
 
-Kind = Literal["kill", "stop", "restart", "cut"]
-# One fault at a time on each. Every prefill worker at once is struck on the lane of the decode
-# workers: no request may fail then, so no decode worker may be struck meanwhile.
-LANES = (*PREFILL, "decode", "services")
-ALL_PREFILL_SHARE = 0.3  # of the faults on the decode workers' lane
+Kind = Literal["kill", "stop", "restart", "cut", "role"]
+ROLE_LANES = ("roles0", "roles1")  # two, so that two changes meet
+ALL_LOOSE_SHARE = 0.3  # of the faults on the steady workers' lane
 AT_A_POINT_SHARE = 0.8  # of kills and stops: right in the middle of a handoff
 POINT_TIMEOUT_S = 3.0  # then it happens anyway, wherever the worker is
 MEND_PAUSE_S = 0.5  # after a worker is back, until everybody has heard of it
@@ -28,8 +28,9 @@ class Fault:
     """`kind` happens to `targets`, all at once, for `duration_s`, `pause_s` after the one before.
 
     `cut`: which of a worker's ways are cut: nats, etcd, links (to the decode workers), front (from
-    everybody). `empty`: a service comes back without its store. `point`: of a handoff of the
-    worker at which it happens, if one comes along in time.
+    everybody). `empty`: a service comes back without its store. `point`: of a handoff, or of a
+    change of roles, of the worker at which it happens, if one comes along in time. `role`: the one
+    that the worker is asked to have.
     """
 
     kind: Kind
@@ -39,9 +40,10 @@ class Fault:
     cut: str = ""
     empty: bool = False
     point: str = ""
+    role: WorkerRole | None = None
 
     def __str__(self) -> str:
-        what = f"cut {self.cut} of" if self.cut else self.kind
+        what = f"cut {self.cut} of" if self.cut else self.role or self.kind
         where = f" {self.point}" if self.point else ""
         return f"{what} {'+'.join(self.targets)}{where}{' (empty)' if self.empty else ''}"
 
@@ -54,12 +56,23 @@ class Happened:
     began_at: float
     ended_at: float = float("inf")  # when the victims were whole again
     instance_ids: list[str] = field(default_factory=list)  # of the workers it struck
+    error: TandemError | None = None  # of a change of roles
 
     def strikes(self, *kinds: str) -> bool:
         return self.fault.kind in kinds
 
 
-def schedule(seed: int, lane: str) -> Iterator[Fault]:
+def lanes(crew: Crew) -> tuple[str, ...]:
+    """Where faults happen one at a time.
+
+    Every loose worker at once is struck on the lane of the steady ones: no request may fail then,
+    so no steady worker may be struck meanwhile.
+    """
+    roles = () if crew is FIXED_CREW else ROLE_LANES
+    return (*crew.loose, "steady", "services", *roles)
+
+
+def schedule(seed: int, lane: str, crew: Crew) -> Iterator[Fault]:
     """The faults of a lane, endless, the same for the same seed."""
     draw = random.Random(f"{seed} {lane}")
     while True:
@@ -67,25 +80,37 @@ def schedule(seed: int, lane: str) -> Iterator[Fault]:
         duration_s = draw.uniform(0.5, 6.0)
         if lane == "services":
             yield _service_fault(draw, duration_s / 2, pause_s + 3.0)
-        elif lane in PREFILL:
-            yield _worker_fault(draw, lane, duration_s, pause_s)
-        elif draw.random() < ALL_PREFILL_SHARE:
-            yield Fault(draw.choice(("kill", "kill", "stop")), PREFILL, duration_s, pause_s)
+        elif lane in ROLE_LANES:
+            yield _role_change(draw, crew, pause_s / 3)
+        elif lane in crew.loose:
+            yield _worker_fault(draw, lane, crew, duration_s, pause_s)
+        elif draw.random() < ALL_LOOSE_SHARE:
+            yield Fault(draw.choice(("kill", "kill", "stop")), crew.loose, duration_s, pause_s)
         else:
-            yield _worker_fault(draw, draw.choice(DECODE), duration_s, pause_s)
+            yield _worker_fault(draw, draw.choice(crew.steady), crew, duration_s, pause_s)
 
 
-def _worker_fault(draw: random.Random, name: str, duration_s: float, pause_s: float) -> Fault:
+def _role_change(draw: random.Random, crew: Crew, pause_s: float) -> Fault:
+    name = draw.choice(crew.loose + crew.steady)
+    roles: tuple[WorkerRole, ...] = ("decode", "both", "prefill")
+    role = draw.choice(roles if name in crew.loose else roles[:2])
+    return Fault("role", (name,), 0.0, pause_s, role=role)
+
+
+def _worker_fault(
+    draw: random.Random, name: str, crew: Crew, duration_s: float, pause_s: float
+) -> Fault:
     one = (name,)
     choice = draw.choice(("kill", "kill", "stop", "stop", "restart", "nats", "etcd", "plane"))
     if choice in ("kill", "stop"):
-        points = [*POINTS["prefill" if name in PREFILL else "decode"]]
+        points = [*POINTS[crew.role_of(name)]]
         point = draw.choice(points) if draw.random() < AT_A_POINT_SHARE else ""
         lasts_s = duration_s / 3 if choice == "kill" else duration_s
         return Fault("kill" if choice == "kill" else "stop", one, lasts_s, pause_s, point=point)
     if choice == "restart":
         return Fault("restart", one, 0.0, pause_s)
-    plane = "links" if name in PREFILL else "front"
+    planes = ["links"] * (name in crew.prefill) + ["front"] * (name in crew.decode)
+    plane = draw.choice(planes)
     return Fault("cut", one, duration_s, pause_s, cut=plane if choice == "plane" else choice)
 
 
@@ -110,7 +135,7 @@ class Nemesis:
     async def run(self) -> None:
         """Until `end`; then every fault under way is seen through, and the fleet is whole."""
         async with asyncio.TaskGroup() as group:
-            for lane in LANES:
+            for lane in lanes(self._fleet.crew):
                 group.create_task(self._run_lane(lane), name=lane)
 
     async def wait(self) -> None:
@@ -121,10 +146,13 @@ class Nemesis:
         self._ending.set()
 
     async def _run_lane(self, lane: str) -> None:
-        for fault in schedule(self._seed, lane):
+        for fault in schedule(self._seed, lane, self._fleet.crew):
             await self._sleep(fault.pause_s)
             if self._ending.is_set():
                 return
+            if fault.role is not None:
+                await self._change_role(fault, fault.role)
+                continue
             async with self._held(fault), self._noted(fault) as note:
                 if lane == "services":
                     await self._strike_service(fault)
@@ -132,6 +160,14 @@ class Nemesis:
                 if fault.point:
                     note.began_at = await self._await_point(fault)
                 await self._strike_workers(fault)
+
+    async def _change_role(self, fault: Fault, role: WorkerRole) -> None:
+        """Whatever else happens to the worker meanwhile."""
+        async with self._noted(fault) as note:
+            try:
+                await self._fleet.change_role(fault.targets[0], role)
+            except TandemError as error:
+                note.error = error
 
     async def _sleep(self, seconds: float) -> None:
         """Shorter when the end has come."""
@@ -190,7 +226,8 @@ class Nemesis:
             case "cut":
                 proxies = [p for name in names for p in fleet.slots[name].proxies(fault.cut)]
                 if fault.cut == "front":
-                    proxies += [fleet.slots[p].links[name] for name in names for p in PREFILL]
+                    links = [slot.links for slot in fleet.slots.values()]
+                    proxies += [each[name] for each in links for name in names if name in each]
                 await self._cut(proxies, fault.duration_s)
         await fleet.joined(*names)
         await asyncio.sleep(MEND_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Two prefill and two decode workers; all their connections can be cut."""
+"""Four workers, of fixed roles or of both; all their connections can be cut."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import WorkerStatus
+from tandem.runtime.messages import RoleChange, WorkerRole, WorkerStatus, encode
 from tests.e2e.cluster import Cluster, lasting_port, write_sensitive_model
 from tests.soak.points import Trap
 from tests.soak.proxy import Proxy
@@ -21,6 +22,9 @@ from tests.soak.proxy import Proxy
 DOOMED = Path(__file__).with_name("doomed_worker.py")
 PREFILL = ("prefill0", "prefill1")
 DECODE = ("decode0", "decode1")
+FLEXIBLE = ("flexible0", "flexible1")  # workers that get any role
+STEADY = ("steady0", "steady1")  # workers of both roles that always keep the decode role
+CHANGE_TIMEOUT_S = 20.0  # more than a stopped or cut worker needs
 JOIN_TIMEOUT_S = 60.0
 MAX_UNPLANNED_EXITS = 50
 STOP_TIMEOUT_S = 20.0
@@ -43,6 +47,29 @@ class Terms:
     flip_probability: float
     is_blind: bool = False
     flags: tuple[str, ...] = ()
+    both: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The names of the workers. Of `loose` ones all may be struck at once, of `steady` ones one.
+
+    So there is a decode worker at any time, and an answer has no excuse.
+    """
+
+    loose: tuple[str, ...]
+    steady: tuple[str, ...]
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+
+    def role_of(self, name: str) -> str:
+        """Return the command that the worker is started by."""
+        has_both = name in self.prefill and name in self.decode
+        return "worker" if has_both else name.rstrip("0123456789")
+
+
+FIXED_CREW = Crew(PREFILL, DECODE, PREFILL, DECODE)
+BOTH_CREW = Crew(FLEXIBLE, STEADY, FLEXIBLE + STEADY, FLEXIBLE + STEADY)
 
 
 @dataclass(slots=True)
@@ -54,7 +81,7 @@ class Slot:
     nats: Proxy
     etcd: Proxy
     front: Proxy | None = None  # what it advertises
-    links: dict[str, Proxy] = field(default_factory=dict)  # a prefill worker's, by decode slot
+    links: dict[str, Proxy] = field(default_factory=dict)  # of the prefill role, by decode slot
     num_starts: int = 0
     trap: Trap | None = None  # of the process that runs now
     instance_ids: dict[int, str] = field(default_factory=dict)  # pid |-> instance
@@ -76,18 +103,19 @@ class Fleet:
         self.num_unplanned_exits = 0
         self._run_dir = run_dir
         self._terms = terms
+        self.crew = BOTH_CREW if terms.both else FIXED_CREW
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         try:
             await self._stack.enter_async_context(self.cluster)
-            for name in (*DECODE, *PREFILL):
+            for name in dict.fromkeys((*self.crew.decode, *self.crew.prefill)):
                 await self._add_slot(name)
             await self._start_frontend()
             for name in self.slots:
                 await self.start(name)
             await self.joined(*self.slots)
-            await self.cluster.ready(len(PREFILL), len(DECODE))
+            await self.cluster.ready(len(self.crew.prefill), len(self.crew.decode))
             await self.cluster.set_config("disagg.max_local_prefill_length", 200)
             await self.cluster.set_config("disagg.policy", "threshold")
         except BaseException:
@@ -117,7 +145,7 @@ class Fleet:
     async def _add_slot(self, name: str) -> None:
         self.slots[name] = Slot(
             name,
-            name.rstrip("0123456789"),
+            self.crew.role_of(name),
             nats=await self._proxy(self.cluster.nats.port),
             etcd=await self._proxy(self.cluster.etcd.socket),
         )
@@ -140,8 +168,10 @@ class Fleet:
         if slot.front is not None:
             await slot.front.close()
         slot.front = await self._proxy(port)
-        if slot.name in DECODE:
-            for name in PREFILL:
+        if slot.name in self.crew.decode:
+            for name in self.crew.prefill:
+                if name == slot.name:
+                    continue
                 links = self.slots[name].links
                 if slot.name in links:
                     await links[slot.name].close()
@@ -179,7 +209,7 @@ class Fleet:
             "folder": str(folder),
             "port": port,
             "advertised": slot.front.address,
-            "links": str(self._links_path(name)) if name in PREFILL else "",
+            "links": str(self._links_path(name)) if name in self.crew.prefill else "",
             "flip_probability": self._terms.flip_probability,
             "is_blind": self._terms.is_blind,
             "seed": self._terms.seed * 1000 + slot.num_starts,
@@ -203,6 +233,14 @@ class Fleet:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.cluster.signal_child(self.child(name), number)
+
+    async def change_role(self, name: str, role: WorkerRole) -> None:
+        """Return when the worker has the role. Raises its own errors, and those of the way."""
+        front = self.slots[name].front
+        assert front is not None
+        async with RequestContext(timeout_s=CHANGE_TIMEOUT_S) as context:
+            change = encode(RoleChange(role))
+            await self.cluster.client.call(front.address, "change_role", change, context)
 
     async def joined(self, *names: str) -> None:
         """Until these workers are registered; one that gave up meanwhile is started again."""
@@ -251,12 +289,13 @@ class Fleet:
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
             while True:
                 with contextlib.suppress(TandemError):
-                    workers = [
+                    statuses = [
                         *await self.cluster.statuses("prefill"),
                         *await self.cluster.statuses("decode"),
                     ]
+                    workers = {status.instance.instance_id: status for status in statuses}
                     if len(workers) == len(self.slots):
-                        return workers
+                        return list(workers.values())
                 await asyncio.sleep(0.1)
 
     def events(self) -> list[dict[str, Any]]:

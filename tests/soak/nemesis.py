@@ -42,13 +42,14 @@ class Plan:
     flags: tuple[str, ...] = ()  # further ones of the workers
     is_blind: bool = False  # the decode workers take every block for proven
     has_faults: bool = True
+    both: bool = False  # four workers of both roles, and changes of roles among the faults
 
 
 async def soak(plan: Plan, run_dir: Path) -> Verdict:
     """Runs a soak with all its processes in `run_dir`, and judges it."""
     started_at = time.monotonic()
     asked = questions(plan.seed, plan.num_questions)
-    terms = Terms(plan.seed, plan.flip_probability, plan.is_blind, plan.flags)
+    terms = Terms(plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both)
     async with (
         Fleet(run_dir, terms) as fleet,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
@@ -125,6 +126,9 @@ def main() -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="for workers"
     )
+    parser.add_argument(
+        "--both", action="store_true", help="four workers of both roles, which change them"
+    )
     parser.add_argument("--run-dir", type=Path, help="where logs stay; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the verdict there too")
     options = parser.parse_args()
@@ -136,6 +140,7 @@ def main() -> int:
         time_limit_s=options.time_limit_s,
         failover_limit_s=options.failover_limit_s,
         flags=tuple(f"--{setting}" for setting in options.set),
+        both=options.both,
     )
     logging.getLogger("tandem").setLevel(logging.ERROR)  # services being away is no news here
     with tempfile.TemporaryDirectory(prefix="tandem-nemesis-") as temporary:

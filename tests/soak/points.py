@@ -52,6 +52,17 @@ POINTS: dict[str, dict[str, Point]] = {
         "before settled": Point("tandem.decode.handoffs", "RemotePrefills", "_on_settled"),
     },
 }
+CHANGE_POINTS = {
+    "before taking a role up": Point("tandem.worker.worker", "Worker", "_take_up"),
+    "after taking a role up": Point("tandem.worker.worker", "Worker", "_take_up", after=True),
+    "before laying a role down": Point("tandem.worker.worker", "Worker", "_lay_down"),
+    "after laying a role down": Point("tandem.worker.worker", "Worker", "_lay_down", after=True),
+}
+POINTS["worker"] = CHANGE_POINTS | {
+    f"{role}: {name}": point
+    for role in ("prefill", "decode")
+    for name, point in POINTS[role].items()
+}
 
 
 class Trap:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.runtime.errors import InternalError, TandemError, UnavailableError
 from tests.soak.checker import classify, failovers, is_excused, judge, percentile
 from tests.soak.faults import Fault, Happened
 from tests.soak.fleet import PREFILL
@@ -61,6 +62,8 @@ def test_an_outcome_is_held_against_the_undisturbed_one(
         ([struck("cut", "decode0", 10.5, 12.0, cut="nats")], False),
         ([struck("restart", "decode0", 10.5, 12.0)], False),
         ([struck("kill", "decode1", 10.5, 12.0)], False),
+        ([struck("kill", "steady0", 10.5, 12.0)], False),
+        ([Happened(Fault("role", ("d0",), 0.0, 1.0, role="prefill"), 10.5, 10.9, ["d0"])], False),
         ([struck("kill", "decode0", 11.5, 12.0)], False),
         ([struck("kill", "decode0", 1.0, 2.0)], False),
         ([struck("kill", "prefill0", 10.5, 12.0)], False),
@@ -104,6 +107,26 @@ def test_the_verdict_counts_flips_lost_blocks_and_slow_failovers() -> None:
     assert kinds == ["blocks lost", "missed flip", "slow failover"]
     assert (verdict.flips.injected, verdict.flips.caught, verdict.flips.missed) == (2, 1, 1)
     assert (verdict.num_while_all_prefill_dead, verdict.num_failed_then) == (1, 0)
+
+
+def test_the_verdict_tells_what_came_of_changes_of_roles() -> None:
+    def changed(began_at: float, ended_at: float, error: TandemError | None = None) -> Happened:
+        fault = Fault("role", ("flexible0",), 0.0, 1.0, role="prefill")
+        return Happened(fault, began_at, ended_at, error=error)
+
+    happened = [
+        changed(1.0, 1.5),
+        changed(2.0, 5.0),  # while the worker was killed
+        changed(20.0, 20.2),
+        changed(21.0, 21.1, UnavailableError("another change")),
+        changed(22.0, 22.1, InternalError("a bug")),
+        struck("kill", "flexible0", 3.0, 6.0),
+        struck("kill", "steady0", 0.0, 30.0),
+    ]
+    verdict = judge({0: RIGHT}, [RIGHT], happened, [], {}, failover_limit_s=3.0)
+    assert verdict.changes == {"done": 3, "unavailable": 1, "internal": 1}
+    assert verdict.changes_s == pytest.approx([0.2, 0.5])
+    assert [violation.kind for violation in verdict.violations] == ["a change of roles failed"]
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:

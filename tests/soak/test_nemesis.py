@@ -1,5 +1,6 @@
 """A short nemesis: a minute of faults of every kind, and every answer is right."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,20 @@ from tests.soak.nemesis import Plan, soak
 SHORT = Plan(
     num_requests=100_000,  # the time ends it
     num_questions=50,
-    time_limit_s=60.0,
+    time_limit_s=30.0,
     failover_limit_s=10.0,  # other tests may have the machine
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_no_answer_suffers_under_the_nemesis(tmp_path: Path) -> None:
-    verdict = await soak(SHORT, tmp_path)
+@pytest.mark.parametrize("both", [False, True], ids=["fixed roles", "roles that change"])
+async def test_no_answer_suffers_under_the_nemesis(tmp_path: Path, both: bool) -> None:
+    verdict = await soak(replace(SHORT, both=both), tmp_path)
     print("\n" + table(verdict))
     assert verdict.is_good, table(verdict)
     assert verdict.handoffs["admitted"] and verdict.flips.caught and verdict.faults
+    assert bool(verdict.changes.get("done")) == both
 
 
 @pytest.mark.slow

@@ -33,11 +33,13 @@ from tests.services import eventually
 
 
 class Both:
-    """A worker and its two role objects. `config` overrides the disagg section."""
+    """A worker that begins in `role`, and its role objects. `config` is of the disagg section."""
 
-    def __init__(self, runtime: RuntimeConfig, model: Path, **config: object) -> None:
+    def __init__(
+        self, runtime: RuntimeConfig, model: Path, *, role: WorkerRole = "both", **config: object
+    ) -> None:
         settings = WorkerSettings(runtime, engine_config(model), TRANSFER, QUEUE, MODEL)
-        self.worker = Worker(settings, "both")
+        self.worker = Worker(settings, role)
         self.decode = DecodeRole(
             self.worker, DisaggConfig.model_validate(config), read_model_files(model)
         )

@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runtime.address import EndpointAddress
+from tandem.engine.schedule.sequence import Sequence
+from tandem.prefill.compute import PromptComputation
+from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import instances_prefix, register_instance
-from tandem.runtime.errors import IncompleteError, InvalidRequestError, UnavailableError
+from tandem.runtime.errors import (
+    IncompleteError,
+    InvalidRequestError,
+    ServiceError,
+    UnavailableError,
+)
 from tandem.worker import worker
 from tests.decode.prefill_peer import count, fresh_prompt
-from tests.services import eventually
+from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
 
 
@@ -129,6 +136,77 @@ async def test_of_two_changes_at_once_one_is_refused(pair: Pair) -> None:
     first, second = await asyncio.gather(*changes, return_exceptions=True)
     assert isinstance(second, UnavailableError) and "changing" in second.message
     assert not isinstance(first, BaseException) and first.load.role == "prefill"
+
+
+async def test_of_the_last_two_decode_workers_that_leave_at_once_one_stays(pair: Pair) -> None:
+    changes = [pair.change(each, "prefill") for each in (pair.one, pair.two)]
+    results = await asyncio.gather(*changes, return_exceptions=True)
+    assert any(isinstance(result, InvalidRequestError) for result in results)
+    [stayed, *_] = [each for each in (pair.one, pair.two) if each.worker.role == "both"]
+    answer = await pair.ask(stayed, fresh_prompt(9, seed=1))
+    assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+    keys = await pair.peer.node.discovery.get_prefix(stayed.decode.endpoint.key_prefix())
+    assert any(key.endswith(stayed.node.instance_id) for key in keys)
+
+
+async def test_a_worker_that_ends_during_a_change_leaves_discovery_all_the_same(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    pair = Pair(runtime_config, tiny_model)
+    async with pair.peer, Both(runtime_config, tiny_model, role="prefill") as alone:
+        prefix = instances_prefix(runtime_config.namespace, "")[:-1]
+        assert await pair.peer.node.discovery.get_prefix(prefix)
+        changing = asyncio.create_task(alone.worker.change_role("both"))
+        await asyncio.sleep(0)  # the change is under way
+        draining = asyncio.create_task(alone.worker.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="ending"):
+            await pair.change(alone, "decode")
+        await asyncio.gather(changing, draining)
+        assert not await pair.peer.node.discovery.get_prefix(prefix)
+
+
+async def test_a_role_that_could_not_begin_can_be_taken_up_later(
+    nats: NatsServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EtcdServer() as etcd:
+        config = RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+        pair = Pair(config, tiny_model)
+        async with pair.peer, Both(config, tiny_model, role="prefill") as alone:
+            etcd.kill()
+            with monkeypatch.context() as patch:
+                patch.setattr(worker, "START_TIMEOUT_S", 0.1)
+                with pytest.raises(ServiceError, match="could not begin the role decode"):
+                    await pair.change(alone, "both")
+            assert alone.worker.role == "prefill"
+            etcd.restart()
+            assert (await pair.change(alone, "both")).load.role == "both"
+            answer = await pair.ask(alone, fresh_prompt(9, seed=1))
+            assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+            await asyncio.gather(*pair._readers)
+
+
+async def test_blocks_of_a_handoff_come_back_after_the_decode_role_was_laid_down(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HANDOVER_S", 0.0)
+    computed = asyncio.Event()
+    pull_prefix = PromptComputation._pull_prefix
+
+    async def pull_late(self: PromptComputation, seq: Sequence) -> int:
+        await computed.wait()
+        return await pull_prefix(self, seq)
+
+    monkeypatch.setattr(PromptComputation, "_pull_prefix", pull_late)
+    answer = await pair.ask(pair.one, fresh_prompt(21, seed=1), place="remote")
+    await eventually(lambda: pair.one.decode.remote.num_taken == 1)
+    await pair.change(pair.one, "prefill")
+    with pytest.raises(IncompleteError):
+        await answer.whole()
+    assert (await pair.one.worker.load()).num_quarantined_blocks
+    computed.set()
+    await pair.balanced()
+    assert not (await pair.one.worker.load()).num_quarantined_blocks
 
 
 async def test_an_unknown_role_is_refused(pair: Pair) -> None:
