@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
+from tandem.runtime.messages import StepCosts
 
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk
@@ -85,6 +86,12 @@ class LinearCost:
             self._moment[i] = decay * self._moment[i] + left * seconds
         self._weights = _solve_non_negative(self._gram, self._moment)
 
+    def begin_with(self, weights: list[float]) -> None:
+        """Start from `weights`, as if each feature had been observed once, alone."""
+        for i, weight in enumerate(weights):
+            self._gram[i][i], self._moment[i] = 1.0, weight
+        self._weights = list(weights)
+
     def predict(self, features: list[float]) -> float:
         return math.fsum(w * x for w, x in zip(self._weights, features, strict=True))
 
@@ -104,6 +111,17 @@ class StepCost:
             FIRST_TOKENS // 2
         )  # a step with so many kept the limit; up to twice that is tried
         self._num_steps = 0
+
+    @classmethod
+    def known(cls, costs: StepCosts) -> "StepCost":
+        """Return a cost that begins with those that a worker reported."""
+        cost = cls(costs.max_step_s)
+        per_step, per_decode, per_context = costs.decode_s
+        cost._decodes.begin_with([per_step, per_decode * DECODES, per_context * DECODE_CONTEXT])
+        per_step, per_token, per_context = costs.prompt_s
+        cost._prompts.begin_with([per_step, per_token * TOKENS, per_context * TOKEN_CONTEXT])
+        cost._num_proven_tokens = costs.max_tokens_beside
+        return cost
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
         """Learn that a step of `chunks` took the device `seconds`."""

@@ -17,6 +17,7 @@ from tandem.launch.cli.options import (
     frontend_session,
     shares,
 )
+from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions, plan_session
 from tandem.launch.cli.session import Session
 from tandem.launch.config.flags import split_flags
 from tandem.runtime.errors import ConfigError, TandemError
@@ -186,6 +187,39 @@ def change_role(
     from tandem.launch.change_role import run_change_role
 
     run_change_role(session.load_for_cluster(), instance, role)
+
+
+@app.command(
+    epilog="Example: tandem plan --workers 4 --trace mooncake.jsonl --ttft-target-ms 500 "
+    f"--output best.yaml. {CONFIG_HELP}"
+)
+@shares(load=LoadOptions, handoff=HandoffOptions, session=plan_session)
+def plan(
+    session: Session,
+    load: LoadOptions,
+    handoff: HandoffOptions,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, max=64, help="Workers of every layout.")
+    ] = 2,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with `costs`, as tandem status --json has them in a `load`."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the best layout's topology.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: TTFT, ITL, throughput.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a load on every layout of some workers, and find the best one.
+
+    The costs of steps come from a running worker, or from --costs. Nothing is started.
+    """
+    from tandem.launch.simulation.command import PlanOptions, run_plan
+
+    effective = session.load() if costs is not None else session.load_for_cluster()
+    options = PlanOptions(workers, costs, output, plot, as_json)
+    run_plan(effective, load, handoff, options)
 
 
 @app.command(epilog="Example: tandem doctor --json")

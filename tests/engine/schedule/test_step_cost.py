@@ -17,6 +17,7 @@ from tandem.engine.schedule.step_cost import (
     longest_step_s,
     work_of,
 )
+from tandem.runtime.messages import StepCosts
 
 LIMIT_S = 0.05
 SEQ = SimpleNamespace()  # costs depend on no sequence
@@ -193,3 +194,14 @@ def test_an_engine_keeps_its_decodes_within_the_limit(fake: SimpleNamespace) -> 
     spans = [(s, e) for step in runner.steps for name, s, e in step if name == "long" and e - s > 1]
     assert 8 <= len(spans) <= 40
     assert max(each for num_decodes, each in took if num_decodes) <= 0.05
+
+
+def test_a_known_cost_is_what_was_reported_and_learning_goes_on_from_there() -> None:
+    reported = StepCosts((4e-3, 3e-5, 1e-8), (2e-3, 2.5e-5, 2e-9), LIMIT_S, 2048, 512)
+    cost = StepCost.known(reported)
+    assert cost.decode_s == pytest.approx(reported.decode_s)
+    assert cost.prompt_s == pytest.approx(reported.prompt_s)
+    assert cost.room(work_of(decodes(32)), 0) > 4 * FIRST_TOKENS
+    slower = prefill_beside(cost, device(per_token_s=1e-4), 32, 10_000)
+    assert all(took <= LIMIT_S for _, took in slower[8:])
+    assert cost.prompt_s[1] > 3 * reported.prompt_s[1]

@@ -11,7 +11,7 @@ import pytest
 
 Tandem = Callable[..., tuple[int, str, str]]
 
-COMMANDS = ["serve", "run", "frontend", "prefill", "decode", "status", "doctor"]
+COMMANDS = ["serve", "run", "frontend", "prefill", "decode", "status", "plan", "doctor"]
 CONFIG_COMMANDS = ["show", "get", "set", "unset", "watch"]
 
 

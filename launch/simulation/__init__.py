@@ -1,0 +1,1 @@
+"""`tandem plan`: a load on every layout of workers, under a virtual clock."""

@@ -1,0 +1,28 @@
+"""A clock that jumps from one event to the next."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class VirtualClock:
+    """Events in order of their time; those of one time in the order in which they were set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` when `seconds` have passed."""
+        self.at(self.now_s + seconds, act)
+
+    def at(self, when_s: float, act: Callable[[], None]) -> None:
+        """Call `act` at `when_s`, which is not past."""
+        heapq.heappush(self._events, (when_s, next(self._order), act))
+
+    def run(self) -> None:
+        """Go from event to event until none is left."""
+        while self._events:
+            self.now_s, _, act = heapq.heappop(self._events)
+            act()

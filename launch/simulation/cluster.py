@@ -1,0 +1,220 @@
+"""A load on one layout: arrivals, the choice of a decode worker, placement, and the records."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.bench.client.record import RequestRecord
+from tandem.decode.admission import decide
+from tandem.decode.config import DisaggConfig
+from tandem.launch.simulation.clock import VirtualClock
+from tandem.launch.simulation.handoffs import Handoffs
+from tandem.launch.simulation.layout import Layout
+from tandem.launch.simulation.load import PlannedLoad, PlannedRequest
+from tandem.launch.simulation.worker import (
+    HandoffTime,
+    PlannedSequence,
+    VirtualWorker,
+    WorkerFigures,
+)
+from tandem.prefill.config import PrefillConfig
+from tandem.router.config import RouterConfig
+from tandem.router.policy import Router
+from tandem.router.predict import PlaceLoad
+from tandem.runtime.block_hash import num_blocks_of
+
+REPORT_INTERVAL_S = 0.25  # between the load reports of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything but the layout and the load."""
+
+    figures: WorkerFigures
+    disagg: DisaggConfig
+    prefill: PrefillConfig
+    router: RouterConfig
+    handoff: HandoffTime
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The records of a simulated run, and the seconds in which each worker computed."""
+
+    layout: Layout
+    records: list[RequestRecord]
+    busy_s: list[float]
+
+
+class VirtualCluster:
+    """Workers of one layout behind one frontend. It runs one load, once."""
+
+    def __init__(self, layout: Layout, setup: Setup) -> None:
+        self._layout = layout
+        self._config = layout.config(setup.disagg)
+        self._clock = VirtualClock()
+        self._block_size = setup.figures.block_size
+        self.workers = [
+            VirtualWorker(
+                f"{role}-{index}",
+                role,
+                setup.figures,
+                setup.handoff.first_guess(),
+                self._clock,
+                self._on_token,
+            )
+            for index, role in enumerate(layout.roles)
+        ]
+        for worker in self.workers:
+            worker.limit_steps(self._config.itl_target_ms)
+        self._decoders = {each.name: each for each in self.workers if each.role != "prefill"}
+        self._handoffs = Handoffs(
+            [each for each in self.workers if each.role != "decode"],
+            self._config,
+            setup.prefill,
+            setup.handoff,
+            self._clock,
+            self._on_token,
+        )
+        self._router = Router(setup.router, random.Random(f"router/{setup.seed}"))
+        if len(self._decoders) > 1:
+            for worker in self._decoders.values():
+                worker.report_blocks_to(self._router.index)
+        self._records: list[RequestRecord] = []
+        self._num_finished = 0
+        self._is_reporting = False
+        self._send_next: Callable[[], None] | None = None  # of a closed loop
+        self._on_progress: Callable[[int], None] = _ignore
+
+    def run(self, load: PlannedLoad, on_progress: Callable[[int], None]) -> Outcome:
+        """Send the load and wait for all answers; `on_progress` gets the number of finished ones.
+
+        Raises ConfigError for a request that no worker can hold.
+        """
+        self._on_progress = on_progress
+        self._report()
+        if load.plan.concurrency is not None:
+            self._start_closed_loop(load, load.plan.concurrency)
+        else:
+            self._await_next(load.arrivals())
+        self._clock.run()
+        assert self._num_finished == len(self._records), "an answer was lost"
+        return Outcome(self._layout, self._records, [worker.busy_s for worker in self.workers])
+
+    # ---- arrivals -------------------------------------------------------------------------
+
+    def _start_closed_loop(self, load: PlannedLoad, concurrency: int) -> None:
+        requests = load.requests()
+
+        def send_next() -> None:
+            if not load.is_over(self._clock.now_s) and (request := next(requests, None)):
+                self._arrive(request)
+
+        self._send_next = send_next
+        for _ in range(concurrency):
+            self._clock.after(0.0, send_next)
+
+    def _await_next(self, arrivals: Iterator[tuple[PlannedRequest, float]]) -> None:
+        for request, offset_s in itertools.islice(arrivals, 1):
+
+            def arrive(request: PlannedRequest = request) -> None:
+                self._arrive(request)
+                self._await_next(arrivals)
+
+            self._clock.after(max(0.0, offset_s - self._clock.now_s), arrive)
+
+    def _arrive(self, request: PlannedRequest) -> None:
+        now_s = self._clock.now_s
+        record = RequestRecord(
+            len(self._records),
+            now_s,
+            now_s,
+            num_input_tokens=request.num_prompt_tokens,
+            num_asked_tokens=request.num_answer_tokens,
+            has_usage=True,
+            unfinished=True,
+        )
+        self._records.append(record)
+        names = list(self._decoders)
+        num_blocks = num_blocks_of(request.num_prompt_tokens, self._block_size)
+        hashes = request.hashes if self._router.heeds_prefix(names) else []
+        choice = self._router.choose(names, hashes, num_blocks)
+        self._router.started(str(request.index), choice, num_blocks)
+        worker = self._decoders[choice.instance_id]
+        worker.own_prompts.add(str(request.index))
+        worker.post(partial(self._place, worker, request, record))
+        self._keep_reporting()
+
+    # ---- one request ----------------------------------------------------------------------
+
+    def _place(self, worker: VirtualWorker, request: PlannedRequest, record: RequestRecord) -> None:
+        """Decide, then queue the sequence or reserve its blocks, as a decode worker does."""
+        scheduler, seq = worker.scheduler, PlannedSequence.of(request, record)
+        num_cached = scheduler.num_prefix_blocks(seq) * self._block_size
+        decision = decide(
+            self._config,
+            seq.num_tokens - num_cached,
+            self._handoffs.side(worker),
+            num_cached_tokens=num_cached,
+        )
+        record.prefill_place = decision.place
+        if decision.place == "remote" and scheduler.reserve(seq):
+            self._handoffs.start(worker, seq, request, decision)
+        else:
+            record.prefill_place = "local"
+            scheduler.add(seq)
+
+    def _on_token(self, worker: VirtualWorker, seq: PlannedSequence) -> None:
+        """Note the first or the last token of a sequence."""
+        if seq.prefill_only:
+            if self._handoffs.computed(seq):
+                self._router.prefilled(seq.request_id)
+            return
+        self._router.prefilled(seq.request_id)
+        if seq.request_id in worker.own_prompts:
+            worker.own_prompts.remove(seq.request_id)
+            self._handoffs.offer()
+        if len(seq.record.output_times_s) == seq.stop.max_tokens:
+            self._finished(seq)
+
+    def _finished(self, seq: PlannedSequence) -> None:
+        record = seq.record
+        record.end_s = self._clock.now_s
+        record.num_output_tokens = len(record.output_times_s)
+        record.num_cached_tokens = seq.num_cached_tokens
+        record.unfinished = False
+        self._num_finished += 1
+        self._router.finished(seq.request_id)
+        self._on_progress(self._num_finished)
+        if self._send_next is not None:
+            self._clock.after(0.0, self._send_next)
+
+    # ---- reports --------------------------------------------------------------------------
+
+    def _keep_reporting(self) -> None:
+        if not self._is_reporting:
+            self._is_reporting = True
+            self._clock.after(REPORT_INTERVAL_S, self._report_again)
+
+    def _report_again(self) -> None:
+        self._report()
+        self._is_reporting = False
+        if self._num_finished < len(self._records):
+            self._keep_reporting()
+
+    def _report(self) -> None:
+        """Send the load of each worker to the frontend and to the decode workers."""
+        self._handoffs.look()
+        for worker in self.workers:
+            if (report := worker.new_report()) is None:
+                continue
+            self._handoffs.reported(worker, PlaceLoad.of(report))
+            if worker.name in self._decoders:
+                self._router.update_load(report, self._block_size)
+
+
+def _ignore(num_finished: int) -> None:
+    """Show no progress."""

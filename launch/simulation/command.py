@@ -1,0 +1,143 @@
+"""`tandem plan`: every layout of some workers under one load, and the best one as a file."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandem.bench.client.record import RequestRecord
+from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.plot import write_plot
+from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions
+from tandem.launch.config.live import plain
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.simulation.cluster import Setup, VirtualCluster
+from tandem.launch.simulation.figures import LayoutFigures, best_of, figures_of, table_of
+from tandem.launch.simulation.layout import Layout, layouts_of
+from tandem.launch.simulation.load import PlannedLoad
+from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
+from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
+from tandem.launch.supervise.reporter import wide_console
+from tandem.runtime.errors import ConfigError
+
+SIMULATED_SECTIONS = ("disagg", "engine", "prefill", "router")
+PROGRESS_EVERY = 64  # requests
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a plan but for its load and its config."""
+
+    num_workers: int
+    costs: Path | None
+    output: Path | None
+    plot: Path | None
+    as_json: bool
+
+
+def run_plan(
+    effective: EffectiveConfig, load: LoadOptions, handoff: HandoffOptions, options: PlanOptions
+) -> None:
+    """Simulate every layout and print them. Raises ConfigError and ServiceError."""
+    bench = BenchOptions(**asdict(load))
+    figures = _worker_figures(effective, options.costs)
+    setup = _setup(effective, figures, handoff, load.seed)
+    planned = PlannedLoad(bench, load.seed, figures.block_size, figures.max_tokens)
+    found: dict[str, tuple[Layout, LayoutFigures]] = {}
+    drawn: dict[str, list[list[RequestRecord]]] = {}
+    with _progress() as show:
+        for layout in layouts_of(options.num_workers):
+            outcome = VirtualCluster(layout, setup).run(planned, show(layout.name, planned.total))
+            if not outcome.records:
+                raise ConfigError("the load has no requests: --duration, --num-requests, --limit")
+            found[layout.name] = layout, figures_of(outcome, _targets(setup))
+            if options.plot is not None:
+                drawn[layout.name] = [outcome.records]
+    layouts = [figures for _, figures in found.values()]
+    best, _ = found[best_of(layouts).name]
+    if options.output is not None:
+        options.output.write_text(best.topology(_settings(effective)))
+    if options.plot is not None:
+        write_plot(options.plot, drawn)
+    if options.as_json:
+        print(json.dumps(_document(setup, layouts, best), indent=2))
+    else:
+        _print(layouts, best, options)
+
+
+def _worker_figures(effective: EffectiveConfig, file: Path | None) -> WorkerFigures:
+    figures = asyncio.run(figures_of_cluster(effective)) if file is None else figures_in(file)
+    return with_engine_settings(figures, effective)
+
+
+def _setup(
+    effective: EffectiveConfig, figures: WorkerFigures, handoff: HandoffOptions, seed: int
+) -> Setup:
+    config = effective.config
+    time = HandoffTime(handoff.handoff_ms / 1e3, handoff.handoff_us_per_token / 1e6)
+    return Setup(figures, config.disagg, config.prefill, config.router, time, seed)
+
+
+def _targets(setup: Setup) -> dict[str, float]:
+    """Return the targets as limits of `tandem bench --goodput`: ITL as the mean of an answer."""
+    limits = {"ttft": setup.disagg.ttft_target_ms, "tpot": setup.disagg.itl_target_ms}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _settings(effective: EffectiveConfig) -> dict[str, Any]:
+    """Return the settings that the layouts were simulated with, for their topology."""
+    return {
+        key: plain(effective, key)
+        for key in effective.settings
+        if key.partition(".")[0] in SIMULATED_SECTIONS
+    }
+
+
+def _document(setup: Setup, layouts: list[LayoutFigures], best: Layout) -> dict[str, Any]:
+    return {
+        "worker": msgspec.to_builtins(setup.figures),
+        "handoff": msgspec.to_builtins(setup.handoff),
+        "targets_ms": _targets(setup),
+        "seed": setup.seed,
+        "layouts": msgspec.to_builtins(layouts),
+        "best": best.name,
+    }
+
+
+def _print(layouts: list[LayoutFigures], best: Layout, options: PlanOptions) -> None:
+    console = wide_console()
+    console.print(table_of(layouts, f"{options.num_workers} workers, simulated; latencies in ms"))
+    if options.output is None:
+        console.print(f"\n* the best; write its topology with --output FILE: {best.name}")
+    else:
+        console.print(f"\n* the best: tandem serve MODEL --topology {options.output}")
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Show a bar on a terminal, or a line per layout elsewhere, on standard error."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    is_hidden = not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+
+        def show(name: str, total: int | None) -> Any:
+            if is_hidden:
+                console.print(f"simulating {name}")
+            task = bar.add_task(name, total=total)
+
+            def finished(num_finished: int) -> None:
+                if num_finished % PROGRESS_EVERY == 0 or num_finished == total:
+                    bar.update(task, completed=num_finished)
+
+            return finished
+
+        yield show

@@ -1,0 +1,238 @@
+"""The prefill queue and the handoffs of simulated workers."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tandem.bench.client.record import RequestRecord
+from tandem.decode.admission import Decision, PrefillSide
+from tandem.decode.config import DisaggConfig, Policy
+from tandem.launch.simulation.clock import VirtualClock
+from tandem.launch.simulation.load import PlannedRequest
+from tandem.launch.simulation.worker import (
+    TOKEN,
+    HandoffTime,
+    OnToken,
+    PlannedSequence,
+    VirtualWorker,
+)
+from tandem.prefill.config import PrefillConfig
+from tandem.router.predict import PlaceLoad
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One remote prefill of `seq`, whose blocks at `home` are reserved."""
+
+    request: PlannedRequest
+    home: VirtualWorker
+    seq: PlannedSequence
+    num_uncached: int
+    queued_s: float
+    worker: VirtualWorker | None = None  # that claimed it
+    prompt: PlannedSequence | None = None  # at that worker
+    computed_s: float | None = None
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class _Home:
+    """The handoffs of one decode worker, as it counts them itself."""
+
+    num_unclaimed: int = 0
+    num_open_tokens: int = 0  # of tickets whose first token has not come
+
+
+class Handoffs:
+    """The queue of tickets, and the workers that take them.
+
+    `on_token` is called when an answer has ended that has only its first token.
+    """
+
+    def __init__(
+        self,
+        helpers: Sequence[VirtualWorker],
+        config: DisaggConfig,
+        prefill: PrefillConfig,
+        time: HandoffTime,
+        clock: VirtualClock,
+        on_token: OnToken,
+    ) -> None:
+        self._config, self._prefill, self._time, self._clock = config, prefill, time, clock
+        self._on_token = on_token
+        self._helpers = deque(helpers)  # the longest idle first
+        self._queue: dict[Ticket, None] = {}
+        self._jobs: dict[VirtualWorker, dict[Ticket, None]] = {each: {} for each in helpers}
+        self._by_prompt: dict[PlannedSequence, Ticket] = {}
+        self._homes: dict[VirtualWorker, _Home] = {}
+        self._reported: dict[VirtualWorker, PlaceLoad | None] = {}
+        self._depth = (0, 0)  # jobs and tokens, when they were last looked at
+
+    # ---- the view of a decode worker ------------------------------------------------------
+
+    def look(self) -> None:
+        """Record the depth of the queue for the decode workers."""
+        self._depth = len(self._queue), sum(ticket.num_uncached for ticket in self._queue)
+
+    def reported(self, worker: VirtualWorker, place: PlaceLoad | None) -> None:
+        """Note the load that a worker reported to the others."""
+        if place is not None and worker.role == "prefill":  # its prompts are tickets
+            place = replace(place, num_waiting_tokens=0)
+        self._reported[worker] = place
+
+    def side(self, home: VirtualWorker) -> PrefillSide:
+        """Return the load of `home` and of the workers that take its tickets, as reported to it."""
+        mine = self._homes.setdefault(home, _Home())
+        helpers = [each for each in self._helpers if each is not home]
+        places = [self._reported.get(each) for each in helpers]
+        return PrefillSide(
+            num_instances=len(helpers),
+            queue_connected=True,
+            num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
+            num_ticket_tokens=max(self._depth[1], mine.num_open_tokens),
+            here=PlaceLoad.of(home.report()) if helpers else None,
+            others=[place for place in places if place is not None],
+            transfer=home.transfer,
+        )
+
+    # ---- a ticket -------------------------------------------------------------------------
+
+    def start(
+        self,
+        home: VirtualWorker,
+        seq: PlannedSequence,
+        request: PlannedRequest,
+        decision: Decision,
+    ) -> None:
+        """Put a ticket for `seq`, whose blocks are reserved, on the queue."""
+        config, num_uncached = self._config, seq.num_given_tokens - seq.num_cached_tokens
+        ticket = Ticket(request, home, seq, num_uncached, self._clock.now_s)
+        mine = self._homes[home]
+        mine.num_unclaimed += 1
+        mine.num_open_tokens += num_uncached
+        self._queue[ticket] = None
+        claim_ms = decision.claim_timeout_ms or config.claim_timeout_ms
+        longest_ms = config.handoff_timeout_ms + config.handoff_timeout_ms_per_token * num_uncached
+        self._clock.after(claim_ms / 1e3, partial(self._give_up_unclaimed, ticket))
+        self._clock.after(longest_ms / 1e3, partial(self._give_up, ticket))
+        home.own_prompts.discard(seq.request_id)
+        self.offer()
+
+    def offer(self) -> None:
+        """Give tickets to workers that have room, in order."""
+        while self._queue:
+            ticket = next(iter(self._queue))
+            worker = next((each for each in self._helpers if self._takes(each, ticket)), None)
+            if worker is None:
+                return
+            self._helpers.remove(worker)
+            self._helpers.append(worker)
+            if worker is ticket.home:
+                self._give_up(ticket)  # the first with room
+            else:
+                self._claim(worker, ticket)
+
+    def _takes(self, worker: VirtualWorker, ticket: Ticket) -> bool:
+        if worker is ticket.home and self._config.policy is Policy.ALWAYS_REMOTE:
+            return False
+        jobs = self._jobs[worker]
+        return (
+            not worker.own_prompts
+            and len(jobs) < self._prefill.max_batch_jobs
+            and sum(job.num_uncached for job in jobs) < self._prefill.max_batch_tokens
+        )
+
+    def _claim(self, worker: VirtualWorker, ticket: Ticket) -> None:
+        del self._queue[ticket]
+        self._jobs[worker][ticket] = None
+        self._homes[ticket.home].num_unclaimed -= 1
+        ticket.worker = worker
+        record = RequestRecord(ticket.request.index, self._clock.now_s)
+        ticket.prompt = PlannedSequence.of(ticket.request, record, prefill_only=True)
+        self._by_prompt[ticket.prompt] = ticket
+        worker.post(partial(self._begin, worker, ticket))
+
+    def _begin(self, worker: VirtualWorker, ticket: Ticket) -> None:
+        """Compute the prompt, after the prefix that is read from its home where that is faster."""
+        scheduler, prompt = worker.scheduler, ticket.prompt
+        assert prompt is not None
+        block_size = worker.pool.block_size
+        num_blocks = ticket.seq.num_cached_tokens // block_size
+        num_missing = (num_blocks - scheduler.num_prefix_blocks(prompt)) * block_size
+        read_s, compute_s = self._time.seconds(num_missing), worker.prompt_seconds(num_missing)
+        if num_missing > 0 and read_s < compute_s and scheduler.reserve_prefix(prompt, num_blocks):
+            self._clock.after(read_s, lambda: worker.post(partial(self._pulled, worker, ticket)))
+        elif not ticket.has_ended:
+            scheduler.add(prompt)
+
+    def _pulled(self, worker: VirtualWorker, ticket: Ticket) -> None:
+        prompt = ticket.prompt
+        assert prompt is not None
+        worker.scheduler.end_pull(prompt.request_id, proven=True)
+        if not ticket.has_ended:
+            worker.scheduler.add(prompt)
+
+    def computed(self, prompt: PlannedSequence) -> bool:
+        """Take the first token of a remote prefill, and send its K/V to its home.
+
+        False for one that was given up meanwhile.
+        """
+        ticket = self._by_prompt.get(prompt)
+        if ticket is None:
+            return False
+        ticket.computed_s = self._clock.now_s
+        ticket.seq.record.output_times_s.append(ticket.computed_s)
+        self._homes[ticket.home].num_open_tokens -= ticket.num_uncached
+        seconds = self._time.seconds(ticket.num_uncached)
+        self._clock.after(seconds, partial(self._landed, ticket))
+        return True
+
+    def _landed(self, ticket: Ticket) -> None:
+        assert ticket.computed_s is not None
+        marks_s = {
+            "queued": ticket.queued_s,
+            "claimed": ticket.queued_s,  # a wait for a busy worker is no part of a transfer
+            "computed": ticket.computed_s,
+            "verified": self._clock.now_s,
+        }
+        stages_ms = {stage: at_s * 1e3 for stage, at_s in marks_s.items()}
+        ticket.home.transfer.observe(ticket.num_uncached, stages_ms)
+        self._end_job(ticket)
+        ticket.home.post(partial(self._admit, ticket.home, ticket.seq))
+
+    def _admit(self, home: VirtualWorker, seq: PlannedSequence) -> None:
+        home.scheduler.admit(seq)
+        seq.token_ids.append(TOKEN)
+        if seq.num_tokens >= seq.max_num_tokens:
+            home.scheduler.finish(seq)
+            self._on_token(home, seq)
+
+    def _give_up_unclaimed(self, ticket: Ticket) -> None:
+        if ticket.worker is None:
+            self._give_up(ticket)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Have the prompt computed at home, unless its first token has come."""
+        if ticket.has_ended or ticket.computed_s is not None:
+            return
+        home, mine = ticket.home, self._homes[ticket.home]
+        mine.num_open_tokens -= ticket.num_uncached
+        if ticket.worker is None:
+            del self._queue[ticket]
+            mine.num_unclaimed -= 1
+        ticket.seq.record.prefill_place = "local"
+        home.own_prompts.add(ticket.seq.request_id)
+        home.post(lambda: home.scheduler.requeue(ticket.seq, quarantined=False))
+        self._end_job(ticket)
+
+    def _end_job(self, ticket: Ticket) -> None:
+        """Free the ticket's blocks at the worker that claimed it, which may take another."""
+        ticket.has_ended = True
+        worker, prompt = ticket.worker, ticket.prompt
+        if worker is None or prompt is None:
+            return
+        del self._jobs[worker][ticket]
+        del self._by_prompt[prompt]
+        worker.post(lambda: worker.scheduler.drop(prompt))
+        self.offer()

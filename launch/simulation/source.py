@@ -1,0 +1,95 @@
+"""The figures of the workers that are simulated: from a file, or from a running worker."""
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from tandem.launch.config.live import connected
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.simulation.worker import WorkerFigures
+from tandem.launch.status import read_cluster
+from tandem.runtime.discovery import models_prefix
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.messages import LoadReport, ModelCard, StepCosts
+
+MAX_STEP_S = 3600.0
+MAX_STEP_TOKENS = 1 << 24
+ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
+LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}
+
+
+def figures_in(file: Path) -> WorkerFigures:
+    """Read a file with `costs`, and optional `num_blocks`, `block_size` and `max_num_seqs`.
+
+    Raises ConfigError naming the file and the field.
+    """
+    try:
+        figures = msgspec.json.decode(file.read_bytes(), type=WorkerFigures)
+    except OSError as error:
+        raise ConfigError(f"--costs {file}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--costs {file}: {error}") from error
+    check_costs(figures.costs, f"--costs {file}")
+    return figures
+
+
+async def figures_of_cluster(effective: EffectiveConfig) -> WorkerFigures:
+    """Return the figures of a running worker that has learned its costs.
+
+    Raises ServiceError when there is none.
+    """
+    report = await read_cluster(effective)
+    loads = [each.worker.load for each in report.instances if each.worker is not None]
+    learned = [load for load in loads if load.costs is not None and any(load.costs.decode_s)]
+    if not learned:
+        raise ServiceError(
+            f"none of {len(loads)} workers has learned what its steps cost: let them answer some "
+            "requests (tandem bench), or give the costs in a file (--costs)"
+        )
+    load = min(learned, key=lambda each: each.instance_id)
+    assert load.costs is not None
+    check_costs(load.costs, f"worker {load.instance_id[:8]}")
+    return WorkerFigures(load.costs, load.num_blocks, await _block_size(effective, load))
+
+
+async def _block_size(effective: EffectiveConfig, load: LoadReport) -> int:
+    """Return the tokens of a block, from the card of the worker or of another of its model."""
+    async with connected(effective) as discovery:
+        found = await discovery.get_prefix(models_prefix(effective.config.runtime.namespace))
+    cards = [msgspec.json.decode(value, type=ModelCard) for value in found.values()]
+    if not cards:
+        raise ServiceError("no model is registered, so the size of a KV block is not known")
+    cards.sort(key=lambda card: card.instance_id != load.instance_id)
+    return cards[0].block_size
+
+
+def check_costs(costs: StepCosts, where: str) -> None:
+    """Raise ConfigError naming the field that no step can have."""
+    for name in ("decode_s", "prompt_s"):
+        seconds = getattr(costs, name)
+        if not all(math.isfinite(each) and 0 <= each <= MAX_STEP_S for each in seconds):
+            raise ConfigError(f"{where}: costs.{name} must be 0 to {MAX_STEP_S:g} s: {seconds}")
+        if not any(seconds):
+            raise ConfigError(f"{where}: costs.{name} is 0: such steps would take no time")
+    if not 0 < costs.max_step_s <= MAX_STEP_S:
+        raise ConfigError(f"{where}: costs.max_step_s must be above 0 and at most {MAX_STEP_S:g}")
+    for name in ("max_tokens", "max_tokens_beside"):
+        if not 1 <= getattr(costs, name) <= MAX_STEP_TOKENS:
+            raise ConfigError(f"{where}: costs.{name} must be 1 to {MAX_STEP_TOKENS}")
+
+
+def with_engine_settings(figures: WorkerFigures, effective: EffectiveConfig) -> WorkerFigures:
+    """Return the figures with the engine's settings that were given for this plan."""
+    given = {
+        name: effective.value(f"engine.{name}")
+        for name in (*ROOM, *LIMITS, "max_step_ms")
+        if effective.origin(f"engine.{name}") != "default"
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    limits = {LIMITS[name]: value for name, value in given.items() if name in LIMITS}
+    if "max_step_ms" in given:
+        limits["max_step_s"] = given["max_step_ms"] / 1e3
+    room = {name: value for name, value in given.items() if name in ROOM}
+    costs = msgspec.structs.replace(figures.costs, **limits)
+    return msgspec.structs.replace(figures, costs=costs, **room)

@@ -1,0 +1,283 @@
+"""One worker under the virtual clock: the real scheduler and pool, and steps of a known length."""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from tandem.bench.client.record import RequestRecord
+from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
+from tandem.engine.config import EngineConfig
+from tandem.engine.outputs import load_of
+from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
+from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
+from tandem.launch.simulation.clock import VirtualClock
+from tandem.launch.simulation.load import PlannedRequest
+from tandem.router.kv_index import KvIndex
+from tandem.runtime.messages import (
+    KvEvent,
+    LoadReport,
+    SamplingParams,
+    StepCosts,
+    StopConditions,
+    WorkerRole,
+)
+
+TOKEN = 0  # every token that is drawn
+EPOCH = "0"
+_SAMPLING = SamplingParams()
+
+
+class WorkerFigures(msgspec.Struct, frozen=True):
+    """The costs and the room of one worker; all workers of a plan are alike."""
+
+    costs: StepCosts
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 4096
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt and answer that the pool holds."""
+        return self.num_blocks * self.block_size
+
+
+class HandoffTime(msgspec.Struct, frozen=True):
+    """The seconds from the end of a remote prefill until its K/V is proven at the decode worker."""
+
+    fixed_s: float
+    per_token_s: float
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.fixed_s + num_tokens * self.per_token_s
+
+    def first_guess(self) -> TransferCost:
+        """Return the cost that a worker begins with, and then learns from its handoffs."""
+        return TransferCost(self.per_token_s * BYTES_PER_S)
+
+
+@dataclass(slots=True, eq=False)
+class PlannedSequence(Sequence):
+    """A sequence that notes when its tokens come in `record`. Its tokens are dummies.
+
+    The hashes of its prompt are given, so prompts share blocks as those of the load do.
+    """
+
+    record: RequestRecord = field(kw_only=True)
+
+    @staticmethod
+    def of(
+        request: PlannedRequest, record: RequestRecord, *, prefill_only: bool = False
+    ) -> "PlannedSequence":
+        return PlannedSequence(
+            str(request.index),
+            [request.index] * request.num_prompt_tokens,
+            request.num_prompt_tokens,
+            _SAMPLING,
+            StopConditions(request.num_answer_tokens),
+            prefill_only=prefill_only,
+            block_hashes=list(request.hashes),
+            record=record,
+        )
+
+
+OnToken = Callable[["VirtualWorker", PlannedSequence], None]
+
+
+class VirtualWorker:
+    """One worker. What is posted to it runs between two steps, as on an engine's thread.
+
+    Steps of decodes alone, between which nothing could be scheduled otherwise, are gone through at
+    once: `_ends_s` has the time of each, until something is posted. `on_token` is called after the
+    first and after the last token of a sequence.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: WorkerRole,
+        figures: WorkerFigures,
+        transfer: TransferCost,
+        clock: VirtualClock,
+        on_token: OnToken,
+    ) -> None:
+        self.name, self.role = name, role
+        self.transfer = transfer  # as this worker learns it
+        self.busy_s = 0.0
+        self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
+        self._costs = costs = figures.costs
+        config = EngineConfig(
+            max_num_seqs=figures.max_num_seqs,
+            max_num_batched_tokens=costs.max_tokens,
+            prefill_chunk_tokens=costs.max_tokens_beside,
+        )
+        self.pool = BlockPool(figures.num_blocks, figures.block_size)
+        self.scheduler = Scheduler(config, self.pool, StepCost.known(costs))
+        self._clock = clock
+        self._on_token = on_token
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._is_awake = False  # it computes a step, or runs what was posted
+        self._chunks: list[Chunk] = []  # of the step that is being computed
+        self._ends_s: list[float] = []  # of this step, and of equal ones that follow it
+        self._begun_s = 0.0  # the first of them
+        self._num_wakes = 0  # a wake that was set before another one was is void
+        self._has_changed = True  # since the last report
+        self._stored: list[bytes] = []  # in the cache since the last event
+        self._num_events = 0
+        self._index: KvIndex | None = None
+
+    def report_blocks_to(self, index: KvIndex) -> None:
+        """Let `index` follow the prefix cache."""
+        self._index = index
+        self.pool.on_stored = self._stored.extend
+        self.pool.on_removed = self._send_event
+
+    def limit_steps(self, longest_ms: float | None) -> None:
+        """Keep steps with decodes under `longest_ms`, and under the worker's own limit."""
+        if longest_ms is not None:
+            cost = self.scheduler.step_cost
+            cost.max_step_s = min(cost.max_step_s, longest_ms / 1e3)
+
+    def prompt_seconds(self, num_tokens: int) -> float:
+        """Return the seconds that computing a prompt's tokens takes, without its context."""
+        return self._costs.prompt_s[1] * num_tokens
+
+    def new_report(self) -> LoadReport | None:
+        """Return the load at this moment; None if nothing has changed since the last call."""
+        self._pass_steps()
+        if not self._has_changed:
+            return None
+        self._has_changed = False
+        return self.report()
+
+    def report(self) -> LoadReport:
+        """Return the load between two steps."""
+        return load_of(self.scheduler).report(self.name, EPOCH, self.role)
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Run `act` once no step is being computed, and go on with what it brought."""
+        self._inbox.append(act)
+        if not self._is_awake:
+            self._work()
+        elif len(self._ends_s) > 1:
+            self._pass_steps()
+            del self._ends_s[1:]
+            self._wake_at_the_end()
+
+    # ---- steps ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._is_awake = self._has_changed = True
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._stored:
+            self._send_event([])
+        chunks = self._chunks = self.scheduler.schedule() or []
+        if not chunks:
+            self._is_awake = False
+            return
+        self.scheduler.launched(chunks)
+        work, end_s = work_of(chunks), self._clock.now_s
+        self._begun_s = end_s
+        for _ in range(self._num_equal_steps(chunks)):
+            end_s += step_seconds(self._costs, work)
+            self._ends_s.append(end_s)
+            work.decode_context += len(chunks)
+        self._wake_at_the_end()
+
+    def _num_equal_steps(self, chunks: list[Chunk]) -> int:
+        """Return how many steps compute the next token of each of `chunks`, and nothing else.
+
+        Blocks are filled and taken, and answers end, in the last of them or later.
+        """
+        scheduler, block_size = self.scheduler, self.pool.block_size
+        if scheduler.waiting or len(chunks) != len(scheduler.running):
+            return 1
+        num_steps = max(1, self.pool.num_blocks * block_size)
+        for seq, start, end, _ in chunks:
+            if end - start > 1:
+                return 1
+            num_left = min(
+                seq.max_num_tokens - 1 - end,
+                (seq.num_published_blocks + 1) * block_size - end + 1,
+            )
+            num_steps = min(num_steps, num_left)
+        return max(1, num_steps)
+
+    def _wake_at_the_end(self) -> None:
+        self._num_wakes += 1
+        self._clock.at(self._ends_s[-1], partial(self._wake, self._num_wakes))
+
+    def _wake(self, number: int) -> None:
+        if number != self._num_wakes:
+            return
+        self._pass_steps()
+        self._ends_s.clear()
+        self._end_step()
+        self._work()
+
+    def _pass_steps(self) -> None:
+        """Count the tokens of steps that are over, but for the last one."""
+        num_steps = min(bisect_left(self._ends_s, self._clock.now_s), len(self._ends_s) - 1)
+        if num_steps <= 0:
+            return
+        self._has_changed = True
+        ends_s, tokens = self._ends_s[:num_steps], [TOKEN] * num_steps
+        del self._ends_s[:num_steps]
+        for seq, _, _, _ in self._chunks:
+            assert isinstance(seq, PlannedSequence)
+            seq.token_ids[-1:] = [*tokens, PENDING]
+            seq.num_computed_tokens += num_steps
+            seq.num_launched_tokens += num_steps
+            seq.record.output_times_s += ends_s
+        self._chunks = [
+            Chunk(seq, start + num_steps, end + num_steps, samples)
+            for seq, start, end, samples in self._chunks
+        ]
+
+    def _end_step(self) -> None:
+        """Count the tokens of a step, as the engine does."""
+        scheduler, now_s = self.scheduler, self._clock.now_s
+        self.busy_s += now_s - self._begun_s
+        scheduler.collected(self._chunks)
+        for seq, _, end, samples in self._chunks:
+            if not samples:
+                continue
+            assert isinstance(seq, PlannedSequence)
+            seq.record.output_times_s.append(now_s)
+            if end + 1 < seq.max_num_tokens:
+                seq.token_ids[end] = TOKEN
+                if end == seq.num_given_tokens:
+                    self._on_token(self, seq)
+            else:
+                scheduler.finish(seq)
+                self._on_token(self, seq)
+
+    def _send_event(self, removed: list[bytes]) -> None:
+        """Send the blocks that were stored, and then those that were removed."""
+        assert self._index is not None
+        events: tuple[tuple[list[bytes], list[bytes]], ...] = ((self._stored, []), ([], removed))
+        for stored, gone in events:
+            if stored or gone:
+                self._num_events += 1
+                self._index.apply(KvEvent(self.name, EPOCH, self._num_events, stored, gone))
+        self._stored.clear()
+
+
+def step_seconds(costs: StepCosts, work: StepWork) -> float:
+    """Return the time of a step, by the costs that a worker learned."""
+    seconds = 0.0
+    if work.num_decodes:
+        per_step_s, per_decode_s, per_context_s = costs.decode_s
+        seconds = per_step_s + per_decode_s * work.num_decodes + per_context_s * work.decode_context
+    if work.num_prompt_tokens:
+        per_step_s, per_token_s, per_context_s = costs.prompt_s
+        seconds += per_step_s + per_token_s * work.num_prompt_tokens
+        seconds += per_context_s * work.prompt_context
+    return seconds

@@ -1,0 +1,92 @@
+"""The figures of the workers that are simulated."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tandem.launch.simulation.source import (
+    figures_in,
+    figures_of_cluster,
+    with_engine_settings,
+)
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import register_instance, register_model
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.messages import LoadReport, ModelCard, StepCosts, WorkerStatus, encode
+from tandem.runtime.node import Node
+from tandem.runtime.plane.server import Responder
+from tests.launch.configs import config_of
+from tests.launch.simulation.setups import COSTS, FIGURES
+
+
+def written(path: Path, **changes: Any) -> Path:
+    costs = {**msgspec.to_builtins(COSTS), **changes}
+    path.write_bytes(msgspec.json.encode({"costs": costs, "num_blocks": 99, "role": "both"}))
+    return path
+
+
+def test_a_file_takes_the_load_of_tandem_status(tmp_path: Path) -> None:
+    figures = figures_in(written(tmp_path / "costs.json"))
+    assert figures.costs == COSTS
+    assert figures.num_blocks == 99
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"decode_s": [0, 0, 0]}, "costs.decode_s is 0"),
+        ({"prompt_s": [-1, 0, 0]}, "costs.prompt_s must be 0 to 3600 s"),
+        ({"max_step_s": 0}, "costs.max_step_s must be above 0"),
+        ({"max_tokens": 0}, "costs.max_tokens must be 1 to"),
+        ({"max_tokens_beside": 1 << 30}, "costs.max_tokens_beside must be 1 to"),
+        ({"max_tokens": "many"}, "$.costs.max_tokens"),
+    ],
+)
+def test_impossible_costs_are_refused_by_their_field(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "costs.json", **changes)
+    with pytest.raises(ConfigError) as refused:
+        figures_in(file)
+    assert reason in refused.value.message
+    assert str(file) in refused.value.message
+
+
+def test_engine_settings_of_the_plan_replace_those_of_the_worker() -> None:
+    config = config_of(
+        "--engine.num_blocks=7", "--engine.max_step_ms=40", "--engine.prefill_chunk_tokens=128"
+    )
+    figures = with_engine_settings(FIGURES, config)
+    assert (figures.num_blocks, figures.block_size) == (7, FIGURES.block_size)
+    assert (figures.costs.max_step_s, figures.costs.max_tokens_beside) == (0.04, 128)
+    assert figures.costs.max_tokens == COSTS.max_tokens
+
+
+@pytest.mark.parametrize("costs", [COSTS, None])
+async def test_a_running_worker_gives_its_learned_costs(
+    costs: StepCosts | None, runtime_config: RuntimeConfig
+) -> None:
+    async with Node(runtime_config, component="decode", model="m") as node:
+        address = EndpointAddress(runtime_config.namespace, "decode", "generate")
+        instance = node.instance(address)
+        load = LoadReport(node.instance_id, node.epoch, "both", 0, 0, 0, 77, 77, 0, costs=costs)
+
+        async def status(payload: bytes, context: RequestContext, answer: Responder) -> None:
+            answer.send(encode(WorkerStatus(instance, "serving", load)))
+
+        node.server.register("status", status)
+        await register_instance(node, instance)
+        card = ModelCard("m", 1000, 32, 256, "", node.instance_id, 0)
+        await register_model(node, runtime_config.namespace, card)
+        names = ("namespace", "nats_url", "etcd_endpoints")
+        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
+        if costs is None:
+            with pytest.raises(ServiceError, match="none of 1 workers has learned"):
+                await figures_of_cluster(config)
+        else:
+            figures = await figures_of_cluster(config)
+            assert (figures.costs, figures.num_blocks, figures.block_size) == (COSTS, 77, 32)
