@@ -149,4 +149,4 @@ class PullConsumer:
 
 async def _drain(subscription: Subscription) -> None:
     with contextlib.suppress(nats.errors.Error, TimeoutError):
-        await subscription.drain()
+        await subscription.drain()  # type: ignore[no-untyped-call]

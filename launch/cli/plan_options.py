@@ -84,7 +84,7 @@ def plan_session(
     etcd_endpoints: EtcdEndpoints = None,
     namespace: Namespace = None,
 ) -> Session:
-    """Return the session of a plan, with its targets, and the cluster whose workers have the costs."""
+    """Return the session of a plan: its targets, and the cluster whose workers have the costs."""
     session = cluster_session(ctx, config, nats_url, etcd_endpoints, namespace)
     session.set("disagg.ttft_target_ms", ttft_target_ms, "--ttft-target-ms")
     session.set("disagg.itl_target_ms", itl_target_ms, "--itl-target-ms")
