@@ -20,7 +20,7 @@ from tandem.runtime.address import EndpointAddress, host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.http_server import HttpServer
-from tandem.runtime.lifecycle import Lifecycle, freeze_gc
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc, return_large_buffers
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.node import Node
 from tandem.runtime.tls import check_pair
@@ -127,6 +127,7 @@ async def run_frontend(
         stack.push_async_callback(server.stop)
         await server.start()
         freeze_gc()
+        return_large_buffers()
 
     async def drain() -> None:
         if server is not None:

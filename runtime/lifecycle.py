@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -13,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_IMPATIENT = 70  # a second signal came before the first was served
 _GC_THRESHOLD = 5000  # objects more than at the last collection; Python's own is 700
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_LARGE_BUFFER_BYTES = 256 * 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Stage = Callable[[], Awaitable[None]]
@@ -27,6 +30,16 @@ def freeze_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
+
+
+def return_large_buffers() -> None:
+    """Have glibc give every large buffer back to the system when it is freed.
+
+    By default it keeps the next ones of a size for itself once one was freed: a frontend that has
+    read a few bodies of megabytes would hold tens of them for ever. Elsewhere this does nothing.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)
 
 
 class State(Enum):

@@ -44,7 +44,7 @@ async def test_no_etcd_is_an_error_that_names_the_address_and_the_attempts() -> 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="etcd_endpoints"):
-        EtcdDiscovery(RuntimeConfig(etcd_endpoints="https://127.0.0.1:1"))
+        EtcdDiscovery(RuntimeConfig(etcd_endpoints="ftp://127.0.0.1:1"))
 
 
 async def test_of_several_endpoints_one_is_enough(server: EtcdServer) -> None:

@@ -328,7 +328,7 @@ def test_a_configured_number_of_blocks_is_for_sequences_alone(folder: Path) -> N
     [
         (32 * 2**10, "DRAM", 8192, 128),  # 4 MiB
         (3 * 2**20, "DRAM", 8192, 2),
-        (2**20, "VRAM", 8192, 32),  # 32 MiB
+        (2**20, "VRAM", 8192, 256),  # 256 MiB
         (2**10, "VRAM", 8192, 256),
         (2**10, "DRAM", 100, 25),
         (2**10, "DRAM", 1, 2),

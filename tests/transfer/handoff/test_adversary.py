@@ -19,7 +19,7 @@ from tests.transfer.schedules.steps import WIDTHS, Schedule
 SCHEDULES_PER_PART = 4_000
 NUM_IN_MEMORY = 150
 NUM_WATCHED = 1000
-RARE = frozenset({CloseCause.QUEUE_LOST, CloseCause.INCOMPLETE})
+RARE = frozenset({CloseCause.QUEUE_LOST, CloseCause.TAKEN_BACK, CloseCause.INCOMPLETE})
 RARELY_DROPPED = frozenset({DropCause.UNKNOWN_ORDINAL})
 
 
