@@ -239,7 +239,10 @@ def judge(
         changes=dict(Counter(each.error.code if each.error else "done" for each in changes)),
         changes_s=sorted(_undisturbed_changes(happened)),
         num_while_all_prefill_dead=len(alone),
-        diary=[f"{h.began_at:.2f}-{h.ended_at:.2f} {h.fault}" for h in happened],
+        diary=[
+            f"{h.began_at:.2f}-{h.ended_at:.2f} {h.fault}{f': {h.error}' if h.error else ''}"
+            for h in happened
+        ],
         num_failed_then=sum(verdicts[o.order.index].startswith("!") for o in alone),
     )
 
