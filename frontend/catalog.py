@@ -160,9 +160,14 @@ class Catalog:
         current = self._models.get(model.card.name)
         if current is model:  # nothing has changed since the request began
             return model.instances
-        if current is None or compatibility_key(current.card) != compatibility_key(model.card):
-            return {}
-        return current.instances
+        return current.instances if current and self.is_in_force(model) else {}
+
+    def is_in_force(self, model: ServedModel) -> bool:
+        """Return True while no other variant is served under the name of `model`."""
+        current = self._models.get(model.card.name)
+        return current is not None and (
+            compatibility_key(current.card) == compatibility_key(model.card)
+        )
 
     def reachable(self, model: ServedModel) -> list[str]:
         """Return the ids of the instances of this model, without those that were lost."""

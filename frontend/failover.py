@@ -234,12 +234,15 @@ class Failover:
         return config.return_wait_s - absent_s
 
     async def _candidate_appeared(self) -> None:
-        """Wait until there is a candidate. Raises the context's error when the request ends."""
+        """Wait until there is a candidate, or none can come because another variant is in force.
+
+        Raises the context's error when the request ends.
+        """
         changed = asyncio.Event()
         with ExitStack() as stack:
             stack.callback(self._context.on_cancel(changed.set))
             stack.callback(self._deps.catalog.subscribe(changed.set))
-            while not self._candidates():
+            while not self._candidates() and self._deps.catalog.is_in_force(self._model):
                 self._context.raise_if_done()
                 await changed.wait()
                 changed.clear()

@@ -195,7 +195,7 @@ class _ChoiceSequence:
         try:
             await self._take_all(stream)
         except StopAsyncIteration:
-            raise IncompleteError("the worker ended a sequence without a reason") from None
+            raise ProtocolError("the worker ended a sequence without a reason") from None
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"the worker sent a malformed delta: {error}") from error
         finally:
