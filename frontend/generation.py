@@ -18,7 +18,12 @@ from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.plan import Choice, Plan
 from tandem.frontend.request_log import AnswerSummary, TokenCounts
 from tandem.runtime.block_hash import block_hashes
-from tandem.runtime.errors import IncompleteError, ProtocolError, TandemError
+from tandem.runtime.errors import (
+    ConnectionLostError,
+    IncompleteError,
+    ProtocolError,
+    TandemError,
+)
 from tandem.runtime.messages import (
     GenerateRequest,
     PrefillReport,
@@ -195,7 +200,7 @@ class _ChoiceSequence:
         try:
             await self._take_all(stream)
         except StopAsyncIteration:
-            raise ProtocolError("the worker ended a sequence without a reason") from None
+            raise ConnectionLostError("the worker ended a sequence without a reason") from None
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"the worker sent a malformed delta: {error}") from error
         finally:

@@ -67,6 +67,7 @@ async def is_alone(cluster: Cluster) -> bool:
     return answer.headers["x-tandem-prefill-reason"] == "no prefill worker"
 
 
+@pytest.mark.slow
 async def test_a_prefill_worker_killed_in_the_middle_costs_time_and_nothing_else(
     cluster: Cluster,
 ) -> None:
@@ -215,6 +216,7 @@ async def test_a_pause_is_noticed_within_three_seconds_and_costs_a_pause_and_not
     await cluster.balanced()
 
 
+@pytest.mark.slow
 async def test_the_answers_of_the_only_decode_worker_go_on_at_the_one_that_replaces_it(
     cluster: Cluster,
 ) -> None:

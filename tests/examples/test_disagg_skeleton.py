@@ -22,6 +22,7 @@ async def check(client: Client, words: list[str], place: str) -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_long_prompts_are_prefilled_by_another_worker_and_read_from_its_kv(
     examples: ExampleCluster,
 ) -> None:

@@ -1,6 +1,7 @@
 """examples/transformers_engine, run as its docstring says, beside Tandem's own engine."""
 
 import aiohttp
+import pytest
 from tokenizers import Tokenizer
 
 from tandem.engine.config import EngineConfig
@@ -31,6 +32,7 @@ def greedy(prompts: list[list[int]]) -> list[list[int]]:
     return [answers[str(index)] for index in range(len(prompts))]
 
 
+@pytest.mark.slow
 async def test_an_engine_around_transformers_gives_the_text_of_our_own(
     examples: ExampleCluster, http: aiohttp.ClientSession
 ) -> None:

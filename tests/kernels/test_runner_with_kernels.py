@@ -75,8 +75,11 @@ def sequence(num_tokens: int, block_table: list[int], batch_row: int, **sampling
 @pytest.mark.parametrize(
     "requests",
     [
-        [{}, {}, {}],
-        [{"temperature": 0.9, "top_p": 0.9, "seed": 3}, {}, {"temperature": 1, "seed": 1}],
+        pytest.param([{}, {}, {}], marks=pytest.mark.slow),
+        pytest.param(
+            [{"temperature": 0.9, "top_p": 0.9, "seed": 3}, {}, {"temperature": 1, "seed": 1}],
+            marks=pytest.mark.slow,
+        ),
         [{"frequency_penalty": 1.5, "logprobs": 2}, {"repetition_penalty": 1.7}, {}],
     ],
 )

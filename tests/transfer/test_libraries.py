@@ -17,9 +17,9 @@ UCXX = "from tandem.transfer.ucx.transport import UcxTransport as Transport"
     ("first", "second"),
     [
         pytest.param(NIXL, UCXX, id="nixl-ucxx"),
-        pytest.param(SDK, UCXX, id="sdk-ucxx"),
+        pytest.param(SDK, UCXX, id="sdk-ucxx", marks=pytest.mark.slow),
         pytest.param(UCXX, NIXL, id="ucxx-nixl"),
-        pytest.param(UCXX, SDK, id="ucxx-sdk"),
+        pytest.param(UCXX, SDK, id="ucxx-sdk", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_loaded_one_library_refuses_the_other(first: str, second: str) -> None:

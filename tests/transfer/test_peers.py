@@ -78,6 +78,7 @@ async def test_blocks_cross_processes_and_a_restarted_peer_is_reached_under_its_
     assert found == await own_checksums(p, renewed, [7])
 
 
+@pytest.mark.slow
 async def test_a_stopped_peer_delays_nobody_else_neither_at_first_contact_nor_later(
     make_pool: MakePool, start_group: Start, layout: KvLayout, spawn_peer: Callable[..., Any]
 ) -> None:

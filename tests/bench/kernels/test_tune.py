@@ -101,6 +101,7 @@ def test_only_what_was_measured_changes_in_the_table(tune: Tune) -> None:
     assert "made_up" not in before["sm_90"], "the table given is left as it was"
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_through_a_family_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

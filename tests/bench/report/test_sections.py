@@ -26,6 +26,7 @@ def run(program: SectionProgram, path: Path, *only: str) -> tuple[int, dict[str,
     return code, msgspec.json.decode(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_dry_run_gives_every_figure_and_judges_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_dry_run_gives_every_figure_and_judges_none(
     assert decode["label"] in printed and str(path) in printed
 
 
+@pytest.mark.slow
 def test_a_section_that_takes_too_long_or_cannot_start_is_named_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

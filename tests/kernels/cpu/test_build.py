@@ -69,6 +69,7 @@ def test_without_a_compiler_pytorch_computes_and_it_is_said(
     assert caught.value.param == "kernels"
 
 
+@pytest.mark.slow
 def test_a_library_that_another_user_could_have_written_is_compiled_anew(
     compile_anew: Path,
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Ser
     tandem(served, "config", "unset", "disagg.max_local_prefill_length")
 
 
+@pytest.mark.slow
 def test_a_role_that_dies_is_started_again_and_it_is_said(served: Served) -> None:
     pid = next(
         int(match[1])
@@ -238,6 +239,7 @@ def test_a_killed_launcher_takes_everything_with_it(
     wait_until_gone(children)
 
 
+@pytest.mark.slow
 def test_a_role_that_cannot_start_shows_the_end_of_its_log(start: Start, tmp_path: Path) -> None:
     model = tmp_path / "broken"
     model.mkdir()

@@ -273,6 +273,7 @@ def test_a_closed_connector_says_so_and_may_be_closed_again() -> None:
         connector.get_new_notifs()
 
 
+@pytest.mark.slow
 def test_a_process_ends_well_with_an_agent_open_and_a_transfer_under_way(
     decode: PeerProcess,
 ) -> None:

@@ -33,7 +33,9 @@ class ModelStack:
         async with AsyncExitStack() as stack:
             node = Node(self.config, component="frontend", serves=False)
             await stack.enter_async_context(node)
-            self.server = FrontendServer(FrontendConfig(port=0), RouterConfig(), node)
+            self.server = FrontendServer(
+                FrontendConfig(port=0, return_wait_s=0), RouterConfig(), node
+            )
             stack.push_async_callback(self.server.stop)
             await self.server.start()
             self.http = await stack.enter_async_context(
