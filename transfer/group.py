@@ -76,6 +76,7 @@ class TransferGroup:
         self.links: dict[str, Link] = {}  # by the peer's instance
         self._meeting: dict[str, asyncio.Lock] = {}
         self._measuring = asyncio.Lock()
+        self._expected_bytes_per_s = 0.0  # of a link between such pools; 0: not measured yet
 
     async def start(self, on_notification: Callable[[int, bytes], None]) -> None:
         """Register the pools. `on_notification` gets the own rank and each incoming message."""
@@ -209,8 +210,13 @@ class TransferGroup:
         logger.info("KV from %s: %.2f GB/s", name, rates.wire_bytes_per_s / 1e9)
         num_bytes = spare.num_blocks * spare.block_bytes
         if num_bytes >= MIN_JUDGED_BYTES:
-            expected = await asyncio.to_thread(expected_bytes_per_s, self.pool.tensor, num_bytes)
-            if complaint := complaint_about(name, rates, self.pool.memory, expected, os.environ):
+            # Once: each thread that allocates as many bytes keeps them.
+            self._expected_bytes_per_s = self._expected_bytes_per_s or await asyncio.to_thread(
+                expected_bytes_per_s, self.pool.tensor, num_bytes
+            )
+            if complaint := complaint_about(
+                name, rates, self.pool.memory, self._expected_bytes_per_s, os.environ
+            ):
                 logger.warning(complaint)
         link.rates = rates
         current = self.links.get(link.peer.instance_id)
