@@ -161,7 +161,7 @@ class RequestHandler:
             text = TextGeneration(text_body, model, context, exchange, self._deps)
             record.summarize = text.summary
             return text.run()
-        body = parse(kind, raw, self._deps.config)
+        body = parse(kind, raw, self._deps.config, self._deps.catalog.longest_context)
         model = self._model(body.model, route, record)
         plan = await self._planner.plan(body, model, context, exchange.headers)
         answer = new_answer(plan, self._deps)

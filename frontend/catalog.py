@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tandem.frontend.lost_workers import LostWorkers
 from tandem.frontend.model_texts import ModelTexts
+from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
@@ -135,6 +136,12 @@ class Catalog:
     def models(self) -> list[ServedModel]:
         """All models that have a worker."""
         return [model for model in self._models.values() if model.instances]
+
+    @property
+    def longest_context(self) -> int:
+        """The tokens of the longest context of all models; the most there is without a model."""
+        lengths = [model.card.context_length for model in self._models.values()]
+        return min(max(lengths, default=MAX_PROMPT_TOKENS), MAX_PROMPT_TOKENS)
 
     def reads_text(self, name: str) -> bool:
         """Return True if the model under this name reads and writes text itself."""

@@ -8,7 +8,7 @@ from collections.abc import Set
 
 import msgspec
 
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.printable import short
 
 MAX_FIELDS = 64  # of a body, and of a message
@@ -84,9 +84,16 @@ def _read_message(raw: msgspec.Raw, where: str) -> Fields:
 
 
 def check_outline(
-    raw: bytes, known: Set[str], known_of_message: Set[str], max_prompts: int
+    raw: bytes,
+    known: Set[str],
+    known_of_message: Set[str],
+    max_prompts: int,
+    longest_context: int = MAX_PROMPT_TOKENS,
 ) -> None:
-    """Raise InvalidRequestError naming a field that is not known, or larger than its bound."""
+    """Raise InvalidRequestError naming a field that is not known, or larger than its bound.
+
+    `longest_context` is the most tokens of a prompt that any model takes.
+    """
     fields = read_fields(raw)
     for name in fields.keys() - known:
         if not _is_null(fields[name]):
@@ -97,7 +104,7 @@ def check_outline(
     if messages is not None and not _is_null(messages):
         _check_messages(messages, known_of_message)
     if prompt is not None and not _is_null(prompt):
-        _check_prompt(prompt, max_prompts)
+        _check_prompt(prompt, max_prompts, longest_context)
 
 
 def _check_sizes(fields: Fields) -> None:
@@ -124,34 +131,37 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
         )
 
 
-def _check_prompt(raw: msgspec.Raw, max_prompts: int) -> None:
+def _check_prompt(raw: msgspec.Raw, max_prompts: int, longest_context: int) -> None:
     if begins(raw, b'"'):
         return
     if len(raw) > _SMALL_BYTES:
-        _check_num_items(raw, max_prompts)
+        _check_num_items(bytes(raw), max_prompts, longest_context)
     try:
         prompts = _decode_prompts(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
     if len(raw) > _SMALL_BYTES:
-        _check_num_tokens(sum(len(each) for each in prompts if isinstance(each, list)))
+        longest = max((len(each) for each in prompts if isinstance(each, list)), default=0)
+        _check_num_tokens(longest, longest_context)
 
 
-def _check_num_items(raw: msgspec.Raw, max_prompts: int) -> None:
+def _check_num_items(raw: bytes, max_prompts: int, longest_context: int) -> None:
     """Count the prompts, or the tokens of the only one, before any object is made of them."""
-    items = _decode_list(raw) if begins(raw, b"[") else []
-    is_list_of_prompts = items and (begins(items[0], b"[") or begins(items[0], b'"'))
-    if is_list_of_prompts and len(items) > max_prompts:
+    most_items = raw.count(b",") + 1
+    has_texts, num_lists = b'"' in raw, raw.count(b"[") - 1
+    num_prompts = len(_decode_list(raw)) if has_texts and most_items > max_prompts else num_lists
+    if num_prompts > max_prompts:
         raise InvalidRequestError(
-            f"`prompt` asks for {len(items)} choices, the most is {max_prompts}", param="prompt"
+            f"`prompt` asks for {num_prompts} choices, the most is {max_prompts}", param="prompt"
         )
-    _check_num_tokens(len(items))
+    if not has_texts:
+        _check_num_tokens(most_items, MAX_PROMPT_TOKENS if num_lists > 0 else longest_context)
 
 
-def _check_num_tokens(num_tokens: int) -> None:
-    if num_tokens > MAX_PROMPT_TOKENS:
-        raise InvalidRequestError(
-            f"`prompt` has {num_tokens} tokens, the most is {MAX_PROMPT_TOKENS}", param="prompt"
+def _check_num_tokens(num_tokens: int, most: int) -> None:
+    if num_tokens > most:
+        raise ContextLengthError(
+            f"`prompt` has {num_tokens} tokens, the most is {most}", param="prompt"
         )
 
 

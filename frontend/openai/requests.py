@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.outline import PROMPT_FORMS, check_outline
+from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_outline
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
@@ -292,9 +292,17 @@ _KNOWN: dict[type[RequestBody], frozenset[str]] = {
 _KNOWN_OF_MESSAGE = frozenset(ChatMessage.model_fields)
 
 
-def parse(kind: type[Body], raw: bytes, config: FrontendConfig) -> Body:
-    """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-    check_outline(raw, _KNOWN[kind], _KNOWN_OF_MESSAGE, config.max_sequences)
+def parse(
+    kind: type[Body],
+    raw: bytes,
+    config: FrontendConfig,
+    longest_context: int = MAX_PROMPT_TOKENS,
+) -> Body:
+    """Return the checked request in `raw`. Raises InvalidRequestError naming the field.
+
+    `longest_context` is the most tokens of a prompt that any model takes.
+    """
+    check_outline(raw, _KNOWN[kind], _KNOWN_OF_MESSAGE, config.max_sequences, longest_context)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tests.frontend.frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -311,6 +311,17 @@ def test_a_body_of_many_values_is_refused_before_objects_are_made_of_them(fields
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 96 * 2**20
+
+
+@pytest.mark.parametrize("prompt", ["[{}]", "[[1],[{}]]"])
+def test_more_tokens_than_the_longest_context_are_refused_before_the_body_is_checked(
+    prompt: str,
+) -> None:
+    tokens = ",".join(["1"] * 4001)
+    raw = f'{{"model":0,"prompt":{prompt.format(tokens)}}}'.encode()  # the model is wrong too
+    with pytest.raises(ContextLengthError, match="has 4001 tokens, the most is 4000") as caught:
+        parse(CompletionRequest, raw, FrontendConfig(), 4000)
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
