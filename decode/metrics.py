@@ -1,5 +1,9 @@
 """Prometheus metrics of a decode worker."""
 
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats
 from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
@@ -27,6 +31,7 @@ class DecodeMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self._series: dict[tuple[object, ...], Any] = {}  # by metric and labels
         self._requests = counter(
             "decode_requests_total", "Finished streams by outcome", ["model", "outcome"]
         )
@@ -84,19 +89,27 @@ class DecodeMetrics:
 
     def finished(self, active: ActiveRequest) -> None:
         """Record a stream that has ended."""
-        self._requests.labels(self._model, active.outcome).inc()
+        self._of(self._requests, active.outcome).inc()
         if active.decision is None:
             return
         place = active.decision.place
-        self._prefills.labels(self._model, place, active.decision.cause).inc()
+        self._of(self._prefills, place, active.decision.cause).inc()
         stages = active.timeline.ms()
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3
-            self._first_token.labels(self._model, place).observe(first_token_s)
+            self._of(self._first_token, place).observe(first_token_s)
             if predicted_ms := active.decision.predicted_ms:
                 error = stages["first_token"] / predicted_ms
-                self._prediction_error.labels(self._model, place).observe(error)
+                self._of(self._prediction_error, place).observe(error)
         self._observe_handoff(stages)
+
+    def _of(self, metric: Counter | Histogram, *labels: str) -> Any:
+        """Return the series of a metric; the library's own search for it takes 4 µs."""
+        key = metric, *labels
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = metric.labels(self._model, *labels)
+        return series
 
     def _observe_handoff(self, stages_ms: dict[str, float]) -> None:
         kind = course(stages_ms)

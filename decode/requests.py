@@ -136,6 +136,8 @@ class ActiveRequest:
 
     def record_in(self, trace: TraceFile) -> None:
         """Add this ended request to the worker's trace, and end its span."""
+        if not (trace.is_open or self.span.is_recorded):
+            return
         args: dict[str, str | int | float] = {
             "outcome": self.outcome,
             "handoff_id": self.handoff_id,

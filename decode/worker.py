@@ -287,7 +287,7 @@ class DecodeRole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
         active.record_in(self._worker.trace)
-        if active.decision is not None:
+        if active.decision is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "request %s: prefill %s (%s), %d prompt tokens, %d cached, %d sent, %s",
                 request_id,

@@ -37,6 +37,11 @@ class RequestSpan:
             self._span = span
             _propagate.inject(headers, context=_trace.set_span_in_context(span))
 
+    @property
+    def is_recorded(self) -> bool:
+        """True when something takes the span."""
+        return self._span is not None
+
     def end(
         self, parts: Iterable[Part], attributes: Mapping[str, str | int | float], error: str = ""
     ) -> None:

@@ -106,6 +106,11 @@ class TraceFile:
         if self.num_dropped:
             logger.warning("%d requests are missing in %s", self.num_dropped, self.path)
 
+    @property
+    def is_open(self) -> bool:
+        """True while requests are recorded."""
+        return self._writing is not None
+
     def record(
         self,
         request_id: str,
@@ -118,7 +123,7 @@ class TraceFile:
 
         `role` is that of the worker for this request, by default its only one.
         """
-        if self._writing is None:
+        if not self.is_open:
             return
         if self._file is None or self._closing.is_set() or len(self._pending) > MAX_PENDING_BYTES:
             self.num_dropped += 1
