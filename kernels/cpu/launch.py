@@ -49,6 +49,7 @@ def _function(name: str, *types: type) -> Callable[..., int]:
 
 _rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
 _silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
+_gelu_mul = _function("gelu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
 _store_qkv = _function("store_qkv", _P, _LONG, _INT)
 _attend = _function("attend", _P, _LONG, _INT)
 _linear = _function("linear", *[_P] * 3, *[_LONG] * 5, *[_INT] * 2)
@@ -106,7 +107,19 @@ def silu_mul(
     out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
 ) -> None:
     """Compute out = silu(gate) * up; silu(gate) is rounded to its dtype before the product."""
-    _silu_mul(
+    _activate_mul(_silu_mul, gate_up, out)
+
+
+def gelu_mul(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
+    out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
+) -> None:
+    """Compute out = gelu(gate) * up with GELU by tanh, rounded to its dtype before the product."""
+    _activate_mul(_gelu_mul, gate_up, out)
+
+
+def _activate_mul(function: Callable[..., int], gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    function(
         gate_up.data_ptr(),
         out.data_ptr(),
         *out.shape,

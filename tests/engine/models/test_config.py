@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
-from tandem.engine.models.config import RopeConfig, load_model_config
+from tandem.engine.models.config import load_model_config
+from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import ModelError
 
 BASE: dict[str, Any] = {
@@ -50,8 +51,9 @@ def test_a_qwen2_config_uses_its_sliding_window_only_where_it_says_so(tmp_path: 
     qwen2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32_768}
     for changes in ({}, {"use_sliding_window": False}):
         assert load_model_config(write(tmp_path, **qwen2, **changes)).architecture is QWEN2
-    with pytest.raises(ModelError, match="sliding_window"):
-        load_model_config(write(tmp_path, **qwen2, use_sliding_window=True))
+    windows = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+    config = load_model_config(write(tmp_path, **(qwen2 | windows)))
+    assert [config.layer_kind(layer).window for layer in range(2)] == [0, 512]
 
 
 def test_a_qwen3_config_has_norms_of_its_heads_and_its_own_head_dim(tmp_path: Path) -> None:
@@ -134,15 +136,22 @@ def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
         ({"sliding_window": 4096}, "sliding_window"),
         ({"sliding_window": 4096, "use_sliding_window": True}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias"),
+        ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+        ({"mlp_bias": 1}, "mlp_bias"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope_scaling"),
+        ({"rope_scaling": [4]}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1}}, "beta_fast"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1] * 3}}, "short_factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [0] * 4}}, "short_factor"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": LLAMA3 | {"type": "llama3", "high_freq_factor": 1}}, "high_freq_factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
     ],
@@ -153,11 +162,14 @@ def test_what_is_not_supported_is_refused_by_file_and_key(
     with pytest.raises(ModelError) as caught:
         load_model_config(write(tmp_path, **changes))
     assert caught.value.param == key
-    assert f"{tmp_path / 'config.json'}: {key}: " in caught.value.message
+    assert caught.value.message.startswith(f"{tmp_path / 'config.json'}: ")
+    assert f"{key}: " in caught.value.message
 
 
 def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
+    with pytest.raises(
+        ModelError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Mistral"
+    ):
         load_model_config(write(tmp_path, architectures=["GPT2LMHeadModel"]))
 
 

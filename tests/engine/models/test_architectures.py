@@ -1,0 +1,130 @@
+"""Every architecture of the native ring: the tokens and the logits of transformers' eager pass."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence
+from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.engine.models.tiny_models import make_model
+
+NUM_TOKENS = 64
+PROMPT_LENGTHS = (1, 7, 23, 48, 40)  # the last begins as the one before it does
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "max_window_layers": 2,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"sliding_window": 12},
+    "phi3": {
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 128,
+        "sliding_window": 20,
+    },
+}
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(5)
+    made = [[rng.randrange(3, 512) for _ in range(length)] for length in PROMPT_LENGTHS]
+    made[-1][:30] = made[-2][:30]
+    return made
+
+
+def sequence(index: int, prompt: list[int]) -> Sequence:
+    return Sequence(
+        f"r{index}",
+        list(prompt),
+        len(prompt),
+        SamplingParams(temperature=0.0),
+        StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
+
+
+def make_engine(folder: Path, **options: Any) -> Engine:
+    config = EngineConfig(
+        model=str(folder), device="cpu", block_size=8, threads=1, num_blocks=200, **options
+    )
+    return Engine(config, ModelRunner(config))
+
+
+def generate(engine: Engine) -> list[list[int]]:
+    """Return prompt and answer of every prompt, computed together."""
+    texts = {f"r{index}": list(prompt) for index, prompt in enumerate(prompts())}
+    for index, prompt in enumerate(prompts()):
+        engine.add(sequence(index, prompt))
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            texts[output.request_id] += output.token_ids
+        engine.check_invariants()
+    return list(texts.values())
+
+
+def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_greedy(model: PreTrainedModel, texts: list[list[int]]) -> None:
+    """Assert that each token after a prompt is the likeliest by transformers."""
+    for prompt, text in zip(prompts(), texts, strict=True):
+        assert len(text) == len(prompt) + NUM_TOKENS
+        assert (
+            text[len(prompt) :] == logits_of(model, text)[len(prompt) - 1 : -1].argmax(-1).tolist()
+        )
+
+
+@pytest.mark.parametrize("model_type", CASES)
+def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
+    """In ragged batches, in chunks and over a cached prefix; logits to 1e-5."""
+    model = make_model(tmp_path, model_type, **CASES[model_type])
+    engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
+    texts = generate(engine)
+    assert_greedy(model, texts)
+    assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
+    assert generate(engine) == texts
+    assert_same_logits(engine, model, texts[3])
+
+
+def assert_same_logits(engine: Engine, model: PreTrainedModel, text: list[int]) -> None:
+    """Compare the logits of `text` computed in one go, its prefix not cached."""
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    seen: list[torch.Tensor] = []
+    compute = runner._model.logits
+    runner._model.logits = lambda hidden: seen.append(compute(hidden)) or seen[-1]  # type: ignore[method-assign,func-returns-value,return-value]
+    fresh = [3, *text]  # no cached prefix
+    for end in (20, 49, len(fresh)):
+        engine.add(
+            Sequence(
+                f"to {end}",
+                fresh[:end],
+                end,
+                SamplingParams(temperature=0.0),
+                StopConditions(max_tokens=1),
+            )
+        )
+        while engine.has_work:
+            engine.step()
+    theirs = logits_of(model, fresh)[[19, 48, -1]]
+    torch.testing.assert_close(torch.cat(seen), theirs, rtol=0, atol=1e-5 * theirs.std().item())
