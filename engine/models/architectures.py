@@ -32,6 +32,17 @@ _POST_NORMS = (
     TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
     TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
 )
+_GEMMA_NORMS = (
+    TensorSpec("input_layernorm.weight", "input_norm", _HIDDEN),
+    TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
+    TensorSpec("pre_feedforward_layernorm.weight", "post_norm", _HIDDEN),
+    TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
+)
+_GLM4_NORMS = (
+    *_PRE_NORMS,
+    TensorSpec("post_self_attn_layernorm.weight", "attention_out_norm", _HIDDEN),
+    TensorSpec("post_mlp_layernorm.weight", "mlp_out_norm", _HIDDEN),
+)
 _QK_NORM = (
     TensorSpec("self_attn.q_norm.weight", "qk_norm", ("head_dim",), repeats="num_heads"),
     TensorSpec("self_attn.k_norm.weight", "qk_norm", ("head_dim",), repeats="num_kv_heads"),
@@ -68,27 +79,146 @@ QWEN2 = Architecture(
     "Qwen2ForCausalLM",
     "qwen2",
     _DENSE + _qkv_bias(flag=""),
-    defaults={"max_window_layers": 28},
+    defaults={"max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
 )
 QWEN3 = Architecture(
     "Qwen3ForCausalLM",
     "qwen3",
     _DENSE + _QK_NORM + _ATTENTION_BIAS,
-    defaults={"max_window_layers": 28},
+    defaults={"head_dim": 128, "max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
 )
 MISTRAL = Architecture(
-    "MistralForCausalLM", "mistral", _DENSE, windows=Windows(by_layer_types=False)
+    "MistralForCausalLM",
+    "mistral",
+    _DENSE,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    windows=Windows(by_layer_types=False),
+)
+MINISTRAL = Architecture(
+    "MinistralForCausalLM",
+    "ministral",
+    _DENSE,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    windows=Windows(),
 )
 PHI3 = Architecture(
     "Phi3ForCausalLM",
     "phi3",
     _PRE_NORMS + _PACKED_QKV + _OUTPUT + _PACKED_MLP,
+    defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     windows=Windows(by_layer_types=False),
 )
+_GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA_READS = frozenset(
+    ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+)
+GEMMA2 = Architecture(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    _GEMMA_NORMS + _QKV + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    reads=_GEMMA_READS,
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    windows=Windows(full_every=2),
+    norm_offset=1.0,
+    scales_embedding=True,
+)
+GEMMA3 = Architecture(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    _GEMMA_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    reads=_GEMMA_READS,
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    windows=Windows(full_every=6, full_every_key="sliding_window_pattern"),
+    local_rope="rope_local_base_freq",
+    norm_offset=1.0,
+    scales_embedding=True,
+)
+OLMO2 = Architecture(
+    "Olmo2ForCausalLM",
+    "olmo2",
+    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    defaults={"rms_norm_eps": 1e-5},
+)
+OLMO3 = Architecture(
+    "Olmo3ForCausalLM",
+    "olmo3",
+    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
+    windows=Windows(full_every=4),
+    local_rope="rope_theta",
+)
+GRANITE = Architecture(
+    "GraniteForCausalLM",
+    "granite",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    reads=frozenset(
+        ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    ),
+    defaults={"attention_multiplier": 1.0},
+)
+SMOLLM3 = Architecture(
+    "SmolLM3ForCausalLM",
+    "smollm3",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+    windows=Windows(asked=True, of_no_rope=True),
+    no_rope="no_rope_layers",
+)
+_GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
+GLM4 = Architecture(
+    "Glm4ForCausalLM",
+    "glm4",
+    _GLM4_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    rope_interleaved=True,
+)
+GLM = Architecture(
+    "GlmForCausalLM",
+    "glm",
+    _PRE_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    rope_interleaved=True,
+)
+SEED_OSS = Architecture(
+    "SeedOssForCausalLM",
+    "seed_oss",
+    _DENSE + _qkv_bias() + _output_bias("attention_out_bias") + _MLP_BIAS,
+    defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+)
+EXAONE4 = Architecture(
+    "Exaone4ForCausalLM",
+    "exaone4",
+    _POST_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP,
+    defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
+    windows=Windows(full_every=4, full_every_key="sliding_window_pattern"),
+    no_rope="full_attention",
+)
 
-ARCHITECTURES = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MISTRAL, PHI3)}
+_ALL = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, PHI3, GEMMA2, GEMMA3, OLMO2, OLMO3)
+_ALL += (GRANITE, SMOLLM3, GLM, GLM4, SEED_OSS, EXAONE4)
+ARCHITECTURES = {each.name: each for each in _ALL}
 
 # Models of several media whose text part, at text_config, is one of these architectures.
-WITH_TEXT_CONFIG: tuple[str, ...] = ()
+WITH_TEXT_CONFIG = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")

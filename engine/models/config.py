@@ -165,7 +165,8 @@ def _with_scales(plain: ModelConfig, config: JsonObject) -> ModelConfig:
     """Read the scales and caps that `plain.architecture` reads."""
 
     def read(key: str, default: float) -> float:
-        return config.number(key, default) if key in plain.architecture.reads else default
+        is_read = key in plain.architecture.reads and config.data.get(key) is not None
+        return config.number(key) if is_read else default
 
     embedding_multiplier = read("embedding_multiplier", 1.0)
     if plain.architecture.scales_embedding:

@@ -51,9 +51,6 @@ class Model:
         self._config = config
         self._rope_tables = rope_tables
         self._kernels = kernels
-        self._activate = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}[
-            config.activation
-        ]
         self._scale = config.query_scale or config.head_dim**-0.5
         self._dtype = kernels.activation_dtype(weights.embedding)
         self._embedding = weights.embedding
@@ -303,5 +300,7 @@ class Model:
     ) -> torch.Tensor:
         gate_up = layer.gate_up(normed)
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        self._activate(gate_up, out)
+        is_gelu = self._config.activation == "gelu_tanh"
+        activate = self._kernels.gelu_mul if is_gelu else self._kernels.silu_mul
+        activate(gate_up, out)
         return layer.down(out)

@@ -60,9 +60,8 @@ class JsonObject:
         return replace(self, data={}, prefix=f"{self.prefix}{key}.")
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "JsonObject":
-        """Return the same object with `defaults` for keys that are absent or null."""
-        given = {key: value for key, value in self.data.items() if value is not None}
-        return replace(self, data=dict(defaults) | given)
+        """Return the same object with `defaults` for absent keys. A null stays one."""
+        return replace(self, data=dict(defaults) | self.data)
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error about the value at `key`."""

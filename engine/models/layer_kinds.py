@@ -59,6 +59,9 @@ def _sliding_layers(config: JsonObject, architecture: Architecture, num_layers: 
             return [each and asked for each in slides]
     if windows is None or not asked or config.data.get("sliding_window") is None:
         return [False] * num_layers
+    if windows.of_no_rope:
+        rotating = [False] * num_layers
+        return [not _rotates(config, architecture, layer, rotating) for layer in range(num_layers)]
     return _by_rule(config, windows, num_layers)
 
 

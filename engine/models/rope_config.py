@@ -42,7 +42,7 @@ def read_ropes(config: JsonObject, architecture: Architecture, head_dim: int) ->
     rope = reader.read(part)
     if not architecture.local_rope:
         return [rope, rope]
-    theta = config.number(architecture.local_rope, 10_000.0)
+    theta = config.number(architecture.local_rope, rope.theta)
     return [rope, RopeConfig(theta, rotary_dim=rope.rotary_dim, interleaved=rope.interleaved)]
 
 

@@ -60,6 +60,7 @@ class Windows:
     full_every_key: str = ""  # of config.json, replaces full_every: a number, or letters L and G
     first_key: str = ""  # of config.json: the first layer with a window; "": the first of all
     asked: bool = False  # there is none unless use_sliding_window is true
+    of_no_rope: bool = False  # the layers that do not rotate have one, and no other
     by_layer_types: bool = True  # config.json's layer_types replace all this
 
 

@@ -25,7 +25,7 @@ class _Storing(ctypes.Structure):
         (_LONG, "qkv_stride q_stride block_stride"),
         (_LONG, "num_heads num_kv_heads head_dim block_size"),
         (_FLOAT, "eps"),
-        (_INT, "qkv_dtype table_dtype cache_dtype"),
+        (_INT, "qkv_dtype norm_dtype table_dtype cache_dtype"),
     )
 
 
@@ -33,7 +33,7 @@ class _Attention(ctypes.Structure):
     """struct attention"""
 
     _fields_ = _fields(
-        (_P, "q kv_cache out block_tables cu_seqlens context_lens"),
+        (_P, "q kv_cache out block_tables cu_seqlens context_lens sinks"),
         (_LONG, "q_stride out_stride table_stride block_stride"),
         (_LONG, "num_heads num_kv_heads head_dim block_size window"),
         (_FLOAT, "scale soft_cap"),
@@ -161,6 +161,7 @@ def store_qkv(
         block_size,
         eps,
         _DTYPES[qkv.dtype],
+        _DTYPES[qkv.dtype if qk_norm is None else qk_norm.dtype],
         _DTYPES[rope_table.dtype],
         _DTYPES[kv_cache.dtype],
     )
@@ -206,10 +207,12 @@ def paged_decode_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
 ) -> None:
     """Let the last token of each sequence attend over its context."""
     cu_seqlens = _one_each(q.shape[0])
-    _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window)
+    options = soft_cap, window, sinks
+    _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, *options)
 
 
 def prefill_attention(
@@ -224,6 +227,7 @@ def prefill_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     config: object = None,
 ) -> None:
     """Let a run of query tokens per sequence attend causally over the cache, itself included.
@@ -234,7 +238,8 @@ def prefill_attention(
     dtypes; of bfloat16 queries over a bfloat16 pool weights are rounded to it, where the processor
     multiplies it.
     """
-    _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window)
+    options = soft_cap, window, sinks
+    _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, *options)
 
 
 def _attention(
@@ -247,7 +252,9 @@ def _attention(
     out: torch.Tensor,
     soft_cap: float,
     window: int,
+    sinks: torch.Tensor | None,
 ) -> None:
+    assert sinks is None or sinks.dtype == torch.float32 and sinks.shape == (q.shape[1],)
     num_kv_heads, block_size = _pool_shape(kv_cache)
     block_tables, context_lens = _indices(block_tables), _indices(context_lens)
     cu_seqlens = _indices(cu_seqlens)
@@ -258,6 +265,7 @@ def _attention(
         block_tables.data_ptr(),
         cu_seqlens.data_ptr(),
         context_lens.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
         q.stride(0),
         out.stride(0),
         block_tables.stride(0),

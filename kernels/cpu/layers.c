@@ -76,7 +76,7 @@ struct storing {
     long qkv_stride, q_stride, block_stride;
     long num_heads, num_kv_heads, head_dim, block_size;
     float eps;
-    enum dtype qkv_dtype, table_dtype, cache_dtype;
+    enum dtype qkv_dtype, norm_dtype, table_dtype, cache_dtype;
 };
 
 // Writes one head's query or key, normed if there is a norm, twice into `row`.
@@ -91,7 +91,7 @@ INLINE void norm_head(const struct storing *a, const void *x, long head, float *
         long count = a->head_dim - i;
         vec value = load(x, i, count, a->qkv_dtype);
         if (a->qk_norm)
-            value = value * scale * load(a->qk_norm, head * a->head_dim + i, count, a->qkv_dtype);
+            value = value * scale * load(a->qk_norm, head * a->head_dim + i, count, a->norm_dtype);
         store(row, i, count, value, FLOAT32);
         store(row, a->head_dim + i, count, value, FLOAT32);
     }

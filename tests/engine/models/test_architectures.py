@@ -23,6 +23,14 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {
@@ -31,7 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 2,
         "tie_word_embeddings": True,
     },
+    "qwen3": {"rope_scaling": YARN, "attention_bias": True},
     "mistral": {"sliding_window": 12},
+    "ministral": {
+        "sliding_window": 12,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
     "phi3": {
         "partial_rotary_factor": 0.75,
         "rope_scaling": LONGROPE,
@@ -39,6 +52,32 @@ CASES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 128,
         "sliding_window": 20,
     },
+    "gemma2": {
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.5,
+    },
+    "gemma3_text": {
+        "sliding_window": 12,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 20,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "olmo2": {},
+    "olmo3": {"sliding_window": 12, "rope_scaling": YARN | {"attention_factor": 1.2}},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+        "mlp_bias": True,
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "glm": {},
+    "glm4": {},
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
+    "exaone4": {"sliding_window": 12, "sliding_window_pattern": 3, "rope_scaling": LLAMA3},
 }
 
 
