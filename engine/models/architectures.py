@@ -216,9 +216,9 @@ EXAONE4 = Architecture(
     no_rope="full_attention",
 )
 
-_ALL = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, PHI3, GEMMA2, GEMMA3, OLMO2, OLMO3)
-_ALL += (GRANITE, SMOLLM3, GLM, GLM4, SEED_OSS, EXAONE4)
-ARCHITECTURES = {each.name: each for each in _ALL}
+_LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, PHI3, GRANITE, SMOLLM3, SEED_OSS)
+_OTHERS = (GEMMA2, GEMMA3, OLMO2, OLMO3, GLM, GLM4, EXAONE4)
+ARCHITECTURES = {each.name: each for each in _LLAMAS + _OTHERS}
 
 # Models of several media whose text part, at text_config, is one of these architectures.
 WITH_TEXT_CONFIG = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")

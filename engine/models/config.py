@@ -98,6 +98,11 @@ def load_model_config(path: str | Path) -> ModelConfig:
     whole = read_json(folder / "config.json")
     architecture, config = _architecture(whole)
     _refuse_unsupported(whole, config, architecture)
+    is_text_config = config is not whole
+    if is_text_config and "tie_word_embeddings" in whole.data:
+        config = replace(
+            config, data=config.data | {"tie_word_embeddings": whole.data["tie_word_embeddings"]}
+        )
     config = config.with_defaults(architecture.defaults)
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
@@ -127,7 +132,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         flags=frozenset(flag for flag in architecture.flags if config.flag(flag)),
         layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
         activation=config.choice(_activation_key(config), ACTIVATIONS, "silu"),
-        text_config=config is not whole and "text_config" in whole.data,
+        text_config=is_text_config,
     )
     return _with_scales(plain, config)
 

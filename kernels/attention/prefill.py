@@ -59,7 +59,7 @@ def prefill_attention(
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
     assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim and scale > 0
     assert q.dtype == kv_cache.dtype == out.dtype and q.stride(2) == out.stride(2) == 1
-    assert sinks is None or sinks.shape == (num_heads,) and sinks.is_contiguous()
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
     assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
     if config is None:
         shape = {"head_dim": head_dim, "element_bytes": q.element_size(), "block_size": block_size}

@@ -254,7 +254,7 @@ def _attention(
     window: int,
     sinks: torch.Tensor | None,
 ) -> None:
-    assert sinks is None or sinks.dtype == torch.float32 and sinks.shape == (q.shape[1],)
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (q.shape[1],))
     num_kv_heads, block_size = _pool_shape(kv_cache)
     block_tables, context_lens = _indices(block_tables), _indices(context_lens)
     cu_seqlens = _indices(cu_seqlens)

@@ -12,6 +12,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tests.engine.models.tiny_models import make_model
 
@@ -88,13 +89,14 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def sequence(index: int, prompt: list[int]) -> Sequence:
+def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Sequence:
     return Sequence(
         f"r{index}",
         list(prompt),
         len(prompt),
         SamplingParams(temperature=0.0),
         StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True),
+        prefill_only=prefill_only,
     )
 
 
@@ -118,6 +120,29 @@ def generate(engine: Engine) -> list[list[int]]:
     return list(texts.values())
 
 
+def generate_remotely(folder: Path) -> list[list[int]]:
+    """Return what `generate` does, each prompt computed by one engine and answered by another."""
+    prefill, decode = make_engine(folder, max_num_batched_tokens=48), make_engine(folder)
+    texts = {f"r{index}": list(prompt) for index, prompt in enumerate(prompts())}
+    for index, prompt in enumerate(prompts()):
+        source, target = sequence(index, prompt, prefill_only=True), sequence(index, prompt)
+        prefill.add(source)
+        while prefill.has_work:
+            outputs = prefill.step()
+        reservation = decode.reserve(target)
+        assert reservation is not None
+        for ordinal, block_id in reservation.fill:
+            sent = prefill.runner.kv_caches[0].tensor[source.block_table[ordinal]]
+            decode.runner.kv_caches[0].tensor[block_id].copy_(sent)
+        prefill.abort(source.request_id)
+        first = SampledToken(outputs[0].token_ids[0], None)
+        texts[target.request_id] += decode.admit(target.request_id, first).token_ids
+    while decode.has_work:
+        for output in decode.step():
+            texts[output.request_id] += output.token_ids
+    return list(texts.values())
+
+
 def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
@@ -135,13 +160,15 @@ def assert_greedy(model: PreTrainedModel, texts: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("model_type", CASES)
 def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
-    """In ragged batches, in chunks and over a cached prefix; logits to 1e-5."""
+    """In ragged batches, in chunks, over a cached prefix, prefilled remotely; logits to 1e-5."""
     model = make_model(tmp_path, model_type, **CASES[model_type])
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
     texts = generate(engine)
     assert_greedy(model, texts)
+    assert len({token for text in texts for token in text[-NUM_TOKENS:]}) > NUM_TOKENS
     assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
     assert generate(engine) == texts
+    assert generate_remotely(tmp_path) == texts
     assert_same_logits(engine, model, texts[3])
 
 

@@ -29,7 +29,10 @@ def make_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel
     is_offset = model_type.startswith("gemma")
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() == 2:
+            if "embed_tokens" in name:
+                # Small, or a model with tied embeddings repeats its last token.
+                weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
+            elif weight.dim() == 2:
                 weight.normal_(0, 1.5 * weight.shape[1] ** -0.5)
             elif name.endswith("norm.weight"):
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
