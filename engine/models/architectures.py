@@ -103,6 +103,14 @@ MINISTRAL = Architecture(
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     windows=Windows(),
 )
+MINISTRAL3 = Architecture(
+    "Ministral3ForCausalLM",
+    "ministral3",
+    _DENSE,
+    reads=("llama_4_scaling_beta",),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    windows=Windows(by_layer_types=False),
+)
 PHI3 = Architecture(
     "Phi3ForCausalLM",
     "phi3",
@@ -119,9 +127,7 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_GEMMA_READS = frozenset(
-    ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
-)
+_GEMMA_READS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 GEMMA2 = Architecture(
     "Gemma2ForCausalLM",
     "gemma2",
@@ -173,9 +179,7 @@ GRANITE = Architecture(
     "GraniteForCausalLM",
     "granite",
     _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
-    reads=frozenset(
-        ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    ),
+    reads=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
     defaults={"attention_multiplier": 1.0},
 )
 SMOLLM3 = Architecture(
@@ -216,7 +220,7 @@ EXAONE4 = Architecture(
     no_rope="full_attention",
 )
 
-_LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, PHI3, GRANITE, SMOLLM3, SEED_OSS)
+_LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, MINISTRAL3, PHI3, GRANITE, SMOLLM3, SEED_OSS)
 _OTHERS = (GEMMA2, GEMMA3, OLMO2, OLMO3, GLM, GLM4, EXAONE4)
 ARCHITECTURES = {each.name: each for each in _LLAMAS + _OTHERS}
 

@@ -1,6 +1,7 @@
 """A model's configuration, from the config.json of its folder."""
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -33,7 +34,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the stored weights: bfloat16 | float16 | float32
-    flags: frozenset[str] = frozenset()  # those of architecture.flags that are true
+    flags: tuple[str, ...] = ()  # those of architecture.flags that are true
     layer_kinds: tuple[LayerKind, ...] = ()  # of each layer; none: LayerKind(rope) in all
     activation: Activation = "silu"
     query_scale: float = 0.0  # of attention scores; 0: head_dim ** -0.5
@@ -64,6 +65,19 @@ class ModelConfig:
     def layer_tensors(self) -> tuple[TensorSpec, ...]:
         """The stored tensors of each layer."""
         return self.architecture.tensors(self.flags)
+
+    @property
+    def kv_form(self) -> str:
+        """All that keys and values depend on besides weights and tokens.
+
+        Its digest is over this whole reading of config.json, architecture and rope included.
+        """
+        digest = blake2b(repr(replace(self, eos_token_ids=())).encode(), digest_size=6)
+        ropes = [self.rope, *(kind.rope for kind in self.layer_kinds)]
+        is_long = any(rope is not None and rope.long_factors for rope in ropes)
+        length = "long" if is_long else "short"
+        rope = f", longrope for {length} sequences" if self.rope.kind == "longrope" else ""
+        return f"{self.architecture.name}{rope}, {digest.hexdigest()}"
 
     def for_length(self, longest: int) -> "ModelConfig":
         """Return the configuration for sequences of up to `longest` tokens.
@@ -98,12 +112,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
     whole = read_json(folder / "config.json")
     architecture, config = _architecture(whole)
     _refuse_unsupported(whole, config, architecture)
-    is_text_config = config is not whole
-    if is_text_config and "tie_word_embeddings" in whole.data:
-        config = replace(
-            config, data=config.data | {"tie_word_embeddings": whole.data["tie_word_embeddings"]}
-        )
-    config = config.with_defaults(architecture.defaults)
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
     num_kv_heads = config.positive("num_key_value_heads", num_heads)
@@ -129,30 +137,38 @@ def load_model_config(path: str | Path) -> ModelConfig:
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         eos_token_ids=_eos_token_ids([whole, config], folder),
         dtype=_dtype(whole, config),
-        flags=frozenset(flag for flag in architecture.flags if config.flag(flag)),
+        flags=tuple(flag for flag in architecture.flags if config.flag(flag)),
         layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
         activation=config.choice(_activation_key(config), ACTIVATIONS, "silu"),
-        text_config=is_text_config,
+        text_config=config.prefix != whole.prefix,
     )
     return _with_scales(plain, config)
 
 
 def _architecture(whole: JsonObject) -> tuple[Architecture, JsonObject]:
-    """Return the architecture, and the object with its sizes: the file's or its text_config."""
+    """Return the architecture, and the object with its sizes: the file's or its text_config.
+
+    Keys that the object leaves out are those of the architecture's defaults.
+    """
     names = whole.data.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if isinstance(name, str) and name in ARCHITECTURES:
-        return ARCHITECTURES[name], whole
+        architecture = ARCHITECTURES[name]
+        return architecture, whole.with_defaults(architecture.defaults)
     if isinstance(name, str) and name in WITH_TEXT_CONFIG:
         config = whole.part("text_config")
         kinds = {each.model_type: each for each in ARCHITECTURES.values()}
-        return config.choice("model_type", kinds, ""), config
+        architecture = config.choice("model_type", kinds, "")
+        key = "tie_word_embeddings"  # counts beside text_config
+        beside = {key: whole.data[key]} if key in whole.data else {}
+        text = replace(config, data=config.data | beside)
+        return architecture, text.with_defaults(architecture.defaults)
     supported = ", ".join((*ARCHITECTURES, *WITH_TEXT_CONFIG))
     raise whole.error("architectures", f"{name!r} is not supported; supported: {supported}")
 
 
 def _refuse_unsupported(whole: JsonObject, config: JsonObject, architecture: Architecture) -> None:
-    for key in {"attention_bias", "mlp_bias"} - architecture.flags:
+    for key in {"attention_bias", "mlp_bias"}.difference(architecture.flags):
         if config.data.get(key):
             raise config.error(key, "is set, which is not supported")
     for part in (whole, config):

@@ -10,7 +10,7 @@ from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.linears import capped, scaled, with_bias
-from tandem.engine.models.rope import RopeTables
+from tandem.engine.models.rope import RopeTables, query_scales
 from tandem.engine.models.weights import LayerWeights, ModelWeights
 from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.reference.linear import Linear
@@ -22,6 +22,7 @@ class _Layer:
 
     kind: int  # of Model._kinds
     rope_table: torch.Tensor  # [max_model_len, 2, head_dim]
+    query_scales: torch.Tensor | None  # [max_model_len] by position; None: 1
     attention: Mapping[str, Any]  # options of both attentions: window, soft_cap, sinks
     qkv: Linear
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
@@ -151,10 +152,12 @@ class Model:
 
     def _pack(self, layer: LayerWeights, kind: LayerKind, next_norm: torch.Tensor | None) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
+        rope_table = self._rope_tables[kind.rope]
         q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
         return _Layer(
             kind=self._kinds.index(kind),
-            rope_table=self._rope_tables[kind.rope],
+            rope_table=rope_table,
+            query_scales=query_scales(kind.rope, len(rope_table), dtype, rope_table.device),
             attention=self._attention_options(layer, kind),
             qkv=with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
             qk_norm=self._norm(layer.qk_norm),
@@ -208,6 +211,8 @@ class Model:
             q,
             **options.store_qkv,
         )
+        if layer.query_scales is not None:
+            q.mul_(layer.query_scales[batch.positions].view(-1, 1, 1))
         return q
 
     def _attention(

@@ -76,6 +76,16 @@ def rope_table(
     return table.to(dtype).to(device)
 
 
+def query_scales(
+    rope: RopeConfig | None, max_len: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """Return [max_len], by which a query of each position is multiplied; None: by 1."""
+    if rope is None or not rope.query_growth:
+        return None
+    passed = torch.arange(max_len) // rope.original_max_position_embeddings
+    return (1 + rope.query_growth * torch.log1p(passed.float())).to(dtype).to(device)
+
+
 def rope_tables(
     config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device
 ) -> RopeTables:

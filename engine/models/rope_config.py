@@ -23,6 +23,7 @@ class RopeConfig:
     rotary_dim: int = 0  # leading dimensions of a head that turn; 0: all
     interleaved: bool = False  # neighbors turn together, not halves
     attention_factor: float = 1.0  # times cosine and sine
+    query_growth: float = 0.0  # of queries, with the logarithm of how often they pass the original
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: the blend begins and ends at whole dimensions
@@ -120,8 +121,14 @@ class _Reader:
             attention_factor=part.number("attention_factor", attention_factor),
             beta_fast=fast,
             beta_slow=slow,
+            query_growth=self._query_growth(part),
             truncate=part.data.get("truncate") is not False,
         )
+
+    def _query_growth(self, part: JsonObject) -> float:
+        key = "llama_4_scaling_beta"
+        is_read = key in self.architecture.reads and part.data.get(key)
+        return part.number(key) if is_read else 0.0
 
     def _factors(self, part: JsonObject, key: str) -> tuple[float, ...]:
         values = part.data.get(key)

@@ -75,7 +75,7 @@ class Architecture:
     model_type: str  # in config.json
     layer_tensors: tuple[TensorSpec, ...]
     # Keys of config.json that it reads beside those of every decoder: scales, caps, multipliers.
-    reads: frozenset[str] = frozenset()
+    reads: tuple[str, ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict, hash=False)  # of absent keys
     windows: Windows | None = None  # None: it has no layers with a window
     # The key of the rotary base of layers with a window, whose rope is not scaled; "": as others.
@@ -86,9 +86,9 @@ class Architecture:
     scales_embedding: bool = False  # by the square root of hidden_size
 
     @property
-    def flags(self) -> frozenset[str]:
+    def flags(self) -> tuple[str, ...]:
         """Keys of config.json that tell which tensors exist."""
-        return frozenset(spec.flag for spec in self.layer_tensors if spec.flag)
+        return tuple(dict.fromkeys(spec.flag for spec in self.layer_tensors if spec.flag))
 
     def tensors(self, flags: Collection[str]) -> tuple[TensorSpec, ...]:
         """Return the tensors of a layer where those `flags` are true."""

@@ -1,11 +1,13 @@
 """Every architecture of the native ring: the tokens and the logits of transformers' eager pass."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tandem.engine.config import EngineConfig
@@ -45,6 +47,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ministral": {
         "sliding_window": 12,
         "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
+    "ministral3": {
+        "rope_parameters": YARN
+        | {"rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
     },
     "phi3": {
         "partial_rotary_factor": 0.75,
@@ -194,3 +200,31 @@ def assert_same_logits(engine: Engine, model: PreTrainedModel, text: list[int]) 
             engine.step()
     theirs = logits_of(model, fresh)[[19, 48, -1]]
     torch.testing.assert_close(torch.cat(seen), theirs, rtol=0, atol=1e-5 * theirs.std().item())
+
+
+@pytest.mark.parametrize(
+    "is_old", [True, False], ids=["language_model.model", "model.language_model"]
+)
+@pytest.mark.parametrize(
+    ("model_type", "wrapper"),
+    [
+        ("gemma3_text", "Gemma3ForConditionalGeneration"),
+        ("mistral", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_the_text_part_of_a_model_of_several_media_is_served(
+    model_type: str, wrapper: str, is_old: bool, tmp_path: Path
+) -> None:
+    """Its sizes are at text_config, its tensors under either of two names beside others."""
+    model = make_model(tmp_path, model_type, **CASES[model_type])
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": [wrapper], "text_config": config}
+    whole["tie_word_embeddings"] = config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    path = tmp_path / "model.safetensors"
+    tensors = {"vision_tower.weight": torch.ones(3)}
+    for name, tensor in load_file(path).items():
+        new = name.replace("model.", "model.language_model.", 1)
+        tensors[f"language_model.{name}" if is_old else new] = tensor
+    save_file(tensors, path)
+    assert_greedy(model, generate(make_engine(tmp_path)))

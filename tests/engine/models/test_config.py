@@ -190,3 +190,82 @@ def test_an_engine_config_refuses_unknown_keys_and_devices() -> None:
         EngineConfig(device="tpu")
     assert EngineConfig(threads=3).num_threads() == 3
     assert EngineConfig().num_threads() >= 1
+
+
+def test_the_form_of_kv_depends_on_the_architecture_and_its_ropes_alone(tmp_path: Path) -> None:
+    form = load_model_config(write(tmp_path)).kv_form
+    assert form.startswith("LlamaForCausalLM, ")
+    assert load_model_config(write(tmp_path, eos_token_id=7)).kv_form == form
+    changes = (
+        {"architectures": ["MistralForCausalLM"]},
+        {"rope_theta": 5e5},
+        {"attention_bias": True},
+        {"num_attention_heads": 4},
+    )
+    forms = {load_model_config(write(tmp_path, **each)).kv_form for each in changes}
+    assert len(forms - {form}) == len(changes)
+
+
+def test_longrope_is_short_where_no_sequence_is_long(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = factors | {"type": "longrope", "original_max_position_embeddings": 128}
+    config = load_model_config(write(tmp_path, rope_scaling=scaling))
+    for longest, rope in ((128, (1.0,) * 4), (129, (2.0,) * 4)):
+        short = config.for_length(longest)
+        assert (short.rope.long_factors or short.rope.short_factors) == rope
+        assert {short.layer_kind(layer).rope for layer in range(2)} == {short.rope}
+    short, long = config.for_length(128).kv_form, config.for_length(129).kv_form
+    assert "longrope for short sequences" in short and "longrope for long sequences" in long
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"]}, [64, 0]),
+        ({"sliding_window_pattern": "LG"}, [64, 0]),
+        ({"sliding_window_pattern": "GL"}, [0, 64]),
+        ({"sliding_window_pattern": 1}, [0, 0]),
+        ({"sliding_window_pattern": 3}, [64, 64]),
+        ({"sliding_window": None}, [0, 0]),
+        ({"sliding_window": 1024}, [0, 0]),
+    ],
+)
+def test_windows_are_listed_or_follow_a_pattern_and_end_before_the_longest_sequence(
+    tmp_path: Path, changes: dict[str, Any], windows: list[int]
+) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 64}
+    config = load_model_config(write(tmp_path, **(exaone | changes)))
+    assert [config.layer_kind(layer).window for layer in range(2)] == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"sliding_window_pattern": "LX"}, "sliding_window_pattern"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "sliding_window"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu"},
+            "hidden_activation",
+        ),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config"),
+        (
+            {
+                "architectures": ["Mistral3ForConditionalGeneration"],
+                "text_config": {"model_type": "mamba"},
+            },
+            "model_type",
+        ),
+    ],
+)
+def test_layers_that_are_not_supported_are_refused_by_key(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 64}
+    with pytest.raises(ModelError) as caught:
+        load_model_config(write(tmp_path, **(exaone | changes)))
+    assert caught.value.param == key
+    assert f"{key}: " in caught.value.message
