@@ -21,11 +21,16 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
-    """Write a model of `model_type` to `folder` and return it in float32, computing eagerly."""
+def make_model(folder: Path, model_type: str, gain: float = 1.5, **changes: Any) -> PreTrainedModel:
+    """Write a model of `model_type` to `folder` and return it in float32, computing eagerly.
+
+    Matrices make numbers larger by `gain`: more of it tells more, and rounds more.
+    """
     config = AutoConfig.for_model(model_type, **(SIZES | changes))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
     is_offset = model_type.startswith("gemma")
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -33,7 +38,7 @@ def make_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel
                 # Small, or a model with tied embeddings repeats its last token.
                 weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
             elif weight.dim() == 2:
-                weight.normal_(0, 1.5 * weight.shape[1] ** -0.5)
+                weight.normal_(0, gain * weight.shape[1] ** -0.5)
             elif name.endswith("norm.weight"):
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
             else:
