@@ -73,7 +73,12 @@ _MLP_BIAS = (
     TensorSpec("mlp.down_proj.bias", "down_bias", _HIDDEN, flag="mlp_bias"),
 )
 
-LLAMA = Architecture("LlamaForCausalLM", "llama", _DENSE + _ATTENTION_BIAS + _MLP_BIAS)
+LLAMA = Architecture(
+    "LlamaForCausalLM",
+    "llama",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    models="Llama 2 and 3, DeepSeek-R1-Distill-Llama, SmolLM2, TinyLlama",
+)
 _QWEN_WINDOWS = Windows(first_key="max_window_layers", asked=True)
 QWEN2 = Architecture(
     "Qwen2ForCausalLM",
@@ -81,6 +86,7 @@ QWEN2 = Architecture(
     _DENSE + _qkv_bias(flag=""),
     defaults={"max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
+    models="Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
 )
 QWEN3 = Architecture(
     "Qwen3ForCausalLM",
@@ -88,6 +94,7 @@ QWEN3 = Architecture(
     _DENSE + _QK_NORM + _ATTENTION_BIAS,
     defaults={"head_dim": 128, "max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
+    models="Qwen3",
 )
 MISTRAL = Architecture(
     "MistralForCausalLM",
@@ -95,6 +102,7 @@ MISTRAL = Architecture(
     _DENSE,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     windows=Windows(by_layer_types=False),
+    models="Mistral 7B, Nemo, Small",
 )
 MINISTRAL = Architecture(
     "MinistralForCausalLM",
@@ -102,6 +110,7 @@ MINISTRAL = Architecture(
     _DENSE,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     windows=Windows(),
+    models="Ministral",
 )
 MINISTRAL3 = Architecture(
     "Ministral3ForCausalLM",
@@ -110,6 +119,7 @@ MINISTRAL3 = Architecture(
     reads=("llama_4_scaling_beta",),
     defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     windows=Windows(by_layer_types=False),
+    models="Ministral 3",
 )
 PHI3 = Architecture(
     "Phi3ForCausalLM",
@@ -117,6 +127,7 @@ PHI3 = Architecture(
     _PRE_NORMS + _PACKED_QKV + _OUTPUT + _PACKED_MLP,
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     windows=Windows(by_layer_types=False),
+    models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
 )
 _GEMMA_DEFAULTS = {
     "num_attention_heads": 8,
@@ -143,6 +154,7 @@ GEMMA2 = Architecture(
     windows=Windows(full_every=2),
     norm_offset=1.0,
     scales_embedding=True,
+    models="Gemma 2",
 )
 GEMMA3 = Architecture(
     "Gemma3ForCausalLM",
@@ -160,12 +172,14 @@ GEMMA3 = Architecture(
     local_rope="rope_local_base_freq",
     norm_offset=1.0,
     scales_embedding=True,
+    models="Gemma 3",
 )
 OLMO2 = Architecture(
     "Olmo2ForCausalLM",
     "olmo2",
     _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
     defaults={"rms_norm_eps": 1e-5},
+    models="OLMo 2",
 )
 OLMO3 = Architecture(
     "Olmo3ForCausalLM",
@@ -174,6 +188,7 @@ OLMO3 = Architecture(
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
     windows=Windows(full_every=4),
     local_rope="rope_theta",
+    models="OLMo 3",
 )
 GRANITE = Architecture(
     "GraniteForCausalLM",
@@ -181,6 +196,7 @@ GRANITE = Architecture(
     _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
     reads=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
     defaults={"attention_multiplier": 1.0},
+    models="Granite 3",
 )
 SMOLLM3 = Architecture(
     "SmolLM3ForCausalLM",
@@ -189,6 +205,7 @@ SMOLLM3 = Architecture(
     defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
     windows=Windows(asked=True, of_no_rope=True),
     no_rope="no_rope_layers",
+    models="SmolLM3",
 )
 _GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
 GLM4 = Architecture(
@@ -197,6 +214,7 @@ GLM4 = Architecture(
     _GLM4_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
     defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
     rope_interleaved=True,
+    models="GLM-4-0414, GLM-Z1",
 )
 GLM = Architecture(
     "GlmForCausalLM",
@@ -204,12 +222,14 @@ GLM = Architecture(
     _PRE_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
     defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
     rope_interleaved=True,
+    models="GLM-4-9B, GLM-Edge",
 )
 SEED_OSS = Architecture(
     "SeedOssForCausalLM",
     "seed_oss",
     _DENSE + _qkv_bias() + _output_bias("attention_out_bias") + _MLP_BIAS,
     defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+    models="Seed-OSS",
 )
 EXAONE4 = Architecture(
     "Exaone4ForCausalLM",
@@ -218,6 +238,7 @@ EXAONE4 = Architecture(
     defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
     windows=Windows(full_every=4, full_every_key="sliding_window_pattern"),
     no_rope="full_attention",
+    models="EXAONE 4.0",
 )
 
 _LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, MINISTRAL3, PHI3, GRANITE, SMOLLM3, SEED_OSS)

@@ -8,6 +8,7 @@ from tandem.engine.models.json_file import JsonObject
 from tandem.engine.models.spec import Architecture
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class _Reader:
     def read(self, part: JsonObject) -> RopeConfig:
         """Return the rope in `part`; keys that stand beside it in old files count too."""
         kind = part.data.get("rope_type", part.data.get("type", "default"))
-        kinds = get_args(RopeKind)
-        if kind not in kinds:
-            raise part.whole_error(f"type {kind!r} is not supported; supported: {', '.join(kinds)}")
+        if kind not in ROPE_KINDS:
+            supported = ", ".join(ROPE_KINDS)
+            raise part.whole_error(f"type {kind!r} is not supported; supported: {supported}")
         theta = part.number("rope_theta", self.config.number("rope_theta", 10_000.0))
         rope = RopeConfig(
             theta, rotary_dim=self._rotary_dim(part), interleaved=self.architecture.rope_interleaved
