@@ -72,7 +72,9 @@ class ModelConfig:
 
         Its digest is over this whole reading of config.json, architecture and rope included.
         """
-        digest = blake2b(repr(replace(self, eos_token_ids=())).encode(), digest_size=6)
+        architecture = replace(self.architecture, models="")
+        read = replace(self, architecture=architecture, eos_token_ids=())
+        digest = blake2b(repr(read).encode(), digest_size=6)
         ropes = [self.rope, *(kind.rope for kind in self.layer_kinds)]
         is_long = any(rope is not None and rope.long_factors for rope in ropes)
         length = "long" if is_long else "short"

@@ -152,6 +152,8 @@ class Model:
 
     def _pack(self, layer: LayerWeights, kind: LayerKind, next_norm: torch.Tensor | None) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
+        residual = self._config.residual_multiplier
+        assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
         rope_table = self._rope_tables[kind.rope]
         q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
         return _Layer(
@@ -162,11 +164,11 @@ class Model:
             qkv=with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
             qk_norm=self._norm(layer.qk_norm),
             wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
-            output=with_bias(pack(layer.output), layer.output_bias, dtype),
+            output=scaled(with_bias(pack(layer.output), layer.output_bias, dtype), residual),
             attention_out_norm=self._norm(layer.attention_out_norm),
             post_norm=self._norm(layer.post_norm),
             gate_up=with_bias(pack(layer.gate_up), layer.gate_up_bias, dtype),
-            down=with_bias(pack(layer.down), layer.down_bias, dtype),
+            down=scaled(with_bias(pack(layer.down), layer.down_bias, dtype), residual),
             mlp_out_norm=self._norm(layer.mlp_out_norm),
             next_norm=next_norm,
         )
@@ -288,14 +290,11 @@ class Model:
         next_norm: torch.Tensor | None,  # of the sum
     ) -> torch.Tensor:
         """Add the normed x to `hidden` and return the normed sum."""
-        kernels, eps = self._kernels, self._config.rms_norm_eps
         if norm is not None:
-            kernels.rms_norm(x, norm, eps, x)
-        if self._config.residual_multiplier != 1:
-            x.mul_(self._config.residual_multiplier)
+            self._kernels.rms_norm(x, norm, self._config.rms_norm_eps, x)
         if next_norm is None:
             return hidden.add_(x)
-        kernels.add_rms_norm(x, hidden, next_norm, eps, x)
+        self._kernels.add_rms_norm(x, hidden, next_norm, self._config.rms_norm_eps, x)
         return x
 
     def _mlp(

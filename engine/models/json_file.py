@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.runtime.errors import ModelError
+from tandem.runtime.printable import short
 
 # Far above any model, and low enough that no size of tensors or tables overflows.
 MOST = {
@@ -24,7 +25,8 @@ MOST = {
     "no_rope_layer_interval": 1 << 12,
     "sliding_window_pattern": 1 << 12,
 }
-MOST_REAL = 1e12  # of the base of rotary angles and the like
+# Of the base of rotary angles and the like; their roots and products stay within float32.
+LEAST_REAL, MOST_REAL = 1e-12, 1e12
 
 
 def read_json(path: Path) -> "JsonObject":
@@ -85,7 +87,7 @@ class JsonObject:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number below MOST_REAL. None as default: it must be there."""
+        """Return a number within its bounds. None as default: it must be there."""
         value = self.data.get(key)
         value = default if value is None else value
         if value is None:
@@ -93,10 +95,11 @@ class JsonObject:
         return self.number_of(key, value)
 
     def number_of(self, key: str, value: object) -> float:
-        """Return `value`, which stands at `key` or in a list there, as a positive number."""
+        """Return `value`, which stands at `key` or in a list there, as a number within bounds."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < MOST_REAL:  # type: ignore[operator]
-            raise self.error(key, f"must be a positive number, not {value!r}")
+        if not is_number or not LEAST_REAL <= value <= MOST_REAL:  # type: ignore[operator]
+            bounds = f"{LEAST_REAL:g} to {MOST_REAL:g}"
+            raise self.error(key, f"must be a number from {bounds}, not {short(repr(value))}")
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, key: str) -> bool:

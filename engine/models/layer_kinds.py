@@ -108,4 +108,6 @@ def _rotates(
         return (layer + 1) % config.positive("no_rope_layer_interval", 4) != 0
     if not isinstance(listed, list) or len(listed) != len(slides):
         raise config.error("no_rope_layers", f"must be a list of {len(slides)} numbers")
+    if listed[layer] not in (0, 1):
+        raise config.error("no_rope_layers", f"of layer {layer} must be 0 or 1")
     return bool(listed[layer])

@@ -211,8 +211,9 @@ def paged_decode_attention(
 ) -> None:
     """Let the last token of each sequence attend over its context."""
     cu_seqlens = _one_each(q.shape[0])
-    options = soft_cap, window, sinks
-    _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, *options)
+    _attention(
+        q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window, sinks
+    )
 
 
 def prefill_attention(
@@ -238,8 +239,9 @@ def prefill_attention(
     dtypes; of bfloat16 queries over a bfloat16 pool weights are rounded to it, where the processor
     multiplies it.
     """
-    options = soft_cap, window, sinks
-    _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, *options)
+    _attention(
+        q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window, sinks
+    )
 
 
 def _attention(

@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -251,6 +252,10 @@ def test_windows_are_listed_or_follow_a_pattern_and_end_before_the_longest_seque
             {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu"},
             "hidden_activation",
         ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers"),
+        (GEMMA2 | {"query_pre_attn_scalar": 1e-99}, "query_pre_attn_scalar"),
+        (GEMMA2 | {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config"),
         (
             {
