@@ -71,7 +71,7 @@ def _listed(config: JsonObject, listed: object, num_layers: int) -> list[bool]:
             "layer_types", f"must be a list of {num_layers} names, one of each layer"
         )
     for layer, name in enumerate(listed):
-        if name not in _TYPES:
+        if not isinstance(name, str) or name not in _TYPES:
             raise config.error(
                 "layer_types",
                 f"{name!r} of layer {layer} is not supported; {', '.join(_TYPES)} are",

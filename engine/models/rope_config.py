@@ -57,6 +57,7 @@ class _Reader:
     def read(self, part: JsonObject) -> RopeConfig:
         """Return the rope in `part`; keys that stand beside it in old files count too."""
         kind = part.data.get("rope_type", part.data.get("type", "default"))
+        kind = "longrope" if kind == "su" else kind  # the name in the first files of Phi-3
         if kind not in ROPE_KINDS:
             supported = ", ".join(ROPE_KINDS)
             raise part.whole_error(f"type {kind!r} is not supported; supported: {supported}")

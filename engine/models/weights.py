@@ -206,6 +206,8 @@ def _warn_of_others(
     """Log the tensors that are not loaded: the files may be of another model than config.json."""
     harmless = (_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else (_COMPUTED,)
     others = sorted(name for name in checkpoint if name not in used and not name.endswith(harmless))
+    if config.text_config:
+        others = [name for name in others if "language_model." in name]  # the rest is other media
     if others:
         named = ", ".join(others[:_MOST_NAMED]) + (", ..." if len(others) > _MOST_NAMED else "")
         logger.warning(

@@ -1,25 +1,24 @@
 """Every architecture of the native ring: the tokens and the logits of transformers' eager pass."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
-from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.sampler import SampledToken
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.engine.models.parity import (
+    NUM_TOKENS,
+    assert_greedy,
+    assert_same_logits,
+    generate,
+    generate_remotely,
+    make_engine,
+    prompts,
+    sequence,
+)
 from tests.engine.models.tiny_models import make_model
-
-NUM_TOKENS = 64
-PROMPT_LENGTHS = (1, 7, 23, 48, 40)  # the last begins as the one before it does
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -88,82 +87,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def prompts() -> list[list[int]]:
-    rng = random.Random(5)
-    made = [[rng.randrange(3, 512) for _ in range(length)] for length in PROMPT_LENGTHS]
-    made[-1][:30] = made[-2][:30]
-    return made
-
-
-def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Sequence:
-    return Sequence(
-        f"r{index}",
-        list(prompt),
-        len(prompt),
-        SamplingParams(temperature=0.0),
-        StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True),
-        prefill_only=prefill_only,
-    )
-
-
-def make_engine(folder: Path, **options: Any) -> Engine:
-    config = EngineConfig(
-        model=str(folder), device="cpu", block_size=8, threads=1, num_blocks=200, **options
-    )
-    return Engine(config, ModelRunner(config))
-
-
-def generate(engine: Engine) -> list[list[int]]:
-    """Return prompt and answer of every prompt, computed together."""
-    texts = {f"r{index}": list(prompt) for index, prompt in enumerate(prompts())}
-    for index, prompt in enumerate(prompts()):
-        engine.add(sequence(index, prompt))
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None
-            texts[output.request_id] += output.token_ids
-        engine.check_invariants()
-    return list(texts.values())
-
-
-def generate_remotely(folder: Path) -> list[list[int]]:
-    """Return what `generate` does, each prompt computed by one engine and answered by another."""
-    prefill, decode = make_engine(folder, max_num_batched_tokens=48), make_engine(folder)
-    texts = {f"r{index}": list(prompt) for index, prompt in enumerate(prompts())}
-    for index, prompt in enumerate(prompts()):
-        source, target = sequence(index, prompt, prefill_only=True), sequence(index, prompt)
-        prefill.add(source)
-        while prefill.has_work:
-            outputs = prefill.step()
-        reservation = decode.reserve(target)
-        assert reservation is not None
-        for ordinal, block_id in reservation.fill:
-            sent = prefill.runner.kv_caches[0].tensor[source.block_table[ordinal]]
-            decode.runner.kv_caches[0].tensor[block_id].copy_(sent)
-        prefill.abort(source.request_id)
-        first = SampledToken(outputs[0].token_ids[0], None)
-        texts[target.request_id] += decode.admit(target.request_id, first).token_ids
-    while decode.has_work:
-        for output in decode.step():
-            texts[output.request_id] += output.token_ids
-    return list(texts.values())
-
-
-def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits
-
-
-def assert_greedy(model: PreTrainedModel, texts: list[list[int]]) -> None:
-    """Assert that each token after a prompt is the likeliest by transformers."""
-    for prompt, text in zip(prompts(), texts, strict=True):
-        assert len(text) == len(prompt) + NUM_TOKENS
-        assert (
-            text[len(prompt) :] == logits_of(model, text)[len(prompt) - 1 : -1].argmax(-1).tolist()
-        )
-
-
 @pytest.mark.parametrize("model_type", CASES)
 def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
     """In ragged batches, in chunks, over a cached prefix, prefilled remotely; logits to 1e-5."""
@@ -178,34 +101,6 @@ def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: 
     assert_same_logits(engine, model, texts[3])
 
 
-def assert_same_logits(
-    engine: Engine, model: PreTrainedModel, text: list[int], tolerance: float = 1e-5
-) -> None:
-    """Compare the logits of `text` computed in one go, its prefix not cached."""
-    runner = engine.runner
-    assert isinstance(runner, ModelRunner)
-    seen: list[torch.Tensor] = []
-    compute = runner._model.logits
-    runner._model.logits = lambda hidden: seen.append(compute(hidden)) or seen[-1]  # type: ignore[method-assign,func-returns-value,return-value]
-    fresh = [3, *text]  # no cached prefix
-    for end in (20, 49, len(fresh)):
-        engine.add(
-            Sequence(
-                f"to {end}",
-                fresh[:end],
-                end,
-                SamplingParams(temperature=0.0),
-                StopConditions(max_tokens=1),
-            )
-        )
-        while engine.has_work:
-            engine.step()
-    theirs = logits_of(model, fresh)[[19, 48, -1]]
-    torch.testing.assert_close(
-        torch.cat(seen), theirs, rtol=0, atol=tolerance * max(1, theirs.std().item())
-    )
-
-
 @pytest.mark.parametrize(
     "is_old", [True, False], ids=["language_model.model", "model.language_model"]
 )
@@ -217,7 +112,11 @@ def assert_same_logits(
     ],
 )
 def test_the_text_part_of_a_model_of_several_media_is_served(
-    model_type: str, wrapper: str, is_old: bool, tmp_path: Path
+    model_type: str,
+    wrapper: str,
+    is_old: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its sizes are at text_config, its tensors under either of two names beside others."""
     model = make_model(tmp_path, model_type, **CASES[model_type])
@@ -232,3 +131,4 @@ def test_the_text_part_of_a_model_of_several_media_is_served(
         tensors[f"language_model.{name}" if is_old else new] = tensor
     save_file(tensors, path)
     assert_greedy(model, generate(make_engine(tmp_path)))
+    assert "does not ask for" not in caplog.text

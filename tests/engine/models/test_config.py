@@ -209,7 +209,7 @@ def test_the_form_of_kv_depends_on_the_architecture_and_its_ropes_alone(tmp_path
 
 def test_longrope_is_short_where_no_sequence_is_long(tmp_path: Path) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    scaling = factors | {"type": "longrope", "original_max_position_embeddings": 128}
+    scaling = factors | {"type": "su", "original_max_position_embeddings": 128}
     config = load_model_config(write(tmp_path, rope_scaling=scaling))
     for longest, rope in ((128, (1.0,) * 4), (129, (2.0,) * 4)):
         short = config.for_length(longest)
@@ -244,6 +244,7 @@ def test_windows_are_listed_or_follow_a_pattern_and_end_before_the_longest_seque
     [
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", ["full_attention"]]}, "layer_types"),
         ({"sliding_window_pattern": "LX"}, "sliding_window_pattern"),
         ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "sliding_window"),

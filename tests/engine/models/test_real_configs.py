@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.engine.models.config import ModelConfig, load_model_config
 from tandem.engine.models.weights import empty_weights, weight_parts
+from tests.engine.models.parity import assert_same_logits, make_engine
 from tests.engine.models.real_configs import REAL
-from tests.engine.models.test_architectures import assert_same_logits, make_engine
 from tests.engine.models.tiny_models import make_model
 
 META = torch.device("meta")
