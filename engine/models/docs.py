@@ -26,7 +26,7 @@ _NATIVE = """\
 
 The engine computes these itself, with its own kernels on GPU and CPU. Tests compare each with the
 eager pass of transformers: 64 greedy tokens in ragged batches, prompts in chunks, over a cached
-prefix and prefilled by another worker, and logits in float32.
+prefix, after preemption and prefilled by another worker, and logits in float32.
 """
 
 _NOTES = """\

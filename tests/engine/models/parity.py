@@ -36,10 +36,9 @@ def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Se
     )
 
 
-def make_engine(folder: Path, **options: Any) -> Engine:
-    config = EngineConfig(
-        model=str(folder), device="cpu", block_size=8, threads=1, num_blocks=200, **options
-    )
+def make_engine(folder: Path, num_blocks: int = 200, **options: Any) -> Engine:
+    fixed: dict[str, Any] = {"device": "cpu", "block_size": 8, "threads": 1}
+    config = EngineConfig(model=str(folder), num_blocks=num_blocks, **fixed, **options)
     return Engine(config, ModelRunner(config))
 
 

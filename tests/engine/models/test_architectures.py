@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model_type", CASES)
 def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
-    """In ragged batches, in chunks, over a cached prefix, prefilled remotely; logits to 1e-5."""
+    """In ragged batches, in chunks, over a cached prefix, preempted, prefilled remotely."""
     model = make_model(tmp_path, model_type, **CASES[model_type])
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
     texts = generate(engine)
@@ -98,6 +98,9 @@ def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: 
     assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
     assert generate(engine) == texts
     assert generate_remotely(tmp_path) == texts
+    short_of_blocks = make_engine(tmp_path, num_blocks=30)
+    assert generate(short_of_blocks) == texts
+    assert short_of_blocks.load().num_preemptions > 0
     assert_same_logits(engine, model, texts[3])
 
 
