@@ -1,6 +1,8 @@
 """Published configurations: their tensors by name, and with two narrow layers their logits."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.engine.models.config import ModelConfig, load_model_config
+from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import empty_weights, weight_parts
+from tandem.runtime.errors import ModelError
 from tests.engine.models.parity import assert_same_logits, make_engine
 from tests.engine.models.real_configs import REAL
 from tests.engine.models.tiny_models import make_model
@@ -72,3 +76,50 @@ def test_two_narrow_layers_compute_as_in_transformers(name: str, tmp_path: Path)
     model = make_model(tmp_path, model_type, gain=0.9, **changes)
     text = [7 * index % 500 + 3 for index in range(120)]
     assert_same_logits(make_engine(tmp_path), model, text, tolerance)
+
+
+ODD = (
+    None,
+    0,
+    -1,
+    3,
+    1e-300,
+    1e300,
+    10**30,
+    float("nan"),
+    True,
+    "x",
+    "",
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": 1},
+)
+
+
+def keys_of(config: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
+    for key, value in config.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, *before, key)
+
+
+@pytest.mark.parametrize("name", ["Phi-4-mini", "Gemma-3-4B", "EXAONE-4.0-32B"])
+def test_a_value_of_any_kind_is_taken_or_refused_by_file_and_key(name: str, tmp_path: Path) -> None:
+    num_refused = 0
+    for *before, key in keys_of(REAL[name]):
+        for value in ODD:
+            changed = copy.deepcopy(REAL[name])
+            part = changed
+            for each in before:
+                part = part[each]
+            part[key] = value
+            try:
+                tables = rope_tables(load(tmp_path, changed), 4, torch.float32, torch.device("cpu"))
+            except ModelError as error:
+                num_refused += 1
+                assert str(tmp_path / "config.json") in error.message and error.param
+            else:
+                assert all(table.isfinite().all() for table in tables.values())
+    assert num_refused > 50
