@@ -46,7 +46,7 @@ _FILES_IN_C = {
 
 @dataclass(slots=True, frozen=True)
 class StepOptions:
-    """Keyword arguments that a step's kernels take in each of its layers, by kernel."""
+    """Keyword arguments that a step's kernels take in each layer of one kind, by kernel."""
 
     store_qkv: Mapping[str, Any] = field(default_factory=dict)
     paged_decode_attention: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,8 @@ class Kernels:
     """The functions that a model and its sampler call, as defined by files of tandem.kernels.
 
     `pack_linear` returns the multiplication by a weight matrix [out, in], `activation_dtype` the
-    dtype of its operands and results. `step_options` computes what all layers of a step share.
+    dtype of its operands and results. `step_options` computes what the layers of a step share that
+    have one rope and one window.
     """
 
     embed: Callable[..., None]
@@ -82,11 +83,12 @@ class Kernels:
     paged_decode_attention: Callable[..., None]
     prefill_attention: Callable[..., None]
     silu_mul: Callable[..., None]
+    gelu_mul: Callable[..., None]
     sample: Callable[..., None]
     token_logprobs: Callable[..., None]
     pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
-    step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int], StepOptions] = _no_options
+    step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
 
 def choose_kernels(asked: str, device: torch.device) -> Kind:
@@ -139,6 +141,7 @@ def load_kernels(kind: Kind) -> Kernels:
         paged_decode_attention=find("paged_attention", "paged_decode_attention"),
         prefill_attention=find("prefill_attention", "prefill_attention"),
         silu_mul=find("activation", "silu_mul"),
+        gelu_mul=find("activation", "gelu_mul"),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
         **own,
@@ -150,6 +153,7 @@ def _reference_options(
     rope_table: torch.Tensor,  # [max_model_len, 2, head_dim]
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
     num_heads: int,
+    window: int,
 ) -> StepOptions:
     store = plan_store(rope_table, batch.positions, batch.slot_mapping, kv_cache.shape[3])
     group_size = num_heads // kv_cache.shape[2]
@@ -159,7 +163,7 @@ def _reference_options(
     for rows, its_options in ((batch.decodes, decode), (batch.sampled, sampled)):
         if len(rows) and not (rows is batch.sampled and batch.samples_all):
             its_options["plan"] = plan_decode(
-                kv_cache, rows.block_tables, rows.context_lens, group_size
+                kv_cache, rows.block_tables, rows.context_lens, group_size, window=window
             )
     if len(batch.prefills):
         prefill["plan"] = plan_prefill(
@@ -167,5 +171,6 @@ def _reference_options(
             batch.prefills.block_tables,
             batch.prefill_cu_seqlens,
             batch.prefills.context_lens,
+            window=window,
         )
     return StepOptions({"plan": store}, decode, prefill, sampled)

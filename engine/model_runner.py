@@ -21,7 +21,7 @@ from tandem.engine.memory.kv_cache import (
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import ModelConfig, load_model_config
 from tandem.engine.models.decoder import Model
-from tandem.engine.models.rope import rope_table
+from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import ModelWeights, load_weights
 from tandem.engine.resolve import resolve
 from tandem.engine.schedule.sequence import Chunk, OnLayers
@@ -106,8 +106,8 @@ class ModelRunner:
         weights = weights or load_weights(config.model, model_config, dtype, device)
 
         def make_model(longest: int) -> Model:
-            table = rope_table(model_config.rope, model_config.head_dim, longest, dtype, device)
-            return Model(model_config, weights, table, kernels)
+            tables = rope_tables(model_config, longest, dtype, device)
+            return Model(model_config, weights, tables, kernels)
 
         if config.num_blocks is not None or device.type == "cpu":
             num_blocks = config.num_blocks or num_blocks_within(

@@ -29,7 +29,8 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
             "kernels": choose_kernels(config.kernels, device),
         }
     )
-    return resolved, replace(stored, dtype=dtype)
+    longest = config.max_model_len or stored.max_position_embeddings
+    return resolved, replace(stored, dtype=dtype).for_length(longest)
 
 
 def _device(name: str) -> torch.device:

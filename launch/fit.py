@@ -5,7 +5,12 @@ from collections.abc import Iterator, Sequence
 from tandem.launch.report import InstanceReport
 
 # A detail of a worker's status |-> its name in words.
-_CONDITIONS = {"weights": "weights", "kv_layout": "KV layout", "transport": "transport"}
+_CONDITIONS = {
+    "weights": "weights",
+    "kv_form": "form of K/V",
+    "kv_layout": "KV layout",
+    "transport": "transport",
+}
 
 
 def misfits(reports: Sequence[InstanceReport]) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tandem.engine.models.architectures import ARCHITECTURES, TensorSpec, model_tensors
+from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
+from tandem.engine.models.spec import TensorSpec, model_tensors
 from tandem.models.folder import (
     IM_END,
     byte_level_tokenizer,
@@ -23,7 +24,7 @@ from tandem.models.folder import (
 )
 from tandem.runtime.errors import ModelError
 
-_ARCHITECTURES = {each.model_type: each for each in ARCHITECTURES.values()}
+_ARCHITECTURES = {each.model_type: each for each in (LLAMA, QWEN2, QWEN3)}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MIN_VOCAB_SIZE = 259  # the bytes and three special tokens
 
@@ -217,7 +218,7 @@ def _weights(shape: ModelShape) -> Iterator[_Weight]:
     Otherwise tied embeddings make a model that repeats its last token, and no test would notice a
     wrong KV cache.
     """
-    layer_tensors = _ARCHITECTURES[shape.architecture].layer_tensors
+    layer_tensors = _ARCHITECTURES[shape.architecture].tensors(())
     for layer in range(shape.num_layers):
         for spec in layer_tensors:
             yield _weight(f"model.layers.{layer}.", spec, shape)

@@ -74,6 +74,7 @@ class HandoffPeer:
             runtime.namespace,
             MODEL,
             weights_fingerprint(model),
+            self.engine.runner.model_config.kv_form,
             self.group.layout.digest(),
             transfer.backend,
         )

@@ -155,10 +155,12 @@ class Worker:
         )
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(Path(engine.model))
+        self._kv_form = self.engine.runner.model_config.kv_form
         self.deployment = deployment_id(
             runtime.namespace,
             settings.model_name,
             self.weights_digest,
+            self._kv_form,
             self.group.layout.digest(),
             settings.transfer.backend,
         )
@@ -350,6 +352,7 @@ class Worker:
             "nats": self.node.nats.connected,
             "etcd": self.node.discovery.connected,
             "weights": self.weights_digest[:12],
+            "kv_form": self._kv_form,
             "kv_layout": self.group.layout.describe(),
             "transport": self.settings.transfer.backend,
         }

@@ -9,7 +9,7 @@ from tandem.engine.models.config import ModelConfig
 
 def linear_params(model: ModelConfig) -> int:
     """Return the number of weights of all matrices that every token passes, without the head."""
-    specs = model.architecture.layer_tensors
+    specs = model.layer_tensors
     matrices = (spec.stored_shape(model) for spec in specs if spec.kind == "matrix")
     return model.num_layers * sum(map(math.prod, matrices))
 

@@ -7,7 +7,8 @@ import torch
 from tandem.bench.report.figures import Target
 from tandem.bench.report.setting import Setting
 from tandem.engine.models.architectures import QWEN3
-from tandem.engine.models.config import ModelConfig, RopeConfig
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.rope_config import RopeConfig
 
 MAX_ROUNDS = 3
 FOLDER_VARIABLE = "TANDEM_BENCH_ENGINE_FOLDER"  # which the sections of a run share

@@ -17,7 +17,8 @@ import torch
 from tandem.engine.loop import SWITCH_INTERVAL_S
 from tandem.engine.memory.kv_cache import KvCache
 from tandem.engine.models.architectures import QWEN3
-from tandem.engine.models.config import ModelConfig, RopeConfig
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig

@@ -104,6 +104,9 @@ def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Ite
         yield BuildCase(family, f"{_attention_shape(*shape)} {FLOAT32}", call)
     call = partial(launch, 256, 64, 4, soft_cap=50.0, window=4096)
     yield BuildCase(family, f"{_attention_shape(256, 64, 4)} soft_cap=50 window=4096", call)
+    sinks = meta(KV_HEADS * 8, dtype=torch.float32)
+    call = partial(launch, 64, 64, 8, sinks=sinks, window=128)
+    yield BuildCase(family, f"{_attention_shape(64, 64, 8)} sinks window=128", call)
 
 
 def _layer_cases() -> Iterator[BuildCase]:
@@ -122,6 +125,9 @@ def _layer_cases() -> Iterator[BuildCase]:
             gate_up, out = (meta(num_tokens, n * size, dtype=DTYPE) for n in (2, 1))
             call = partial(activation.silu_mul, gate_up, out)
             yield BuildCase("layers.activation", f"intermediate_size={size} {tokens} tokens", call)
+    gate_up, out = (meta(TOKENS["many"], n * 14_336, dtype=DTYPE) for n in (2, 1))
+    call = partial(activation.gelu_mul, gate_up, out)
+    yield BuildCase("layers.activation", "intermediate_size=14336 many tokens, GELU", call)
     for size in HIDDEN_SIZES:
         x, residual = (meta(TOKENS["many"], size, dtype=DTYPE) for _ in range(2))
         weight = meta(size, dtype=DTYPE)

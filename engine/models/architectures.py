@@ -1,97 +1,249 @@
-"""The architectures that the engine runs, as data: their stored tensors, and where these go.
+"""The architectures that the engine runs, as data, read by config.py, weights.py and decoder.py.
 
-To add one, list the tensors of its layers and enter it in ARCHITECTURES. Weights, random weights
-and the figures of benchmarks follow these lists.
+To add one, list the tensors of its layers and how it varies, and enter it in ARCHITECTURES.
+Weights, random weights, the figures of benchmarks and docs/models.md follow these tables.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from tandem.engine.models.spec import Architecture, Size, TensorSpec, Windows
 
-# Attributes of a model's shape, which dimensions of tensors are named after.
-Size = Literal[
-    "hidden_size",
-    "intermediate_size",
-    "vocab_size",
-    "q_size",
-    "kv_size",
-    "head_dim",
-    "num_heads",
-    "num_kv_heads",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A stored tensor and the slot of LayerWeights or ModelWeights that it fills.
-
-    Tensors of one slot stand one below the other, in the order of their list.
-    """
-
-    name: str  # in the files; a layer's follows "model.layers.N."
-    slot: str
-    shape: tuple[Size, ...]
-    repeats: Size | None = None  # rows of the slot that are copies of it; None: it is no row
-
-    @property
-    def kind(self) -> Literal["matrix", "norm", "bias"]:
-        if len(self.shape) == 2:
-            return "matrix"
-        return "bias" if self.name.endswith(".bias") else "norm"
-
-    def stored_shape(self, sizes: object) -> tuple[int, ...]:
-        """Return the shape in the files of a model of these sizes."""
-        return tuple(getattr(sizes, name) for name in self.shape)
-
-    def slot_shape(self, sizes: object) -> tuple[int, ...]:
-        """Return the shape of the rows that it fills in its slot."""
-        stored = self.stored_shape(sizes)
-        return stored if self.repeats is None else (getattr(sizes, self.repeats), *stored)
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A dense decoder: RMSNorm, rotary grouped-query attention and SwiGLU, with its variations."""
-
-    name: str  # in config.json's `architectures`
-    model_type: str  # in config.json
-    layer_tensors: tuple[TensorSpec, ...]
-    slides_by_default: bool = True  # a sliding_window counts without use_sliding_window
-
-
-_DENSE = (
-    TensorSpec("input_layernorm.weight", "input_norm", ("hidden_size",)),
+_HIDDEN: tuple[Size, ...] = ("hidden_size",)
+_QKV = (
     TensorSpec("self_attn.q_proj.weight", "qkv", ("q_size", "hidden_size")),
     TensorSpec("self_attn.k_proj.weight", "qkv", ("kv_size", "hidden_size")),
     TensorSpec("self_attn.v_proj.weight", "qkv", ("kv_size", "hidden_size")),
-    TensorSpec("self_attn.o_proj.weight", "output", ("hidden_size", "q_size")),
-    TensorSpec("post_attention_layernorm.weight", "post_norm", ("hidden_size",)),
+)
+_PACKED_QKV = (TensorSpec("self_attn.qkv_proj.weight", "qkv", ("qkv_size", "hidden_size")),)
+_OUTPUT = (TensorSpec("self_attn.o_proj.weight", "output", ("hidden_size", "q_size")),)
+_DOWN = (TensorSpec("mlp.down_proj.weight", "down", ("hidden_size", "intermediate_size")),)
+_MLP = (
     TensorSpec("mlp.gate_proj.weight", "gate_up", ("intermediate_size", "hidden_size")),
     TensorSpec("mlp.up_proj.weight", "gate_up", ("intermediate_size", "hidden_size")),
-    TensorSpec("mlp.down_proj.weight", "down", ("hidden_size", "intermediate_size")),
+    *_DOWN,
+)
+_PACKED_MLP = (
+    TensorSpec("mlp.gate_up_proj.weight", "gate_up", ("gate_up_size", "hidden_size")),
+    *_DOWN,
+)
+_PRE_NORMS = (
+    TensorSpec("input_layernorm.weight", "input_norm", _HIDDEN),
+    TensorSpec("post_attention_layernorm.weight", "post_norm", _HIDDEN),
+)
+_POST_NORMS = (
+    TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
+    TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
+)
+_GEMMA_NORMS = (
+    TensorSpec("input_layernorm.weight", "input_norm", _HIDDEN),
+    TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
+    TensorSpec("pre_feedforward_layernorm.weight", "post_norm", _HIDDEN),
+    TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
+)
+_GLM4_NORMS = (
+    *_PRE_NORMS,
+    TensorSpec("post_self_attn_layernorm.weight", "attention_out_norm", _HIDDEN),
+    TensorSpec("post_mlp_layernorm.weight", "mlp_out_norm", _HIDDEN),
 )
 _QK_NORM = (
     TensorSpec("self_attn.q_norm.weight", "qk_norm", ("head_dim",), repeats="num_heads"),
     TensorSpec("self_attn.k_norm.weight", "qk_norm", ("head_dim",), repeats="num_kv_heads"),
 )
-_QKV_BIAS = (
-    TensorSpec("self_attn.q_proj.bias", "qkv_bias", ("q_size",)),
-    TensorSpec("self_attn.k_proj.bias", "qkv_bias", ("kv_size",)),
-    TensorSpec("self_attn.v_proj.bias", "qkv_bias", ("kv_size",)),
+_WIDE_QK_NORM = (
+    TensorSpec("self_attn.q_norm.weight", "wide_q_norm", ("q_size",)),
+    TensorSpec("self_attn.k_norm.weight", "wide_k_norm", ("kv_size",)),
+)
+_DENSE = _PRE_NORMS + _QKV + _OUTPUT + _MLP
+
+
+def _qkv_bias(flag: str = "attention_bias") -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("self_attn.q_proj.bias", "qkv_bias", ("q_size",), flag=flag),
+        TensorSpec("self_attn.k_proj.bias", "qkv_bias", ("kv_size",), flag=flag),
+        TensorSpec("self_attn.v_proj.bias", "qkv_bias", ("kv_size",), flag=flag),
+    )
+
+
+def _output_bias(flag: str = "attention_bias") -> tuple[TensorSpec, ...]:
+    return (TensorSpec("self_attn.o_proj.bias", "output_bias", _HIDDEN, flag=flag),)
+
+
+_ATTENTION_BIAS = _qkv_bias() + _output_bias()
+_MLP_BIAS = (
+    TensorSpec("mlp.gate_proj.bias", "gate_up_bias", ("intermediate_size",), flag="mlp_bias"),
+    TensorSpec("mlp.up_proj.bias", "gate_up_bias", ("intermediate_size",), flag="mlp_bias"),
+    TensorSpec("mlp.down_proj.bias", "down_bias", _HIDDEN, flag="mlp_bias"),
 )
 
-LLAMA = Architecture("LlamaForCausalLM", "llama", _DENSE)
-QWEN2 = Architecture("Qwen2ForCausalLM", "qwen2", _DENSE + _QKV_BIAS, slides_by_default=False)
-QWEN3 = Architecture("Qwen3ForCausalLM", "qwen3", _DENSE + _QK_NORM)
-
-ARCHITECTURES = {each.name: each for each in (LLAMA, QWEN2, QWEN3)}
-
-_MODEL = (
-    TensorSpec("model.embed_tokens.weight", "embedding", ("vocab_size", "hidden_size")),
-    TensorSpec("model.norm.weight", "final_norm", ("hidden_size",)),
+LLAMA = Architecture(
+    "LlamaForCausalLM",
+    "llama",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    models="Llama 2 and 3, DeepSeek-R1-Distill-Llama, SmolLM2, TinyLlama",
 )
-_LM_HEAD = TensorSpec("lm_head.weight", "lm_head", ("vocab_size", "hidden_size"))
+_QWEN_WINDOWS = Windows(first_key="max_window_layers", asked=True)
+QWEN2 = Architecture(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    _DENSE + _qkv_bias(flag=""),
+    defaults={"max_window_layers": 28, "sliding_window": 4096},
+    windows=_QWEN_WINDOWS,
+    models="Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
+)
+QWEN3 = Architecture(
+    "Qwen3ForCausalLM",
+    "qwen3",
+    _DENSE + _QK_NORM + _ATTENTION_BIAS,
+    defaults={"head_dim": 128, "max_window_layers": 28, "sliding_window": 4096},
+    windows=_QWEN_WINDOWS,
+    models="Qwen3",
+)
+MISTRAL = Architecture(
+    "MistralForCausalLM",
+    "mistral",
+    _DENSE,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    windows=Windows(by_layer_types=False),
+    models="Mistral 7B, Nemo, Small",
+)
+MINISTRAL = Architecture(
+    "MinistralForCausalLM",
+    "ministral",
+    _DENSE,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    windows=Windows(),
+    models="Ministral",
+)
+MINISTRAL3 = Architecture(
+    "Ministral3ForCausalLM",
+    "ministral3",
+    _DENSE,
+    reads=("llama_4_scaling_beta",),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    windows=Windows(by_layer_types=False),
+    models="Ministral 3",
+)
+PHI3 = Architecture(
+    "Phi3ForCausalLM",
+    "phi3",
+    _PRE_NORMS + _PACKED_QKV + _OUTPUT + _PACKED_MLP,
+    defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    windows=Windows(by_layer_types=False),
+    models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+)
+_GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA_READS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+GEMMA2 = Architecture(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    _GEMMA_NORMS + _QKV + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    reads=_GEMMA_READS,
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    windows=Windows(full_every=2),
+    norm_offset=1.0,
+    scales_embedding=True,
+    models="Gemma 2",
+)
+GEMMA3 = Architecture(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    _GEMMA_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    reads=_GEMMA_READS,
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    windows=Windows(full_every=6, full_every_key="sliding_window_pattern"),
+    local_rope="rope_local_base_freq",
+    norm_offset=1.0,
+    scales_embedding=True,
+    models="Gemma 3",
+)
+OLMO2 = Architecture(
+    "Olmo2ForCausalLM",
+    "olmo2",
+    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    defaults={"rms_norm_eps": 1e-5},
+    models="OLMo 2",
+)
+OLMO3 = Architecture(
+    "Olmo3ForCausalLM",
+    "olmo3",
+    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
+    windows=Windows(full_every=4),
+    local_rope="rope_theta",
+    models="OLMo 3",
+)
+GRANITE = Architecture(
+    "GraniteForCausalLM",
+    "granite",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    reads=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    defaults={"attention_multiplier": 1.0},
+    models="Granite 3",
+)
+SMOLLM3 = Architecture(
+    "SmolLM3ForCausalLM",
+    "smollm3",
+    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+    windows=Windows(asked=True, of_no_rope=True),
+    no_rope="no_rope_layers",
+    models="SmolLM3",
+)
+_GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
+GLM4 = Architecture(
+    "Glm4ForCausalLM",
+    "glm4",
+    _GLM4_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    rope_interleaved=True,
+    models="GLM-4-0414, GLM-Z1",
+)
+GLM = Architecture(
+    "GlmForCausalLM",
+    "glm",
+    _PRE_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    rope_interleaved=True,
+    models="GLM-4-9B, GLM-Edge",
+)
+SEED_OSS = Architecture(
+    "SeedOssForCausalLM",
+    "seed_oss",
+    _DENSE + _qkv_bias() + _output_bias("attention_out_bias") + _MLP_BIAS,
+    defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+    models="Seed-OSS",
+)
+EXAONE4 = Architecture(
+    "Exaone4ForCausalLM",
+    "exaone4",
+    _POST_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP,
+    defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
+    windows=Windows(full_every=4, full_every_key="sliding_window_pattern"),
+    no_rope="full_attention",
+    models="EXAONE 4.0",
+)
 
+_LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, MINISTRAL3, PHI3, GRANITE, SMOLLM3, SEED_OSS)
+_OTHERS = (GEMMA2, GEMMA3, OLMO2, OLMO3, GLM, GLM4, EXAONE4)
+ARCHITECTURES = {each.name: each for each in _LLAMAS + _OTHERS}
 
-def model_tensors(tie_word_embeddings: bool) -> tuple[TensorSpec, ...]:
-    """Return the tensors that stand outside of the layers."""
-    return _MODEL if tie_word_embeddings else (*_MODEL, _LM_HEAD)
+# Models of several media whose text part, at text_config, is one of these architectures.
+WITH_TEXT_CONFIG = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")

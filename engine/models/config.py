@@ -1,39 +1,19 @@
 """A model's configuration, from the config.json of its folder."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from tandem.engine.models.architectures import ARCHITECTURES, Architecture
-from tandem.runtime.errors import ModelError
+from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
+from tandem.engine.models.json_file import JsonObject, read_json
+from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
+from tandem.engine.models.rope_config import RopeConfig, read_ropes
+from tandem.engine.models.spec import Architecture, TensorSpec
 
-# Far above any model, and low enough that no size of tensors or tables overflows.
-MOST = {
-    "num_hidden_layers": 1 << 12,
-    "num_attention_heads": 1 << 12,
-    "num_key_value_heads": 1 << 12,
-    "head_dim": 1 << 12,
-    "hidden_size": 1 << 18,
-    "intermediate_size": 1 << 20,
-    "vocab_size": 1 << 24,
-    "max_position_embeddings": 1 << 28,
-}
-MOST_REAL = 1e12  # of the base of rotary angles and the like
 DTYPES = ("bfloat16", "float16", "float32")
-ROPE_KINDS = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding; the last three fields are read for kind "llama3" only."""
-
-    theta: float
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0  # tokens
+Activation = Literal["silu", "gelu_tanh"]
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +30,20 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int  # tokens
     rms_norm_eps: float
-    rope: RopeConfig
+    rope: RopeConfig  # of layers that see their whole context
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the stored weights: bfloat16 | float16 | float32
+    flags: tuple[str, ...] = ()  # those of architecture.flags that are true
+    layer_kinds: tuple[LayerKind, ...] = ()  # of each layer; none: LayerKind(rope) in all
+    activation: Activation = "silu"
+    query_scale: float = 0.0  # of attention scores; 0: head_dim ** -0.5
+    attention_cap: float = 0.0  # soft cap of attention scores; 0: none
+    logit_cap: float = 0.0  # soft cap of logits; 0: none
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what a layer adds to the residual stream
+    logit_multiplier: float = 1.0
+    text_config: bool = False  # the text part of a model of several media
 
     @property
     def q_size(self) -> int:
@@ -63,6 +53,57 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def gate_up_size(self) -> int:
+        return 2 * self.intermediate_size
+
+    @property
+    def layer_tensors(self) -> tuple[TensorSpec, ...]:
+        """The stored tensors of each layer."""
+        return self.architecture.tensors(self.flags)
+
+    @property
+    def kv_form(self) -> str:
+        """All that keys and values depend on besides weights and tokens.
+
+        Its digest is over this whole reading of config.json, architecture and rope included.
+        """
+        architecture = replace(self.architecture, models="")
+        read = replace(self, architecture=architecture, eos_token_ids=())
+        digest = blake2b(repr(read).encode(), digest_size=6)
+        ropes = [self.rope, *(kind.rope for kind in self.layer_kinds)]
+        is_long = any(rope is not None and rope.long_factors for rope in ropes)
+        length = "long" if is_long else "short"
+        rope = f", longrope for {length} sequences" if self.rope.kind == "longrope" else ""
+        return f"{self.architecture.name}{rope}, {digest.hexdigest()}"
+
+    def for_length(self, longest: int) -> "ModelConfig":
+        """Return the configuration for sequences of up to `longest` tokens.
+
+        Heads turn by the short factors of longrope where none is above the original context.
+        """
+        kinds = tuple(
+            replace(kind, rope=_for_length(kind.rope, longest)) for kind in self.layer_kinds
+        )
+        return replace(self, rope=_for_length(self.rope, longest), layer_kinds=kinds)
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """Return the kind of attention of a layer, counted from 0."""
+        return self.layer_kinds[layer] if self.layer_kinds else LayerKind(self.rope)
+
+
+Rope = TypeVar("Rope", RopeConfig, RopeConfig | None)
+
+
+def _for_length(rope: Rope, longest: int) -> Rope:
+    if rope is None or longest > rope.original_max_position_embeddings:
+        return rope
+    return replace(rope, long_factors=())
+
 
 def load_model_config(path: str | Path) -> ModelConfig:
     """Read the configuration of the model in folder `path`.
@@ -70,9 +111,9 @@ def load_model_config(path: str | Path) -> ModelConfig:
     Raises ModelError naming the file and the key at fault.
     """
     folder = Path(path)
-    config = _JsonFile(folder / "config.json")
-    architecture = _architecture(config)
-    _refuse_unsupported(config, architecture)
+    whole = read_json(folder / "config.json")
+    architecture, config = _architecture(whole)
+    _refuse_unsupported(whole, config, architecture)
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
     num_kv_heads = config.positive("num_key_value_heads", num_heads)
@@ -80,96 +121,92 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise config.error(
             "num_key_value_heads", f"{num_kv_heads} does not divide {num_heads} attention heads"
         )
-    return ModelConfig(
+    head_dim = _head_dim(config, hidden_size, num_heads)
+    num_layers = config.positive("num_hidden_layers")
+    ropes = read_ropes(config, architecture, head_dim)
+    plain = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
         intermediate_size=config.positive("intermediate_size"),
-        num_layers=config.positive("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(config, hidden_size, num_heads),
+        head_dim=head_dim,
         vocab_size=config.positive("vocab_size"),
         max_position_embeddings=config.positive("max_position_embeddings"),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=_rope(config),
-        tie_word_embeddings=bool(config.data.get("tie_word_embeddings", False)),
-        eos_token_ids=_eos_token_ids(config, folder),
-        dtype=_dtype(config),
+        rope=ropes[0],
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        eos_token_ids=_eos_token_ids([whole, config], folder),
+        dtype=_dtype(whole, config),
+        flags=tuple(flag for flag in architecture.flags if config.flag(flag)),
+        layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
+        activation=config.choice(_activation_key(config), ACTIVATIONS, "silu"),
+        text_config=config.prefix != whole.prefix,
+    )
+    return _with_scales(plain, config)
+
+
+def _architecture(whole: JsonObject) -> tuple[Architecture, JsonObject]:
+    """Return the architecture, and the object with its sizes: the file's or its text_config.
+
+    Keys that the object leaves out are those of the architecture's defaults.
+    """
+    names = whole.data.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if isinstance(name, str) and name in ARCHITECTURES:
+        architecture = ARCHITECTURES[name]
+        return architecture, whole.with_defaults(architecture.defaults)
+    if isinstance(name, str) and name in WITH_TEXT_CONFIG:
+        config = whole.part("text_config")
+        kinds = {each.model_type: each for each in ARCHITECTURES.values()}
+        architecture = config.choice("model_type", kinds, "")
+        key = "tie_word_embeddings"  # counts beside text_config
+        beside = {key: whole.data[key]} if key in whole.data else {}
+        text = replace(config, data=config.data | beside)
+        return architecture, text.with_defaults(architecture.defaults)
+    supported = ", ".join((*ARCHITECTURES, *WITH_TEXT_CONFIG))
+    raise whole.error("architectures", f"{name!r} is not supported; supported: {supported}")
+
+
+def _refuse_unsupported(whole: JsonObject, config: JsonObject, architecture: Architecture) -> None:
+    for key in {"attention_bias", "mlp_bias"}.difference(architecture.flags):
+        if config.data.get(key):
+            raise config.error(key, "is set, which is not supported")
+    for part in (whole, config):
+        if part.data.get("quantization_config"):
+            raise part.error("quantization_config", "is set, which is not supported")
+    if config.data.get("use_bidirectional_attention"):
+        raise config.error("use_bidirectional_attention", "is set, which is not supported")
+
+
+def _activation_key(config: JsonObject) -> str:
+    return "hidden_activation" if config.data.get("hidden_activation") else "hidden_act"
+
+
+def _with_scales(plain: ModelConfig, config: JsonObject) -> ModelConfig:
+    """Read the scales and caps that `plain.architecture` reads."""
+
+    def read(key: str, default: float) -> float:
+        is_read = key in plain.architecture.reads and config.data.get(key) is not None
+        return config.number(key) if is_read else default
+
+    embedding_multiplier = read("embedding_multiplier", 1.0)
+    if plain.architecture.scales_embedding:
+        embedding_multiplier = plain.hidden_size**0.5
+    scalar = read("query_pre_attn_scalar", plain.head_dim)
+    return replace(
+        plain,
+        query_scale=read("attention_multiplier", scalar**-0.5),
+        attention_cap=read("attn_logit_softcapping", 0.0),
+        logit_cap=read("final_logit_softcapping", 0.0),
+        embedding_multiplier=embedding_multiplier,
+        residual_multiplier=read("residual_multiplier", 1.0),
+        logit_multiplier=1.0 / read("logits_scaling", 1.0),
     )
 
 
-class _JsonFile:
-    """A file with a JSON object; its errors name the file and the key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ModelError(f"{path}: {exc.strerror or exc}") from exc
-        except ValueError as exc:
-            raise ModelError(f"{path}: not valid JSON: {exc}") from exc
-        if not isinstance(data, dict):
-            raise ModelError(f"{path}: not a JSON object")
-        self.data: dict[str, Any] = data
-
-    def error(self, key: str, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {key}: {problem}", param=key)
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(key, "missing")
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.error(key, f"must be a positive integer, not {value!r}")
-        if value > MOST[key]:
-            raise self.error(key, f"{value} is above {MOST[key]}, the most that is supported")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        return self.positive_number(self.data, key, default)
-
-    def positive_number(self, part: dict[str, Any], key: str, default: float | None) -> float:
-        value = part.get(key, default)
-        if value is None:
-            raise self.error(key, "missing")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < MOST_REAL
-        ):
-            raise self.error(key, f"must be a positive number, not {value!r}")
-        return float(value)
-
-
-def _architecture(config: _JsonFile) -> Architecture:
-    names = config.data.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise config.error(
-            "architectures", f"{name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
-    return ARCHITECTURES[name]
-
-
-def _refuse_unsupported(config: _JsonFile, architecture: Architecture) -> None:
-    data = config.data
-    for key in ("attention_bias", "mlp_bias", "quantization_config"):
-        if data.get(key):
-            raise config.error(key, "is set, which is not supported")
-    if data.get("hidden_act", "silu") != "silu":
-        raise config.error(
-            "hidden_act", f"{data['hidden_act']!r} is not supported; supported: silu"
-        )
-    slides = data.get("use_sliding_window", architecture.slides_by_default)
-    if slides and data.get("sliding_window") is not None:
-        raise config.error("sliding_window", "is set, which is not supported")
-    if set(data.get("layer_types") or ()) - {"full_attention"}:
-        raise config.error("layer_types", "only full_attention is supported")
-
-
-def _head_dim(config: _JsonFile, hidden_size: int, num_heads: int) -> int:
+def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
     if config.data.get("head_dim") is None and hidden_size % num_heads:
         raise config.error(
             "hidden_size", f"{hidden_size} is not a multiple of {num_heads} attention heads"
@@ -180,41 +217,11 @@ def _head_dim(config: _JsonFile, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _rope(config: _JsonFile) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    key = "rope_parameters" if config.data.get("rope_parameters") else "rope_scaling"
-    part = config.data.get(key) or {}
-    if not isinstance(part, dict):
-        raise config.error(key, "is not a JSON object")
-    kind = part.get("rope_type", part.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise config.error(
-            key, f"type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}"
-        )
-    if part.get("partial_rotary_factor", config.data.get("partial_rotary_factor", 1)) not in (
-        1,
-        None,
-    ):
-        raise config.error("partial_rotary_factor", "is set, which is not supported")
-    theta = config.positive_number(part, "rope_theta", config.number("rope_theta", 10_000.0))
-    if kind == "default":
-        return RopeConfig(theta)
-    factor = config.positive_number(part, "factor", None)
-    if kind == "linear":
-        return RopeConfig(theta, "linear", factor)
-    low = config.positive_number(part, "low_freq_factor", None)
-    high = config.positive_number(part, "high_freq_factor", None)
-    if high <= low:
-        raise config.error("high_freq_factor", f"{high} is not above low_freq_factor {low}")
-    original = int(config.positive_number(part, "original_max_position_embeddings", None))
-    return RopeConfig(theta, "llama3", factor, low, high, original)
-
-
-def _eos_token_ids(config: _JsonFile, folder: Path) -> tuple[int, ...]:
+def _eos_token_ids(configs: list[JsonObject], folder: Path) -> tuple[int, ...]:
     """Return the ids in config.json and in generation_config.json, which often names more."""
-    files = [config]
+    files = list(configs)
     if (folder / "generation_config.json").exists():
-        files.append(_JsonFile(folder / "generation_config.json"))
+        files.append(read_json(folder / "generation_config.json"))
     ids: dict[int, None] = {}
     for file in files:
         value = file.data.get("eos_token_id")
@@ -225,10 +232,14 @@ def _eos_token_ids(config: _JsonFile, folder: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _dtype(config: _JsonFile) -> str:
-    key = "dtype" if config.data.get("dtype") is not None else "torch_dtype"
-    value = config.data.get(key) or "float32"
-    name = str(value).removeprefix("torch.")
-    if name not in DTYPES:
-        raise config.error(key, f"{value!r} is not supported; supported: {', '.join(DTYPES)}")
-    return name
+def _dtype(whole: JsonObject, config: JsonObject) -> str:
+    for part in (config, whole):
+        for key in ("dtype", "torch_dtype"):
+            if part.data.get(key):
+                name = str(part.data[key]).removeprefix("torch.")
+                if name not in DTYPES:
+                    raise part.error(
+                        key, f"{name!r} is not supported; supported: {', '.join(DTYPES)}"
+                    )
+                return name
+    return "float32"

@@ -8,6 +8,9 @@ import torch
 
 from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.layer_kinds import LayerKind
+from tandem.engine.models.linears import capped, scaled, with_bias
+from tandem.engine.models.rope import RopeTables, query_scales
 from tandem.engine.models.weights import LayerWeights, ModelWeights
 from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.reference.linear import Linear
@@ -15,15 +18,22 @@ from tandem.kernels.reference.linear import Linear
 
 @dataclass(slots=True, frozen=True)
 class _Layer:
-    """A layer's weights in the layout of the kernels."""
+    """A layer's weights in the layout of the kernels; a norm that is None does not exist."""
 
+    kind: int  # of Model._kinds
+    rope_table: torch.Tensor  # [max_model_len, 2, head_dim]
+    query_scales: torch.Tensor | None  # [max_model_len] by position; None: 1
+    attention: Mapping[str, Any]  # options of both attentions: window, soft_cap, sinks
     qkv: Linear
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None  # [q_size], [kv_size]
     output: Linear
-    post_norm: torch.Tensor  # [hidden_size]
+    attention_out_norm: torch.Tensor | None  # [hidden_size]
+    post_norm: torch.Tensor | None  # [hidden_size]
     gate_up: Linear
     down: Linear
-    next_norm: torch.Tensor  # [hidden_size] the next layer's input norm, or the final one
+    mlp_out_norm: torch.Tensor | None  # [hidden_size]
+    next_norm: torch.Tensor | None  # [hidden_size] the next layer's input norm, or the final one
 
 
 class Model:
@@ -36,22 +46,32 @@ class Model:
         self,
         config: ModelConfig,
         weights: ModelWeights,
-        rope_table: torch.Tensor,  # [max_model_len, 2, head_dim]
+        rope_tables: RopeTables,
         kernels: Kernels,
     ) -> None:
         self._config = config
-        self._rope_table = rope_table
+        self._rope_tables = rope_tables
         self._kernels = kernels
-        self._scale = config.head_dim**-0.5
+        self._scale = config.query_scale or config.head_dim**-0.5
         self._dtype = kernels.activation_dtype(weights.embedding)
         self._embedding = weights.embedding
+        # As transformers does, whose sums models were trained with.
+        self._embedding_multiplier = float(
+            torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
+        )
+        self._kinds = list(
+            dict.fromkeys(config.layer_kind(index) for index in range(config.num_layers))
+        )
         self._first_norm, *next_norms = (
-            norm.to(self._dtype)
+            self._norm(norm)
             for norm in (*(layer.input_norm for layer in weights.layers), weights.final_norm)
         )
-        pairs = zip(weights.layers, next_norms, strict=True)
-        self._layers = [self._pack(layer, next_norm) for layer, next_norm in pairs]
-        self._lm_head = kernels.pack_linear(weights.lm_head)
+        self._layers = [
+            self._pack(layer, config.layer_kind(index), next_norm)
+            for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True))
+        ]
+        lm_head = scaled(kernels.pack_linear(weights.lm_head), config.logit_multiplier)
+        self._lm_head = capped(lm_head, config.logit_cap)
 
     def forward(
         self,
@@ -85,49 +105,84 @@ class Model:
         `on_layers(n)` is called for each of `boundaries` as soon as the first n layers' K/V is
         stored: on a GPU in stream order, before anything has been computed.
         """
-        options = self._kernels.step_options(
-            batch, self._rope_table, kv_cache[:, 0], self._config.num_heads
-        )
+        options = [self._step_options(kind, batch, kv_cache) for kind in self._kinds]
         hidden, normed = self._embed(batch.token_ids)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             layer_cache = kv_cache[:, index]
-            q = self._store_kv(normed, layer, batch, layer_cache, options)
+            my_options = options[layer.kind]
+            q = self._store_kv(normed, layer, batch, layer_cache, my_options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
             if index < last or batch.samples_all or of_all:
-                attended = self._attention(q, batch, layer_cache, options)
+                attended = self._attention(q, layer, batch, layer_cache, my_options)
             else:
                 # No later layer reads the other tokens.
                 q, hidden = (t.index_select(0, batch.logits_indices) for t in (q, hidden))
-                normed = torch.empty_like(hidden)
                 attended = torch.empty_like(q)
                 self._decode_attention(
-                    q, layer_cache, batch.sampled, attended, options.sampled_attention
+                    q, layer, layer_cache, batch.sampled, attended, my_options.sampled_attention
                 )
-            self._finish_layer(attended.flatten(1), layer, hidden, normed)
+            normed = self._finish_layer(attended.flatten(1), layer, hidden)
         return normed
 
+    def _step_options(self, kind: LayerKind, batch: Batch, kv_cache: torch.Tensor) -> StepOptions:
+        table, num_heads = self._rope_tables[kind.rope], self._config.num_heads
+        return self._kernels.step_options(batch, table, kv_cache[:, 0], num_heads, kind.window)
+
     def _embed(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the residual stream [num_tokens, hidden_size] and its norm for the first layer."""
+        """Return the residual stream [num_tokens, hidden_size] and the first layer's input."""
         shape = len(token_ids), self._config.hidden_size
         hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
-        normed = torch.empty_like(hidden)
         self._kernels.embed(token_ids, self._embedding, hidden)
+        if self._embedding_multiplier != 1:
+            hidden.mul_(self._embedding_multiplier)
+        if self._first_norm is None:
+            return hidden, hidden
+        normed = torch.empty_like(hidden)
         self._kernels.rms_norm(hidden, self._first_norm, self._config.rms_norm_eps, normed)
         return hidden, normed
 
-    def _pack(self, layer: LayerWeights, next_norm: torch.Tensor) -> _Layer:
+    def _norm(self, stored: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a norm's weights. An offset is added in float32, as its sum has more digits."""
+        if stored is None:
+            return None
+        offset = self._config.architecture.norm_offset
+        return stored.float() + offset if offset else stored.to(self._dtype)
+
+    def _pack(self, layer: LayerWeights, kind: LayerKind, next_norm: torch.Tensor | None) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
+        residual = self._config.residual_multiplier
+        assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
+        rope_table = self._rope_tables[kind.rope]
+        q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
         return _Layer(
-            qkv=_with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
-            qk_norm=None if layer.qk_norm is None else layer.qk_norm.to(dtype),
-            output=pack(layer.output),
-            post_norm=layer.post_norm.to(dtype),
-            gate_up=pack(layer.gate_up),
-            down=pack(layer.down),
+            kind=self._kinds.index(kind),
+            rope_table=rope_table,
+            query_scales=query_scales(kind.rope, len(rope_table), dtype, rope_table.device),
+            attention=self._attention_options(layer, kind),
+            qkv=with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
+            qk_norm=self._norm(layer.qk_norm),
+            wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
+            output=scaled(with_bias(pack(layer.output), layer.output_bias, dtype), residual),
+            attention_out_norm=self._norm(layer.attention_out_norm),
+            post_norm=self._norm(layer.post_norm),
+            gate_up=with_bias(pack(layer.gate_up), layer.gate_up_bias, dtype),
+            down=scaled(with_bias(pack(layer.down), layer.down_bias, dtype), residual),
+            mlp_out_norm=self._norm(layer.mlp_out_norm),
             next_norm=next_norm,
         )
+
+    def _attention_options(self, layer: LayerWeights, kind: LayerKind) -> dict[str, Any]:
+        """Return the options of attention that differ from the kernels' defaults."""
+        options: dict[str, Any] = {}
+        if kind.window:
+            options["window"] = kind.window
+        if self._config.attention_cap:
+            options["soft_cap"] = self._config.attention_cap
+        if layer.sinks is not None:
+            options["sinks"] = layer.sinks.float()
+        return options
 
     def _store_kv(
         self,
@@ -140,12 +195,17 @@ class Model:
         """Return queries [num_tokens, num_heads, head_dim]; store keys and values in the cache."""
         config = self._config
         num_all_heads = config.num_heads + 2 * config.num_kv_heads
-        qkv = layer.qkv(normed).view(-1, num_all_heads, config.head_dim)
+        fused = layer.qkv(normed)
+        if layer.wide_qk_norm is not None:
+            parts = fused.split_with_sizes([config.q_size, config.kv_size, config.kv_size], 1)
+            for part, weight in zip(parts[:2], layer.wide_qk_norm, strict=True):
+                self._kernels.rms_norm(part, weight, config.rms_norm_eps, part)
+        qkv = fused.view(-1, num_all_heads, config.head_dim)
         q = qkv[:, : config.num_heads]
         self._kernels.store_qkv(
             qkv,
             layer.qk_norm,
-            self._rope_table,
+            layer.rope_table,
             batch.positions,
             batch.slot_mapping,
             kv_cache,
@@ -153,11 +213,14 @@ class Model:
             q,
             **options.store_qkv,
         )
+        if layer.query_scales is not None:
+            q.mul_(layer.query_scales[batch.positions].view(-1, 1, 1))
         return q
 
     def _attention(
         self,
         q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        layer: _Layer,
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
@@ -166,6 +229,7 @@ class Model:
         num_decodes, prefills = len(batch.decodes), batch.prefills
         self._decode_attention(
             q[:num_decodes],
+            layer,
             kv_cache,
             batch.decodes,
             out[:num_decodes],
@@ -181,6 +245,7 @@ class Model:
                 batch.max_query_len,
                 self._scale,
                 out[num_decodes:],
+                **layer.attention,
                 **options.prefill_attention,
             )
         return out
@@ -188,6 +253,7 @@ class Model:
     def _decode_attention(
         self,
         q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
+        layer: _Layer,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         rows: Rows,  # num_seqs
         out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
@@ -195,7 +261,14 @@ class Model:
     ) -> None:
         if len(rows):
             self._kernels.paged_decode_attention(
-                q, kv_cache, rows.block_tables, rows.context_lens, self._scale, out, **options
+                q,
+                kv_cache,
+                rows.block_tables,
+                rows.context_lens,
+                self._scale,
+                out,
+                **layer.attention,
+                **options,
             )
 
     def _finish_layer(
@@ -203,11 +276,26 @@ class Model:
         attended: torch.Tensor,  # [num_tokens, num_heads * head_dim]
         layer: _Layer,
         hidden: torch.Tensor,  # [num_tokens, hidden_size] the residual stream, in place
-        normed: torch.Tensor,  # [num_tokens, hidden_size] the input of the next layer
-    ) -> None:
-        kernels, eps = self._kernels, self._config.rms_norm_eps
-        kernels.add_rms_norm(layer.output(attended), hidden, layer.post_norm, eps, normed)
-        kernels.add_rms_norm(self._mlp(normed, layer), hidden, layer.next_norm, eps, normed)
+    ) -> torch.Tensor:
+        """Return [num_tokens, hidden_size], the input of the next layer."""
+        attention = layer.output(attended)
+        normed = self._add(attention, layer.attention_out_norm, hidden, layer.post_norm)
+        return self._add(self._mlp(normed, layer), layer.mlp_out_norm, hidden, layer.next_norm)
+
+    def _add(
+        self,
+        x: torch.Tensor,  # [num_tokens, hidden_size], changed
+        norm: torch.Tensor | None,  # of x
+        hidden: torch.Tensor,  # [num_tokens, hidden_size] the residual stream, in place
+        next_norm: torch.Tensor | None,  # of the sum
+    ) -> torch.Tensor:
+        """Add the normed x to `hidden` and return the normed sum."""
+        if norm is not None:
+            self._kernels.rms_norm(x, norm, self._config.rms_norm_eps, x)
+        if next_norm is None:
+            return hidden.add_(x)
+        self._kernels.add_rms_norm(x, hidden, next_norm, self._config.rms_norm_eps, x)
+        return x
 
     def _mlp(
         self,
@@ -216,13 +304,7 @@ class Model:
     ) -> torch.Tensor:
         gate_up = layer.gate_up(normed)
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        self._kernels.silu_mul(gate_up, out)
+        is_gelu = self._config.activation == "gelu_tanh"
+        activate = self._kernels.gelu_mul if is_gelu else self._kernels.silu_mul
+        activate(gate_up, out)
         return layer.down(out)
-
-
-def _with_bias(linear: Linear, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
-    """Return `linear` with `bias` [out] added to its results."""
-    if bias is None:
-        return linear
-    addend = bias.to(dtype)
-    return lambda x: linear(x).add_(addend)

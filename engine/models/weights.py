@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
-from tandem.engine.models.architectures import TensorSpec, model_tensors
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.rope import head_order
+from tandem.engine.models.spec import TensorSpec, model_tensors
 from tandem.runtime.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -27,16 +28,27 @@ _PROGRESS_FROM_BYTES = 1 << 30  # less than this is loaded before a bar could be
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Query, key and value are one matrix, and so are gate and up."""
+    """One decoder layer. Query, key and value are one matrix, and so are gate and up.
 
-    input_norm: torch.Tensor  # [hidden_size]
+    A norm that is None does not exist: its input is passed on as it is.
+    """
+
     qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     output: torch.Tensor  # [hidden_size, num_heads * head_dim]
-    post_norm: torch.Tensor  # [hidden_size]
     gate_up: torch.Tensor  # [2 * intermediate_size, hidden_size]
     down: torch.Tensor  # [hidden_size, intermediate_size]
+    input_norm: torch.Tensor | None = None  # [hidden_size] of the attention's input
+    attention_out_norm: torch.Tensor | None = None  # [hidden_size] of what attention adds
+    post_norm: torch.Tensor | None = None  # [hidden_size] of the feed-forward layer's input
+    mlp_out_norm: torch.Tensor | None = None  # [hidden_size] of what the feed-forward layer adds
     qk_norm: torch.Tensor | None = None  # [num_heads + num_kv_heads, head_dim], a row per head
+    wide_q_norm: torch.Tensor | None = None  # [num_heads * head_dim], over all heads at once
+    wide_k_norm: torch.Tensor | None = None  # [num_kv_heads * head_dim]
     qkv_bias: torch.Tensor | None = None  # [(num_heads + 2 * num_kv_heads) * head_dim]
+    output_bias: torch.Tensor | None = None  # [hidden_size]
+    gate_up_bias: torch.Tensor | None = None  # [2 * intermediate_size]
+    down_bias: torch.Tensor | None = None  # [hidden_size]
+    sinks: torch.Tensor | None = None  # [num_heads] scores of a position without a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +91,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             slot: torch.empty(shape, dtype=dtype, device=device) for slot, shape in shapes.items()
         }
 
-    layer_tensors = config.architecture.layer_tensors
-    layers = tuple(LayerWeights(**slots(layer_tensors)) for _ in range(config.num_layers))
+    layers = tuple(LayerWeights(**slots(config.layer_tensors)) for _ in range(config.num_layers))
     outside = slots(model_tensors(config.tie_word_embeddings))
     outside.setdefault("lm_head", outside["embedding"])
     return ModelWeights(layers=layers, **outside)
@@ -89,8 +100,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 def weight_parts(weights: ModelWeights, config: ModelConfig) -> Iterator[WeightPart]:
     """Yield every stored tensor of the model with its part of `weights`."""
     for index, layer in enumerate(weights.layers):
-        layer_tensors = config.architecture.layer_tensors
-        yield from _parts(layer, layer_tensors, config, f"model.layers.{index}.")
+        yield from _parts(layer, config.layer_tensors, config, f"model.layers.{index}.")
     yield from _parts(weights, model_tensors(config.tie_word_embeddings), config, "")
 
 
@@ -118,10 +128,12 @@ def load_weights(
     """
     started = time.perf_counter()
     checkpoint = Checkpoint(folder)
+    rename = _naming(checkpoint, config)
     # On no device at first: an error about a tensor comes before its memory is taken.
     planned = empty_weights(config, dtype, torch.device("meta"))
     stored = [
-        checkpoint.find(part.name, *part.stored.shape) for part in weight_parts(planned, config)
+        checkpoint.find(rename(part.name), *part.stored.shape)
+        for part in weight_parts(planned, config)
     ]
     _warn_of_others(folder, checkpoint, {tensor.name for tensor in stored}, config)
     weights = empty_weights(config, dtype, device)
@@ -135,12 +147,41 @@ def load_weights(
     _check_finite(folder, parts)
     for part in parts:
         part.repeat()
+    for index, layer in enumerate(weights.layers):
+        _reorder_heads(layer, config, index)
     seconds, num_gib = time.perf_counter() - started, num_bytes / 2**30
     logger.info(
         "%s: %.2f GiB of weights on %s in %.1f s, %.2f GiB/s by %d threads",
         *(folder, num_gib, device, seconds, num_gib / seconds, len(lanes)),
     )
     return weights
+
+
+def _reorder_heads(layer: LayerWeights, config: ModelConfig, index: int) -> None:
+    """Bring the dimensions of queries and keys into the order in which the kernels rotate them."""
+    order = head_order(config.layer_kind(index).rope, config.head_dim)
+    if order is None:
+        return
+    num_rotated = config.num_heads + config.num_kv_heads
+    norms = None if layer.qk_norm is None else layer.qk_norm.view(-1)
+    for rows in (layer.qkv, layer.qkv_bias, norms, layer.wide_q_norm, layer.wide_k_norm):
+        if rows is not None:
+            # [heads, head_dim, ...], without the values of qkv
+            heads = rows.view(-1, config.head_dim, *rows.shape[1:])[:num_rotated]
+            heads.copy_(heads.index_select(1, order.to(rows.device)))
+
+
+def _naming(checkpoint: Checkpoint, config: ModelConfig) -> Callable[[str], str]:
+    """Return the function from names as of a text model to the names in the files."""
+    if not config.text_config:
+        return lambda name: name
+    namings: tuple[Callable[[str], str], ...] = (
+        lambda name: f"language_model.{name}",
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        lambda name: name,
+    )
+    present = (naming for naming in namings if naming("model.norm.weight") in checkpoint)
+    return next(present, namings[0])
 
 
 def _check_finite(folder: str | Path, parts: Sequence[WeightPart]) -> None:
@@ -165,6 +206,8 @@ def _warn_of_others(
     """Log the tensors that are not loaded: the files may be of another model than config.json."""
     harmless = (_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else (_COMPUTED,)
     others = sorted(name for name in checkpoint if name not in used and not name.endswith(harmless))
+    if config.text_config:
+        others = [name for name in others if "language_model." in name]  # the rest is other media
     if others:
         named = ", ".join(others[:_MOST_NAMED]) + (", ..." if len(others) > _MOST_NAMED else "")
         logger.warning(

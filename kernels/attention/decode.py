@@ -3,8 +3,6 @@
 A sequence's context is cut into splits; (sequence, split, KV head) is an item of work. The grid
 depends on shapes alone; its programs share out the items that the lengths on the device make. Where
 a sequence has several splits, the program that finishes the last of them adds them up.
-
-No architecture uses `soft_cap` and `window` yet: they are for models like Gemma, which comes next.
 """
 
 import itertools
@@ -63,12 +61,14 @@ def paged_decode_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     config: PagedAttentionConfig | None = None,
 ) -> None:
     """Let the last token of each sequence attend over its context.
 
     A sequence without context (padding) gets zeros. With `window`, a query sees that many
-    positions, its own the last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap).
+    positions, its own the last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap). A
+    sink is one more score of a head, of no position: it takes weight and has no value.
     Entries of `block_tables` past a context are never read, nor is anything in slots past it used.
     A sequence's result is bitwise the same in every batch. Launches on one device must not overlap,
     and the first must not be captured into a graph: they share counters that are zero between
@@ -76,7 +76,7 @@ def paged_decode_attention(
     """
     if not len(context_lens):
         return
-    _check(q, kv_cache, block_tables, context_lens, out)
+    _check(q, kv_cache, block_tables, context_lens, out, sinks)
     assert soft_cap >= 0 and window >= 0
     if config is None:
         config = _config_for(kv_cache)
@@ -93,6 +93,7 @@ def paged_decode_attention(
         _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache,
         block_tables,
         context_lens,
+        context_lens if sinks is None else sinks,
         out,
         torch.empty(
             (num_items if max_splits > 1 else 0, group_size, head_dim + STATS.value),
@@ -113,6 +114,7 @@ def paged_decode_attention(
         head_dim=head_dim,
         soft_cap=soft_cap,
         window=window,
+        HAS_SINKS=sinks is not None,
         split_weight=config.split_weight,
         USE_TMA=use_tma,
         BLOCK_N=config.tile_tokens,
@@ -129,6 +131,7 @@ def _check(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     out: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Assert what `paged_decode_attention` and its kernel expect of the tensors."""
     num_seqs, num_heads, head_dim = q.shape
@@ -141,6 +144,8 @@ def _check(
     assert kv_cache.stride(0) % head_dim == 0 and q.stride(2) == out.stride(2) == 1
     assert block_tables.stride(1) == 1 and context_lens.stride(0) == 1
     assert num_seqs * num_kv_heads <= MAX_ARRIVALS
+    if sinks is not None:
+        assert sinks.shape == (num_heads,) and sinks.is_contiguous()
 
 
 def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:

@@ -113,6 +113,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     cache,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], or a descriptor of its rows
     block_tables,  # [num_seqs, max_blocks]
     context_lens,  # [num_seqs]
+    sinks,  # [num_heads] where HAS_SINKS
     out,  # [num_seqs, num_heads, head_dim]
     partials,  # [num_seqs, num_kv_heads, max_splits, group_size, head_dim + 4]
     arrivals,  # [num_seqs, num_kv_heads] splits finished, zero between launches
@@ -131,6 +132,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     soft_cap: tl.constexpr,
     window: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     split_weight: tl.constexpr,
     USE_TMA: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -252,6 +254,12 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                         pair_rows, my_splits, row_mask, mask, group_size, head_dim, BLOCK_R, BLOCK_D
                     )
             if finished:
+                if HAS_SINKS:
+                    sink = tl.load(sinks + heads, row_mask, 0.0).to(tl.float32) * LOG2E
+                    origin = tl.maximum(best, sink)
+                    shrink = tl.exp2(best - origin)
+                    total = total * shrink + tl.exp2(sink - origin)
+                    acc *= shrink[None, :]
                 out_rows = out + my_seq * out_stride_token + heads * out_stride_head
                 result = acc / tl.where(total > 0, total, 1.0)[None, :]
                 tl.store(out_rows[None, :] + dims[:, None], result.to(out.dtype.element_ty), mask)

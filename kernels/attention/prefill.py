@@ -1,7 +1,4 @@
-"""Prefill attention: runs of query tokens over their paged context, causal, of any lengths.
-
-No architecture uses `soft_cap` and `window` yet: they are for models like Gemma, which comes next.
-"""
+"""Prefill attention: runs of query tokens over their paged context, causal, of any lengths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +42,7 @@ def prefill_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     config: PrefillAttentionConfig | None = None,
 ) -> None:
     """Let a run of query tokens per sequence attend causally over the cache, itself included.
@@ -52,7 +50,7 @@ def prefill_attention(
     The last query of a sequence sits at position context_len - 1. The keys and values of the
     queries must be stored already; slots past a sequence's context are never used. With a window a
     query at position p sees (p - window, p]; soft_cap c turns a score s, after the scale, into
-    c * tanh(s / c).
+    c * tanh(s / c). A sink is one more score of a head, of no position.
     """
     num_seqs = context_lens.shape[0]
     if num_seqs == 0 or max_query_len == 0:
@@ -61,11 +59,12 @@ def prefill_attention(
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
     assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim and scale > 0
     assert q.dtype == kv_cache.dtype == out.dtype and q.stride(2) == out.stride(2) == 1
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
     assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
     if config is None:
         shape = {"head_dim": head_dim, "element_bytes": q.element_size(), "block_size": block_size}
         config = tuned_config(default_config(**shape), "prefill_attention", **shape)
-    if config.warp_specialized and not soft_cap and not window:
+    if config.warp_specialized and not soft_cap and not window and sinks is None:
         # Imported here: Gluon is experimental in Triton, and only this chip's kernel needs it.
         from tandem.kernels.attention.prefill_hopper import offered, prefill_attention_hopper
 
@@ -87,6 +86,7 @@ def prefill_attention(
         block_tables,
         cu_seqlens_q,
         context_lens,
+        context_lens if sinks is None else sinks,
         out,
         scale,
         num_seqs,
@@ -101,6 +101,7 @@ def prefill_attention(
         head_dim=head_dim,
         soft_cap=soft_cap,
         window=window,
+        HAS_SINKS=sinks is not None,
         BLOCK_M=config.BLOCK_M,
         BLOCK_N=config.BLOCK_N,
         BLOCK_D=_padded(head_dim),

@@ -49,6 +49,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     block_tables,  # [num_seqs, max_blocks]
     cu_seqlens_q,  # [num_seqs + 1]
     context_lens,  # [num_seqs]
+    sinks,  # [num_heads] where HAS_SINKS
     out,  # [num_tokens, num_heads, head_dim]
     scale,
     num_seqs,
@@ -65,6 +66,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     soft_cap: tl.constexpr,
     window: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -176,6 +178,12 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
             tokens, heads = rows // group_size, my_kv_head * group_size + rows % group_size
             my_rows = (my_first_token + tokens) * out_stride_token + heads * out_stride_head
             mask = (tokens < my_query_len)[:, None] & (dims < head_dim)[None, :]
+            if HAS_SINKS:
+                sink = tl.load(sinks + heads).to(tl.float32) * LOG2_E
+                origin = tl.maximum(best * score_scale, sink)
+                shrink = tl.exp2(best * score_scale - origin)
+                total = total * shrink + tl.exp2(sink - origin)
+                acc *= shrink[:, None]
             my_out = out + my_rows[:, None] + dims[None, :]
             attended = acc * (1.0 / total)[:, None]
             tl.store(my_out, attended.to(out.dtype.element_ty), mask=mask)

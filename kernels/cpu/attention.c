@@ -13,6 +13,7 @@ struct attention {
     const void *q, *kv_cache;
     void *out;
     const int64_t *block_tables, *cu_seqlens, *context_lens;
+    const float *sinks;  // [num_heads], or NULL
     long q_stride, out_stride, table_stride, block_stride;
     long num_heads, num_kv_heads, head_dim, block_size, window;
     float scale, soft_cap;
@@ -157,8 +158,9 @@ INLINE void attend_part(const struct attention *a, const struct scratch *s, long
             vec x = load(q, i, num_units - i, in_pairs ? FLOAT32 : a->q_dtype);
             store(s->q, row * num_units + i, num_units - i, x, FLOAT32);
         }
-        s->best[row] = -INFINITY;
-        s->mass[row] = 0;
+        // A sink is a score of its own, of no key.
+        s->best[row] = a->sinks ? a->sinks[head] * LOG2_E : -INFINITY;
+        s->mass[row] = a->sinks ? 1 : 0;
     }
     memset(s->out, 0, rows * width * sizeof(float));
     long num_seen = first_position + (end - begin);

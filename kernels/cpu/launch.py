@@ -25,7 +25,7 @@ class _Storing(ctypes.Structure):
         (_LONG, "qkv_stride q_stride block_stride"),
         (_LONG, "num_heads num_kv_heads head_dim block_size"),
         (_FLOAT, "eps"),
-        (_INT, "qkv_dtype table_dtype cache_dtype"),
+        (_INT, "qkv_dtype norm_dtype table_dtype cache_dtype"),
     )
 
 
@@ -33,7 +33,7 @@ class _Attention(ctypes.Structure):
     """struct attention"""
 
     _fields_ = _fields(
-        (_P, "q kv_cache out block_tables cu_seqlens context_lens"),
+        (_P, "q kv_cache out block_tables cu_seqlens context_lens sinks"),
         (_LONG, "q_stride out_stride table_stride block_stride"),
         (_LONG, "num_heads num_kv_heads head_dim block_size window"),
         (_FLOAT, "scale soft_cap"),
@@ -49,6 +49,7 @@ def _function(name: str, *types: type) -> Callable[..., int]:
 
 _rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
 _silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
+_gelu_mul = _function("gelu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
 _store_qkv = _function("store_qkv", _P, _LONG, _INT)
 _attend = _function("attend", _P, _LONG, _INT)
 _linear = _function("linear", *[_P] * 3, *[_LONG] * 5, *[_INT] * 2)
@@ -106,7 +107,19 @@ def silu_mul(
     out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
 ) -> None:
     """Compute out = silu(gate) * up; silu(gate) is rounded to its dtype before the product."""
-    _silu_mul(
+    _activate_mul(_silu_mul, gate_up, out)
+
+
+def gelu_mul(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
+    out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
+) -> None:
+    """Compute out = gelu(gate) * up with GELU by tanh, rounded to its dtype before the product."""
+    _activate_mul(_gelu_mul, gate_up, out)
+
+
+def _activate_mul(function: Callable[..., int], gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    function(
         gate_up.data_ptr(),
         out.data_ptr(),
         *out.shape,
@@ -148,6 +161,7 @@ def store_qkv(
         block_size,
         eps,
         _DTYPES[qkv.dtype],
+        _DTYPES[qkv.dtype if qk_norm is None else qk_norm.dtype],
         _DTYPES[rope_table.dtype],
         _DTYPES[kv_cache.dtype],
     )
@@ -193,10 +207,13 @@ def paged_decode_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
 ) -> None:
     """Let the last token of each sequence attend over its context."""
     cu_seqlens = _one_each(q.shape[0])
-    _attention(q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window)
+    _attention(
+        q, kv_cache, block_tables, cu_seqlens, context_lens, scale, out, soft_cap, window, sinks
+    )
 
 
 def prefill_attention(
@@ -211,6 +228,7 @@ def prefill_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     config: object = None,
 ) -> None:
     """Let a run of query tokens per sequence attend causally over the cache, itself included.
@@ -221,7 +239,9 @@ def prefill_attention(
     dtypes; of bfloat16 queries over a bfloat16 pool weights are rounded to it, where the processor
     multiplies it.
     """
-    _attention(q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window)
+    _attention(
+        q, kv_cache, block_tables, cu_seqlens_q, context_lens, scale, out, soft_cap, window, sinks
+    )
 
 
 def _attention(
@@ -234,7 +254,9 @@ def _attention(
     out: torch.Tensor,
     soft_cap: float,
     window: int,
+    sinks: torch.Tensor | None,
 ) -> None:
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (q.shape[1],))
     num_kv_heads, block_size = _pool_shape(kv_cache)
     block_tables, context_lens = _indices(block_tables), _indices(context_lens)
     cu_seqlens = _indices(cu_seqlens)
@@ -245,6 +267,7 @@ def _attention(
         block_tables.data_ptr(),
         cu_seqlens.data_ptr(),
         context_lens.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
         q.stride(0),
         out.stride(0),
         block_tables.stride(0),

@@ -35,8 +35,17 @@ void rms_norm(const void *x, void *residual, const void *weight, void *out, long
     }
 }
 
-void silu_mul(const void *gate_up, void *out, long num_tokens, long size, long gate_up_stride,
-              long out_stride, int dtype, int num_threads) {
+INLINE vec silu(vec x) { return x / (1.0f + exp2_of(x * -LOG2_E)); }
+
+// By tanh: x (1 + tanh(u)) / 2 = x / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE vec gelu(vec x) {
+    vec u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exp2_of(u * (-2 * LOG2_E)));
+}
+
+INLINE void activate_mul(const void *gate_up, void *out, long num_tokens, long size,
+                         long gate_up_stride, long out_stride, int dtype, int num_threads,
+                         int is_gelu) {
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * size > LEAST_SHARED)
     for (long token = 0; token < num_tokens; token++) {
         long first = token * gate_up_stride;
@@ -44,10 +53,20 @@ void silu_mul(const void *gate_up, void *out, long num_tokens, long size, long g
             long count = size - i;
             vec gate = load(gate_up, first + i, count, dtype);
             vec up = load(gate_up, first + size + i, count, dtype);
-            vec opened = rounded(gate / (1.0f + exp2_of(gate * -LOG2_E)), dtype);
+            vec opened = rounded(is_gelu ? gelu(gate) : silu(gate), dtype);
             store(out, token * out_stride + i, count, opened * up, dtype);
         }
     }
+}
+
+void silu_mul(const void *gate_up, void *out, long num_tokens, long size, long gate_up_stride,
+              long out_stride, int dtype, int num_threads) {
+    activate_mul(gate_up, out, num_tokens, size, gate_up_stride, out_stride, dtype, num_threads, 0);
+}
+
+void gelu_mul(const void *gate_up, void *out, long num_tokens, long size, long gate_up_stride,
+              long out_stride, int dtype, int num_threads) {
+    activate_mul(gate_up, out, num_tokens, size, gate_up_stride, out_stride, dtype, num_threads, 1);
 }
 
 struct storing {
@@ -57,7 +76,7 @@ struct storing {
     long qkv_stride, q_stride, block_stride;
     long num_heads, num_kv_heads, head_dim, block_size;
     float eps;
-    enum dtype qkv_dtype, table_dtype, cache_dtype;
+    enum dtype qkv_dtype, norm_dtype, table_dtype, cache_dtype;
 };
 
 // Writes one head's query or key, normed if there is a norm, twice into `row`.
@@ -72,7 +91,7 @@ INLINE void norm_head(const struct storing *a, const void *x, long head, float *
         long count = a->head_dim - i;
         vec value = load(x, i, count, a->qkv_dtype);
         if (a->qk_norm)
-            value = value * scale * load(a->qk_norm, head * a->head_dim + i, count, a->qkv_dtype);
+            value = value * scale * load(a->qk_norm, head * a->head_dim + i, count, a->norm_dtype);
         store(row, i, count, value, FLOAT32);
         store(row, a->head_dim + i, count, value, FLOAT32);
     }

@@ -1,4 +1,4 @@
-"""SiLU of a feed-forward layer's gate, times its up projection."""
+"""SiLU or GELU of a feed-forward layer's gate, times its up projection."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +28,22 @@ def silu_mul(
     config: SiluMulConfig | None = None,
 ) -> None:
     """Compute out = silu(gate) * up, in float32 and rounded once."""
+    _launch(gate_up, out, config, is_gelu=False)
+
+
+def gelu_mul(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
+    out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
+    *,
+    config: SiluMulConfig | None = None,
+) -> None:
+    """Compute out = gelu(gate) * up with GELU by tanh, in float32 and rounded once."""
+    _launch(gate_up, out, config, is_gelu=True)
+
+
+def _launch(
+    gate_up: torch.Tensor, out: torch.Tensor, config: SiluMulConfig | None, *, is_gelu: bool
+) -> None:
     num_tokens, intermediate_size = out.shape
     if num_tokens == 0:
         return
@@ -47,6 +63,7 @@ def silu_mul(
         gate_up.stride(0),
         out.stride(0),
         intermediate_size=intermediate_size,
+        IS_GELU=is_gelu,
         NUM_PIECES=num_pieces,
         BLOCK_WIDTH=config.block_width,
         num_warps=config.num_warps,
@@ -79,6 +96,7 @@ def _silu_mul_kernel(  # type: ignore[no-untyped-def]
     gate_up_stride,
     out_stride,
     intermediate_size: tl.constexpr,
+    IS_GELU: tl.constexpr,
     NUM_PIECES: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
@@ -89,6 +107,10 @@ def _silu_mul_kernel(  # type: ignore[no-untyped-def]
     my_gate = gate_up + my_token * gate_up_stride + my_columns
     gate = tl.load(my_gate, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(my_gate + intermediate_size, mask=mask, other=0.0).to(tl.float32)
-    silu = gate / (1.0 + tl.exp(-gate))
+    if IS_GELU:
+        # x (1 + tanh(u)) / 2 = x / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        opened = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+    else:
+        opened = gate / (1.0 + tl.exp(-gate))
     my_out = out + my_token * out_stride + my_columns
-    tl.store(my_out, (silu * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(my_out, (opened * up).to(out.dtype.element_ty), mask=mask)

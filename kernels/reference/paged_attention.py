@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.kernels.reference.gather import gather_context, record_index
+from tandem.kernels.reference.softmax import weights_of
 
 # Sequences are attended to together while padding them to the longest costs less than another
 # round of calls, and while what is gathered of them stays in a CPU's cache.
@@ -74,6 +75,7 @@ def paged_decode_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     plan: DecodePlan | None = None,
 ) -> None:
     """Let the last token of each sequence attend over its context.
@@ -99,7 +101,10 @@ def paged_decode_attention(
             scores = scores.tanh_().mul_(soft_cap).add_(group.mask)
         else:
             scores = torch.baddbmm(group.mask, rows, k.mT, alpha=scale)
-        attended = torch.bmm(scores.softmax(-1), v)
+        my_sinks = None
+        if sinks is not None:
+            my_sinks = sinks.view(num_kv_heads, group_size, 1).repeat(num_seqs, 1, 1)
+        attended = torch.bmm(weights_of(scores, my_sinks), v)
         my_out[group.rows].copy_(attended.view(num_seqs, -1, head_dim))
     if plan.order is not None:
         out.zero_().index_copy_(0, plan.order, my_out.to(out.dtype))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.kernels.reference.gather import gather_context, record_index
+from tandem.kernels.reference.softmax import weights_of
 
 # A run of queries is computed in parts: each part leaves out the keys after its last query.
 PART_TOKENS = 64
@@ -69,6 +70,7 @@ def prefill_attention(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,  # [num_heads], float32
     config: object = None,
     plan: PrefillPlan | None = None,
 ) -> None:
@@ -96,6 +98,7 @@ def prefill_attention(
                 plan.mask[: end - begin, columns],
                 scale,
                 soft_cap,
+                sinks,
             )
             out[my_queries] = attended.transpose(0, 1)
 
@@ -107,8 +110,9 @@ def _attend(
     mask: torch.Tensor,  # [num_queries, num_seen]
     scale: float,
     soft_cap: float,
+    sinks: torch.Tensor | None,  # [num_heads]
 ) -> torch.Tensor:
-    if not soft_cap:
+    if not soft_cap and sinks is None:
         batched = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         is_grouped = q.shape[0] > k.shape[0]
         return F.scaled_dot_product_attention(
@@ -116,5 +120,8 @@ def _attend(
         )[0]
     group_size = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(group_size, 0), v.repeat_interleave(group_size, 0)
-    scores = torch.bmm(q, k.mT).mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask)
-    return torch.bmm(scores.softmax(-1), v)
+    scores = torch.bmm(q, k.mT).mul_(scale)
+    if soft_cap:
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    my_sinks = None if sinks is None else sinks.view(-1, 1, 1)
+    return torch.bmm(weights_of(scores.add_(mask), my_sinks), v)

@@ -12,7 +12,14 @@ from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.engine.models.tiny_models import make_model
 from tests.engine.step_doubles import CallAgain, Pipeline
+
+VARIED = {
+    "gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
+    "olmo3": {"sliding_window": 7},
+    "smollm3": {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +48,18 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
 
 
 def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
+    assert_alike(folder)
+
+
+@pytest.mark.parametrize("model_type", VARIED)
+def test_every_kind_of_kernels_varies_alike(model_type: str, tmp_path: Path) -> None:
+    """Windows, caps, norms over all heads, GELU, biases and layers without rope."""
+    narrow = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+    make_model(tmp_path, model_type, **(narrow | VARIED[model_type]))
+    assert_alike(tmp_path)
+
+
+def assert_alike(folder: Path) -> None:
     kinds = ["torch", "triton", *([] if torch.cuda.is_available() else ["c"])]
     answers = [answer(make_runner(folder, kernels)) for kernels in kinds]
     assert all(each == answers[0] for each in answers)

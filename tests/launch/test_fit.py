@@ -13,7 +13,7 @@ def worker(
         "tandem", component, "e", name, "127.0.0.1:1", "e1", model, deployment=deployment
     )
     load = LoadReport(name, "e1", role, 0, 0, 0, 10, 10, 0)
-    fields = {"weights": "w", "kv_layout": "l", "transport": "ucx"} | details
+    fields = {"weights": "w", "kv_form": "f", "kv_layout": "l", "transport": "ucx"} | details
     return InstanceReport(instance, "serving", WorkerStatus(instance, "serving", load, fields))
 
 
@@ -41,4 +41,6 @@ def test_a_pair_that_does_not_fit_is_named_with_the_difference() -> None:
 def test_a_decode_worker_that_no_prefill_worker_fits_is_named() -> None:
     lines = misfits([worker("p1", "prefill", "a"), worker("d1", "decode", "b", weights="v")])
     assert lines[0].endswith("weights [w] and [v]")
+    [line, _] = misfits([worker("p1", "prefill", "a"), worker("d1", "decode", "b", kv_form="g")])
+    assert line.endswith("form of K/V [f] and [g]")
     assert lines[1].startswith("decode d1: no prefill worker fits")

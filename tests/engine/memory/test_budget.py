@@ -26,7 +26,7 @@ from tandem.engine.memory.kv_cache import (
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.decoder import Model
-from tandem.engine.models.rope import rope_table
+from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import load_weights
 from tandem.engine.step.batch import Batch
 from tandem.models.random_model import write_random_model
@@ -105,8 +105,8 @@ def make_profile(folder: Path, **options: Any) -> tuple[StepProfile, WatchedMode
     kernels = load_kernels("torch")
     cpu = torch.device("cpu")
     weights = load_weights(folder, model_config, torch.float32, cpu)
-    table = rope_table(model_config.rope, model_config.head_dim, LONGEST, torch.float32, cpu)
-    model = WatchedModel(model_config, weights, table, kernels)
+    tables = rope_tables(model_config, LONGEST, torch.float32, cpu)
+    model = WatchedModel(model_config, weights, tables, kernels)
     model.batches = []
     profile = StepProfile(config, model_config, model, kernels, LONGEST, cpu)
     return profile, model

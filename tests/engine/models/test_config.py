@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
-from tandem.engine.models.config import RopeConfig, load_model_config
+from tandem.engine.models.config import load_model_config
+from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import ModelError
 
 BASE: dict[str, Any] = {
@@ -24,6 +25,7 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -50,8 +52,9 @@ def test_a_qwen2_config_uses_its_sliding_window_only_where_it_says_so(tmp_path: 
     qwen2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32_768}
     for changes in ({}, {"use_sliding_window": False}):
         assert load_model_config(write(tmp_path, **qwen2, **changes)).architecture is QWEN2
-    with pytest.raises(ModelError, match="sliding_window"):
-        load_model_config(write(tmp_path, **qwen2, use_sliding_window=True))
+    windows = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+    config = load_model_config(write(tmp_path, **(qwen2 | windows)))
+    assert [config.layer_kind(layer).window for layer in range(2)] == [0, 512]
 
 
 def test_a_qwen3_config_has_norms_of_its_heads_and_its_own_head_dim(tmp_path: Path) -> None:
@@ -134,15 +137,22 @@ def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
         ({"sliding_window": 4096}, "sliding_window"),
         ({"sliding_window": 4096, "use_sliding_window": True}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias"),
+        ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+        ({"mlp_bias": 1}, "mlp_bias"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope_scaling"),
+        ({"rope_scaling": [4]}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1}}, "beta_fast"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1] * 3}}, "short_factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [0] * 4}}, "short_factor"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": LLAMA3 | {"type": "llama3", "high_freq_factor": 1}}, "high_freq_factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
     ],
@@ -153,11 +163,14 @@ def test_what_is_not_supported_is_refused_by_file_and_key(
     with pytest.raises(ModelError) as caught:
         load_model_config(write(tmp_path, **changes))
     assert caught.value.param == key
-    assert f"{tmp_path / 'config.json'}: {key}: " in caught.value.message
+    assert caught.value.message.startswith(f"{tmp_path / 'config.json'}: ")
+    assert f"{key}: " in caught.value.message
 
 
 def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
+    with pytest.raises(
+        ModelError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Mistral"
+    ):
         load_model_config(write(tmp_path, architectures=["GPT2LMHeadModel"]))
 
 
@@ -178,3 +191,87 @@ def test_an_engine_config_refuses_unknown_keys_and_devices() -> None:
         EngineConfig(device="tpu")
     assert EngineConfig(threads=3).num_threads() == 3
     assert EngineConfig().num_threads() >= 1
+
+
+def test_the_form_of_kv_depends_on_the_architecture_and_its_ropes_alone(tmp_path: Path) -> None:
+    form = load_model_config(write(tmp_path)).kv_form
+    assert form.startswith("LlamaForCausalLM, ")
+    assert load_model_config(write(tmp_path, eos_token_id=7)).kv_form == form
+    changes = (
+        {"architectures": ["MistralForCausalLM"]},
+        {"rope_theta": 5e5},
+        {"attention_bias": True},
+        {"num_attention_heads": 4},
+    )
+    forms = {load_model_config(write(tmp_path, **each)).kv_form for each in changes}
+    assert len(forms - {form}) == len(changes)
+
+
+def test_longrope_is_short_where_no_sequence_is_long(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = factors | {"type": "su", "original_max_position_embeddings": 128}
+    config = load_model_config(write(tmp_path, rope_scaling=scaling))
+    for longest, rope in ((128, (1.0,) * 4), (129, (2.0,) * 4)):
+        short = config.for_length(longest)
+        assert (short.rope.long_factors or short.rope.short_factors) == rope
+        assert {short.layer_kind(layer).rope for layer in range(2)} == {short.rope}
+    short, long = config.for_length(128).kv_form, config.for_length(129).kv_form
+    assert "longrope for short sequences" in short and "longrope for long sequences" in long
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"]}, [64, 0]),
+        ({"sliding_window_pattern": "LG"}, [64, 0]),
+        ({"sliding_window_pattern": "GL"}, [0, 64]),
+        ({"sliding_window_pattern": 1}, [0, 0]),
+        ({"sliding_window_pattern": 3}, [64, 64]),
+        ({"sliding_window": None}, [0, 0]),
+        ({"sliding_window": 1024}, [0, 0]),
+    ],
+)
+def test_windows_are_listed_or_follow_a_pattern_and_end_before_the_longest_sequence(
+    tmp_path: Path, changes: dict[str, Any], windows: list[int]
+) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 64}
+    config = load_model_config(write(tmp_path, **(exaone | changes)))
+    assert [config.layer_kind(layer).window for layer in range(2)] == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", ["full_attention"]]}, "layer_types"),
+        ({"sliding_window_pattern": "LX"}, "sliding_window_pattern"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "sliding_window"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu"},
+            "hidden_activation",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers"),
+        (GEMMA2 | {"query_pre_attn_scalar": 1e-99}, "query_pre_attn_scalar"),
+        (GEMMA2 | {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config"),
+        (
+            {
+                "architectures": ["Mistral3ForConditionalGeneration"],
+                "text_config": {"model_type": "mamba"},
+            },
+            "model_type",
+        ),
+    ],
+)
+def test_layers_that_are_not_supported_are_refused_by_key(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 64}
+    with pytest.raises(ModelError) as caught:
+        load_model_config(write(tmp_path, **(exaone | changes)))
+    assert caught.value.param == key
+    assert f"{key}: " in caught.value.message

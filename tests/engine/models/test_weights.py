@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from tandem.engine.loading.checkpoint import INDEX_NAME
 from tandem.engine.models import weights as weights_module
 from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
-from tandem.engine.models.config import ModelConfig, RopeConfig
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.rope_config import RopeConfig
 from tandem.engine.models.weights import LayerWeights, ModelWeights, load_weights
 from tandem.runtime.errors import ModelError
 
@@ -99,7 +100,9 @@ def plain_layer(stored: dict[str, torch.Tensor]) -> LayerWeights:
 def assert_same(weights: ModelWeights, stored: dict[str, torch.Tensor]) -> None:
     plain = plain_layer(stored)
     assert weights.layers[0].qkv_bias is None
-    for name in set(LayerWeights.__slots__) - {"qkv_bias"}:
+    names = [name for name in LayerWeights.__slots__ if getattr(plain, name) is not None]
+    assert len(names) == 7
+    for name in names:
         assert torch.equal(getattr(weights.layers[0], name), getattr(plain, name)), name
     assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
     assert torch.equal(weights.final_norm, stored["model.norm.weight"])

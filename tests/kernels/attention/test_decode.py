@@ -54,7 +54,9 @@ def make_padded(make_paged, context_lens: list[int], **options):
     return paged
 
 
-def attend_densely(q, keys, values, soft_cap: float = 0.0, window: int = 0) -> torch.Tensor:
+def attend_densely(
+    q, keys, values, soft_cap: float = 0.0, window: int = 0, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """The last len(q) tokens of one sequence, causally, in float64."""
     group_size = q.shape[1] // keys.shape[1]
     k, v = (kv.double().repeat_interleave(group_size, 1) for kv in (keys, values))
@@ -65,7 +67,10 @@ def attend_densely(q, keys, values, soft_cap: float = 0.0, window: int = 0) -> t
     seen = seen.tril(len(k) - len(q))
     if window:
         seen &= seen.triu(len(k) - len(q) - window + 1)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)], -1)
+    weights = scores.softmax(-1)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
@@ -166,6 +171,16 @@ def test_a_soft_cap_bounds_the_scores(
 ) -> None:
     paged = make_paged([70, 5, 33], stale=7.0)
     check(attend, paged, 4, soft_cap=soft_cap, window=window)
+
+
+@every
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 20), (2.0, 20)])
+def test_a_sink_takes_weight_and_has_no_value(
+    attend: Attend, make_paged, soft_cap: float, window: int
+) -> None:
+    paged = make_padded(make_paged, [70, 0, 5, 150, 33])
+    sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
+    check(attend, paged, 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
 
 @both

@@ -37,7 +37,14 @@ configs = pytest.mark.parametrize(
 ROUNDINGS, MAGNITUDE = 2, 4.0
 
 
-def expect(paged, q: torch.Tensor, row: int, soft_cap: float, window: int) -> torch.Tensor:
+def expect(
+    paged,
+    q: torch.Tensor,
+    row: int,
+    soft_cap: float,
+    window: int,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Dense attention of sequence `row`'s last len(q) tokens, in float64."""
     keys, values = paged.keys[row].double(), paged.values[row].double()
     group_size = q.shape[1] // keys.shape[1]
@@ -50,7 +57,10 @@ def expect(paged, q: torch.Tensor, row: int, soft_cap: float, window: int) -> to
     hidden = positions > at
     if window:
         hidden |= positions <= at - window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)], -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
@@ -62,6 +72,7 @@ def check(
     *,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     config: PrefillAttentionConfig | None = None,
 ) -> None:
     dtype, device = paged.kv_cache.dtype, paged.kv_cache.device
@@ -81,11 +92,12 @@ def check(
         out,
         soft_cap=soft_cap,
         window=window,
+        sinks=sinks,
         config=config,
     )
     for row in range(len(query_lens)):
         mine = slice(starts[row], starts[row + 1])
-        expected = expect(paged, q[mine], row, soft_cap, window)
+        expected = expect(paged, q[mine], row, soft_cap, window, sinks)
         atol = tolerance(dtype, ROUNDINGS, MAGNITUDE)
         torch.testing.assert_close(out[mine], expected, rtol=0, atol=atol)
 
@@ -155,6 +167,16 @@ def test_windows_begin_and_end_anywhere_in_a_tile(
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_soft_cap_bends_the_scores(attend: Callable[..., None], make_paged, window: int) -> None:
     check(attend, make_paged([50, 8]), [30, 8], num_heads=4, soft_cap=1.5, window=window)
+
+
+@launchers
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 20), (1.5, 20)])
+def test_a_sink_takes_weight_and_has_no_value(
+    attend: Callable[..., None], make_paged, soft_cap: float, window: int
+) -> None:
+    paged = make_paged([50, 8, 90])
+    sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
+    check(attend, paged, [30, 8, 41], 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
 
 @launchers

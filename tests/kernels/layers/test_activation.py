@@ -1,4 +1,4 @@
-"""SiLU times up against float64."""
+"""SiLU or GELU times up against float64."""
 
 from collections.abc import Callable
 
@@ -16,6 +16,15 @@ launchers = pytest.mark.parametrize(
         pytest.param(activation.silu_mul, id="triton"),
         pytest.param(reference.silu_mul, id="torch"),
         pytest.param(launch.silu_mul, id="c", marks=on_cpu),
+    ],
+)
+
+gelu_launchers = pytest.mark.parametrize(
+    "gelu_mul",
+    [
+        pytest.param(activation.gelu_mul, id="triton"),
+        pytest.param(reference.gelu_mul, id="torch"),
+        pytest.param(launch.gelu_mul, id="c", marks=on_cpu),
     ],
 )
 
@@ -57,6 +66,31 @@ def test_gates_far_from_zero_stay_finite(silu_mul: Callable[..., None], device: 
     gates = torch.tensor([[-1e4, -100.0, -88.0, 0.0, 88.0, 100.0, 1e4]], device=device)
     out = torch.full_like(gates, float("nan"))
     silu_mul(torch.cat([gates, torch.ones_like(gates)], 1), out)
+    torch.testing.assert_close(out, gates.clamp(min=0.0))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@gelu_launchers
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 37, 1160])
+def test_gelu_opens_the_gate_by_tanh(
+    gelu_mul: Callable[..., None], device: str, dtype: torch.dtype, width: int
+) -> None:
+    gate_up = inputs(7, width, dtype, device)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    out = torch.full((7, width), float("nan"), dtype=dtype, device=device)
+    gelu_mul(gate_up, out)
+    atol = tolerance(dtype, 2, float(expected.abs().amax()))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@gelu_launchers
+def test_gelu_gates_far_from_zero_stay_finite(gelu_mul: Callable[..., None], device: str) -> None:
+    gates = torch.tensor([[-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4]], device=device)
+    out = torch.full_like(gates, float("nan"))
+    gelu_mul(torch.cat([gates, torch.ones_like(gates)], 1), out)
     torch.testing.assert_close(out, gates.clamp(min=0.0))
 
 

@@ -137,6 +137,17 @@ def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
 
 
 @launchers
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_may_be_wider_than_what_they_norm(
+    store: Store, device: str, dtype: torch.dtype
+) -> None:
+    step = make_step([5, 0, 9], dtype=dtype, device=device)
+    assert step.qk_norm is not None
+    step.qk_norm = step.qk_norm.float() + 2**-12
+    step.check(*step.run(store))
+
+
+@launchers
 @pytest.mark.parametrize("head_dim", [2, 6, 24, 64, 96, 128, 256])
 def test_every_even_head_size_is_rotated(store: Store, device: str, head_dim: int) -> None:
     step = make_step([3, 9], 3, 1, head_dim, device=device)

@@ -1,0 +1,127 @@
+"""Writes docs/models.md from the tables of architectures: `python -m tandem.engine.models.docs`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
+from tandem.engine.models.config import ACTIVATIONS, DTYPES
+from tandem.engine.models.rope_config import ROPE_KINDS
+from tandem.engine.models.spec import Architecture
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+
+_INTRODUCTION = """\
+# Models
+
+This page is generated from the tables in `engine/models/` by `python -m tandem.engine.models.docs`;
+a test fails when it is out of date.
+
+`tandem serve MODEL` takes a folder with `config.json`, a tokenizer and `*.safetensors`, or the id
+of one on the Hugging Face hub. `config.json` alone decides how a model is computed. A model that
+cannot be is refused at the start, with the file, the key, and the layer where there is one.
+"""
+
+_NATIVE = """\
+## Architectures
+
+The engine computes these itself, with its own kernels on GPU and CPU. Tests compare each with the
+eager pass of transformers: 64 greedy tokens in ragged batches, prompts in chunks, over a cached
+prefix, after preemption and prefilled by another worker, and logits in float32.
+"""
+
+_NOTES = """\
+## Limits
+
+- Weights are unquantized safetensors in {dtypes}; one device holds a
+  whole model.
+- Activations: {activations}. Rotary embeddings:
+  {ropes}, of a part of each head with `partial_rotary_factor`.
+- A layer with a sliding window computes over its window alone, and keeps the blocks before it: the
+  memory of a sequence is that of a model without windows, and a handoff sends all of it. A window
+  that is not shorter than `max_position_embeddings` is none.
+- LongRoPE has factors for short sequences and for long ones. The short ones are in use when
+  `engine.max_model_len`, or else `max_position_embeddings`, is at most
+  `original_max_position_embeddings`; otherwise every sequence turns by the long ones. Prefill and
+  decode workers must agree on that, and do not work together otherwise.
+- Of {wrappers},
+  text is served: sizes are read from `text_config`, and other parts are not loaded.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    rows = [
+        f"| {each.models} | `{each.name}` | {'; '.join(_variations(each)) or 'nothing'} |"
+        for each in ARCHITECTURES.values()
+    ]
+    table = "\n".join(["| models | architecture | varies by |", "|---|---|---|", *rows])
+    notes = _NOTES.format(
+        dtypes=_listed(DTYPES),
+        activations=_listed(ACTIVATIONS),
+        ropes=_listed(ROPE_KINDS),
+        wrappers=_listed(f"`{name}`" for name in WITH_TEXT_CONFIG),
+    )
+    return f"{_INTRODUCTION}\n{_NATIVE}\n{table}\n\n{notes}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}"
+
+
+def _variations(architecture: Architecture) -> Iterator[str]:
+    """Yield the differences from a plain decoder."""
+    slots = {spec.slot for spec in architecture.layer_tensors}
+    names = {spec.name for spec in architecture.layer_tensors}
+    if "attention_out_norm" in slots:
+        yield "four norms a layer" if "input_norm" in slots else "norms after both parts of a layer"
+    if architecture.norm_offset:
+        yield f"norms by {architecture.norm_offset:g} + weight"
+    if "qk_norm" in slots:
+        yield "norms of each query and key head"
+    if "wide_q_norm" in slots:
+        yield "norms of queries and of keys over all heads"
+    packed = [
+        name.split(".")[1] for name in sorted(names) if "qkv_proj" in name or "gate_up" in name
+    ]
+    if packed:
+        yield "packed " + " and ".join(f"`{name}`" for name in packed)
+    if any(spec.slot == "qkv_bias" and not spec.flag for spec in architecture.layer_tensors):
+        yield "query, key and value biases"
+    if architecture.flags:
+        yield "biases where " + ", ".join(f"`{flag}`" for flag in architecture.flags)
+    if architecture.windows is not None:
+        yield _windows(architecture)
+    if architecture.local_rope:
+        yield f"layers with a window rotate by `{architecture.local_rope}`, unscaled"
+    if architecture.no_rope:
+        which = {"no_rope_layers": "`no_rope_layers`", "full_attention": "layers without a window"}
+        yield f"no rotation in {which[architecture.no_rope]}"
+    if architecture.rope_interleaved:
+        yield "neighbors rotate together"
+    if architecture.scales_embedding:
+        yield "embeddings times the square root of `hidden_size`"
+    if architecture.reads:
+        yield "scales and caps: " + ", ".join(f"`{key}`" for key in architecture.reads)
+
+
+def _ordinal(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def _windows(architecture: Architecture) -> str:
+    windows = architecture.windows
+    assert windows is not None
+    where = "sliding window in all layers"
+    if windows.full_every:
+        where = f"sliding window in all but each {_ordinal(windows.full_every)} layer"
+    elif windows.first_key:
+        where = f"sliding window from layer `{windows.first_key}` on"
+    elif windows.of_no_rope:
+        where = "sliding window in layers without rotation"
+    where += " (or `layer_types`)" if windows.by_layer_types else ""
+    return f"{where} where `use_sliding_window`" if windows.asked else where
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render(), encoding="utf-8")
