@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -11,7 +11,6 @@ from tandem.frontend.openai.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     UnsupportedMediaError,
-    error_body,
 )
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
@@ -32,12 +31,28 @@ class ClientGoneError(Exception):
     """The client left while it was sending its request."""
 
 
+class ErrorShape(Protocol):
+    """Errors as the clients of one API read them."""
+
+    def body(self, error: TandemError) -> bytes:
+        """Return the JSON of an error."""
+
+    def event(self, error: TandemError) -> bytes:
+        """Return the last bytes of a stream that an error ends."""
+
+
 class Exchange:
-    """One request to read and one response to write, with the state of the response."""
+    """One request to read and one response to write, with the state of the response.
 
-    __slots__ = ("_receive", "headers", "is_gone", "is_over", "is_started", "send", "status")
+    The sink of a stream may replace `errors`, whose events can depend on those before them.
+    """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    __slots__ = (
+        "_receive", "errors", "headers", "is_gone", "is_over", "is_started", "send", "status",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
+        self.errors = errors
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self.send = send
@@ -139,13 +154,13 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def respond_error(self, error: TandemError, headers: list[Header]) -> None:
-        """Send an error with its status, in OpenAI's shape."""
+        """Send an error with its status."""
         if isinstance(error, BodyTimeoutError):
             headers = [*headers, (b"connection", b"close")]  # the rest of the body may come
         if isinstance(error, OverloadedError):
             seconds = max(1, round(error.retry_after_s))
             headers = [*headers, (b"retry-after", b"%d" % seconds)]
-        await self.respond(error.status, error_body(error), headers)
+        await self.respond(error.status, self.errors.body(error), headers)
 
 
 def caller_id(value: bytes) -> bytes:

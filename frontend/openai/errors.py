@@ -55,6 +55,13 @@ class UnsupportedMediaError(BodyError):
     status = 415
 
 
+class MethodError(BodyError):
+    """The path does not take this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
 class TooManyRequestsError(OverloadedError):
     """The frontend has as many requests, or as much of their bodies, as it takes at one time."""
 
@@ -80,6 +87,16 @@ class ErrorBody(msgspec.Struct, frozen=True):
 def error_body(error: TandemError) -> bytes:
     """Return the JSON of an error with its full message; see `public_error`."""
     return _encode(ErrorBody(_detail(error)))
+
+
+class OpenAIErrors:
+    """Errors of chat and completions: an `ErrorShape`."""
+
+    def body(self, error: TandemError) -> bytes:
+        return error_body(error)
+
+    def event(self, error: TandemError) -> bytes:
+        return b"data: %b\n\n" % error_body(error)
 
 
 def _detail(error: TandemError) -> ErrorDetail:

@@ -1,20 +1,22 @@
 """A request for a model that reads and writes text itself: body and answers are passed through."""
 
 import time
+from collections.abc import Callable
 
 from tandem.frontend.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange, Header
 from tandem.frontend.failover import Failover
-from tandem.frontend.openai.responses import new_head
+from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.frontend.request_log import AnswerSummary
-from tandem.frontend.text.answers import StreamedText, TextWriter, WholeText, read_answer
+from tandem.frontend.text.answers import TextWriter, read_answer
 from tandem.frontend.text.body import TextBody
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, TandemError
 from tandem.runtime.messages import TextRequest, encode
 from tandem.runtime.plane.response_stream import ResponseStream
 
+NewWriter = Callable[[ResponseHead], TextWriter]
 _BYTES_PER_TOKEN = 4  # of English text; the router weighs requests by their blocks
 
 
@@ -29,6 +31,7 @@ class TextGeneration:
     def __init__(
         self,
         body: TextBody,
+        new_writer: NewWriter,
         model: ServedModel,
         context: RequestContext,
         exchange: Exchange,
@@ -36,6 +39,7 @@ class TextGeneration:
     ) -> None:
         self._first_s = 0.0  # perf_counter at the first answer; 0 before it
         self._body = body
+        self._new_writer = new_writer
         self._block_size = model.card.block_size
         self._context = context
         self._exchange = exchange
@@ -65,7 +69,7 @@ class TextGeneration:
         )
 
     async def follow(self, stream: ResponseStream) -> None:
-        writer: TextWriter = (StreamedText if self._body.stream else WholeText)(self._head)
+        writer = self._new_writer(self._head)
         try:
             await self._pass_on(stream, writer)
         finally:

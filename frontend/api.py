@@ -1,0 +1,34 @@
+"""An API of the frontend: the work that a body asks for, and the shape of its errors."""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.frontend.exchange import ErrorShape, Exchange
+from tandem.frontend.request_log import RequestRecord
+from tandem.runtime.context import RequestContext
+
+Work = Coroutine[None, None, None]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way to an answer."""
+
+    exchange: Exchange
+    context: RequestContext
+    record: RequestRecord
+
+
+class Api(Protocol):
+    """The meaning of the bodies that are posted to one path."""
+
+    @property
+    def errors(self) -> ErrorShape:
+        """The shape of errors on this path."""
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        """Return the work of answering a body. It has not begun.
+
+        Raises InvalidRequestError naming the field at fault.
+        """

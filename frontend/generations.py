@@ -1,0 +1,62 @@
+"""From a body that an API has checked to the generation of its answer."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from tandem.frontend.api import Call, Work
+from tandem.frontend.catalog import ServedModel
+from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.generation import Answer, Sink, generate, new_answer
+from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
+from tandem.frontend.plan import Planner
+from tandem.frontend.text.body import Route, TextBody, model_named_in
+from tandem.frontend.text.generation import NewWriter, TextGeneration
+
+NewSink = Callable[[Answer, Exchange], Sink]
+
+
+class Generations:
+    """Finds the model of a body, and plans its answer."""
+
+    def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
+        self.planner = Planner(deps.config, executor)
+        self._deps = deps
+
+    def parse(self, kind: type[Body], raw: bytes) -> Body:
+        """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
+        return parse(kind, raw, self._deps.config, self._deps.catalog.longest_context)
+
+    def is_for_text_model(self, raw: bytes) -> bool:
+        """Return True if a body names a model that reads and writes text itself."""
+        catalog = self._deps.catalog
+        if not catalog.has_text_models:
+            return False
+        name = model_named_in(raw)
+        return name is not None and catalog.reads_text(name)
+
+    async def of_tokens(
+        self, body: ChatRequest | CompletionRequest, new_sink: NewSink, call: Call
+    ) -> Work:
+        """Return the generation of a body for a model whose text is the frontend's."""
+        route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
+        model = self.model(body.model, route, call)
+        plan = await self.planner.plan(body, model, call.context, call.exchange.headers)
+        answer = new_answer(plan, self._deps)
+        call.record.summarize = answer.summary
+        return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+
+    def of_text(self, body: TextBody, new_writer: NewWriter, call: Call) -> Work:
+        """Return the generation of a body for a model that reads and writes text."""
+        model = self.model(body.model, body.route, call)
+        text = TextGeneration(body, new_writer, model, call.context, call.exchange, self._deps)
+        call.record.summarize = text.summary
+        return text.run()
+
+    def model(self, name: str, route: Route, call: Call) -> ServedModel:
+        """Return the model, which is served on this route. Counts the request for the model."""
+        model = self._deps.catalog.get(name)
+        call.record.model = name
+        self._deps.metrics.add(self._deps.metrics.inflight, name)
+        model.check_route(route)
+        return model

@@ -1,0 +1,35 @@
+"""OpenAI's chat completions and completions: an `Api` each."""
+
+from tandem.frontend.api import Call, Work
+from tandem.frontend.generations import Generations
+from tandem.frontend.openai.errors import OpenAIErrors
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.openai.sse import StreamSink
+from tandem.frontend.openai.whole import WholeSink
+from tandem.frontend.text.answers import StreamedText, WholeText
+from tandem.frontend.text.body import Route, parse_text
+
+
+class OpenAIApi:
+    """Bodies of one kind. Those for a model that reads text are passed on as they are."""
+
+    errors = OpenAIErrors()
+
+    def __init__(
+        self,
+        kind: type[ChatRequest] | type[CompletionRequest],
+        route: Route,
+        generations: Generations,
+    ) -> None:
+        self._kind = kind
+        self._route = route
+        self._generations = generations
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        generations = self._generations
+        if generations.is_for_text_model(raw):
+            text_body = parse_text(self._route, raw)
+            writer = StreamedText if text_body.stream else WholeText
+            return generations.of_text(text_body, writer, call)
+        body = generations.parse(self._kind, raw)
+        return await generations.of_tokens(body, StreamSink if body.stream else WholeSink, call)
