@@ -18,6 +18,7 @@ class Call:
     exchange: Exchange
     context: RequestContext
     record: RequestRecord
+    owner: str = ""  # name of the API key; empty without keys
 
 
 class Api(Protocol):

@@ -19,6 +19,8 @@ from tandem.frontend.openai.errors import MethodError, TooManyRequestsError, pub
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.operations import operations
 from tandem.frontend.request_log import RequestRecord, log_request
+from tandem.frontend.responses.api import ResponsesApi
+from tandem.frontend.responses.store import ResponseStore
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
@@ -39,7 +41,7 @@ class App:
     ) -> None:
         self._handler = handler
         self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
-            catalog, metrics, lambda: handler.is_draining
+            catalog, metrics, handler.responses, lambda: handler.is_draining
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,9 +64,14 @@ class RequestHandler:
     def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
         self._deps = deps
         generations = Generations(deps, executor)
+        config = deps.config
+        self.responses = ResponseStore(
+            config.max_stored_responses, config.max_stored_response_bytes
+        )
         self.apis: Mapping[str, Api] = {
             "/v1/chat/completions": OpenAIApi(ChatRequest, "chat", generations),
             "/v1/completions": OpenAIApi(CompletionRequest, "completions", generations),
+            "/v1/responses": ResponsesApi(generations, self.responses),
         }
         self._bodies = OpenBodies(deps.config.max_open_body_bytes)
         self._contexts: set[RequestContext] = set()

@@ -46,6 +46,11 @@ class ChoiceText:
         self.finish_reason: FinishReason | None = None
         self.is_stopped = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the choice."""
+        return None if self._matcher is None else self._matcher.found
+
     def take(self, deltas: list[TokenDelta]) -> list[Piece]:
         """Return the pieces that can go out now; none once the choice has finished.
 

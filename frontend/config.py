@@ -55,6 +55,15 @@ class FrontendConfig(BaseModel):
         20, ge=0, description="largest `top_logprobs` (chat) and `logprobs` (completions)"
     )
     max_stop_strings: int = Field(16, ge=1, description="most stop strings of a request")
+    max_stored_responses: int = Field(
+        1024,
+        ge=0,
+        description="most responses that are kept for `previous_response_id`, those used last; 0 "
+        "keeps none",
+    )
+    max_stored_response_bytes: int = Field(
+        64 * 1024 * 1024, ge=0, description="most memory of these responses (bytes)"
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest time from a request's arrival to its last token (s)"
     )

@@ -1,6 +1,7 @@
-"""The paths for operators and for clients that look around: health, metrics, models."""
+"""The paths without a body: health, metrics, models, stored responses."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import msgspec
 from starlette.applications import Starlette
@@ -13,17 +14,28 @@ from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import error_body, http_error_body
 from tandem.frontend.openai.responses import ModelList, ModelObject
-from tandem.runtime.errors import InternalError, NotFoundError, TandemError, UnavailableError
+from tandem.frontend.responses.store import ResponseStore
+from tandem.frontend.typed import unsupported
+from tandem.runtime.errors import (
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    TandemError,
+    UnavailableError,
+)
 from tandem.runtime.printable import short
 
 _RETRY_AFTER = {"retry-after": "1"}
 
 
 def operations(
-    catalog: Catalog, metrics: FrontendMetrics, is_draining: Callable[[], bool]
+    catalog: Catalog,
+    metrics: FrontendMetrics,
+    responses: ResponseStore,
+    is_draining: Callable[[], bool],
 ) -> Starlette:
-    """Return the application of all paths that do not generate."""
-    pages = _Operations(catalog, metrics, is_draining)
+    """Return the application of all paths that take no body."""
+    pages = _Operations(catalog, metrics, responses, is_draining)
     return Starlette(
         routes=[
             Route("/live", pages.live),
@@ -32,6 +44,9 @@ def operations(
             Route("/v1/models", pages.list_models),
             Route("/v1/models/{model:path}/ready", pages.model_ready),
             Route("/v1/models/{model:path}", pages.show_model),
+            Route("/v1/responses/{id}", pages.show_response),
+            Route("/v1/responses/{id}", pages.delete_response, methods=["DELETE"]),
+            Route("/version", pages.version),
         ],
         exception_handlers={
             HTTPException: _on_http_error,
@@ -43,10 +58,15 @@ def operations(
 
 class _Operations:
     def __init__(
-        self, catalog: Catalog, metrics: FrontendMetrics, is_draining: Callable[[], bool]
+        self,
+        catalog: Catalog,
+        metrics: FrontendMetrics,
+        responses: ResponseStore,
+        is_draining: Callable[[], bool],
     ) -> None:
         self._catalog = catalog
         self._metrics = metrics
+        self._responses = responses
         self._is_draining = is_draining
 
     def _is_ready(self, model: ServedModel) -> bool:
@@ -84,6 +104,25 @@ class _Operations:
             raise UnavailableError(f"no worker serves {model.card.name!r} now")
         return _json(b'{"status":"ready"}')
 
+    async def show_response(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false").lower() != "false":
+            raise unsupported("stream")
+        return _json(self._responses.get(request.path_params["id"], _owner(request)).body)
+
+    async def delete_response(self, request: Request) -> Response:
+        response_id = request.path_params["id"]
+        self._responses.delete(response_id, _owner(request))
+        deleted = {"id": response_id, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deleted))
+
+    async def version(self, _request: Request) -> Response:
+        return _json(msgspec.json.encode({"version": version("tandem-serve")}))
+
+
+def _owner(request: Request) -> str:
+    """Return the name of the request's API key; empty without keys."""
+    return str(request.scope.get("tandem_key", ""))
+
 
 def _describe(model: ServedModel) -> ModelObject:
     card = model.card
@@ -108,7 +147,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_tandem_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    assert isinstance(error, NotFoundError | UnavailableError)
+    assert isinstance(error, NotFoundError | UnavailableError | InvalidRequestError)
     headers = _RETRY_AFTER if isinstance(error, UnavailableError) else None
     return _json(error_body(error), error.status, headers)
 

@@ -4,21 +4,23 @@
 class StopMatcher:
     """Finds stop strings, and holds back text that may be the beginning of one."""
 
-    __slots__ = ("_held", "_stops", "_tail_length")
+    __slots__ = ("_held", "_stops", "_tail_length", "found")
 
     def __init__(self, stops: list[str]) -> None:
         """Look for `stops`, none of which is empty."""
         self._stops = stops
         self._tail_length = max(map(len, stops)) - 1
         self._held = ""
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that can go out, and True when a stop string ends the text there."""
         text = self._held + text
-        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        found = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            index, self.found = min(found)
+            return text[:index], True
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], False

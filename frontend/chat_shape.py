@@ -1,0 +1,77 @@
+"""A chat that another API stands for: its body, its generation, and the names in its errors."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tandem.frontend.api import Call, Work
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.generation import Answer, Sink
+from tandem.frontend.generations import Generations
+from tandem.frontend.openai.requests import ChatRequest, parse
+from tandem.frontend.openai.responses import ResponseHead
+from tandem.frontend.piece_sink import PieceSink, PieceWriter
+from tandem.frontend.text.answers import TextWriter
+from tandem.frontend.text.body import parse_text
+from tandem.frontend.text.pieces import TextPieces
+from tandem.runtime.errors import InvalidRequestError
+
+_encode = msgspec.json.Encoder().encode
+
+
+class FieldNames:
+    """The fields of a chat in the names of another API: patterns |-> names."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = [(re.compile(rf"^{pattern}"), name) for pattern, name in names.items()]
+
+    def translated(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return an error that names the field that the client sent."""
+        if error.param is None:
+            return error
+        param = error.param
+        for pattern, name in self._names:
+            param = pattern.sub(name, param)
+        message = error.message.replace(f"`{error.param}`", f"`{param}`")
+        return type(error)(message, param=param)
+
+
+class ChatShape:
+    """Chats of one API. Their models read tokens or text."""
+
+    def __init__(self, generations: Generations, names: FieldNames) -> None:
+        self._generations = generations
+        self._names = names
+
+    async def prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
+        """Return the generation of a chat with these fields. Its pieces go to `writer`.
+
+        Raises InvalidRequestError naming the field of the API.
+        """
+        try:
+            return await self._prepare(fields, writer, call)
+        except InvalidRequestError as error:
+            raise self._names.translated(error) from error
+
+    async def _prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
+        generations, is_stream = self._generations, bool(fields.get("stream"))
+        raw = _encode(fields)
+        if generations.is_for_text_model(raw):
+            options = {"stream_options": {"include_usage": True}} if is_stream else {}
+
+            def new_writer(head: ResponseHead) -> TextWriter:
+                return TextPieces(head, writer, is_stream=is_stream)
+
+            text_body = parse_text("chat", _encode(fields | options))
+            return generations.of_text(text_body, new_writer, call)
+
+        def new_sink(answer: Answer, exchange: Exchange) -> Sink:
+            return PieceSink(answer, exchange, writer, is_stream=is_stream)
+
+        return await generations.of_tokens(self.request(fields), new_sink, call)
+
+    def request(self, fields: dict[str, Any]) -> ChatRequest:
+        """Return the checked chat. Raises InvalidRequestError naming the field of the chat."""
+        return parse(ChatRequest, _encode(fields), self._generations.config)

@@ -1,0 +1,76 @@
+"""The sink of the APIs whose answers are one choice: its pieces go to a writer."""
+
+from typing import Protocol
+
+import msgspec
+
+from tandem.frontend.exchange import ErrorShape, Exchange
+from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.pieces import Piece, Reasoning
+from tandem.frontend.request_log import TokenCounts
+from tandem.runtime.messages import FinishReason, TokenDelta
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The end of an answer."""
+
+    reason: FinishReason
+    tokens: TokenCounts
+    num_reasoning: int = 0  # of the generated tokens
+    stop_string: str | None = None
+
+
+class PieceWriter(ErrorShape, Protocol):
+    """Makes the response of one choice. Without a stream its methods return no bytes."""
+
+    def begin(self, tokens: TokenCounts) -> bytes:
+        """Return the first bytes of the stream. Nothing is generated yet."""
+
+    def take(self, pieces: list[Piece]) -> bytes:
+        """Return the bytes of the stream for more pieces."""
+
+    def end(self, ending: Ending) -> bytes:
+        """Return the last bytes of the stream."""
+
+    def whole(self) -> bytes:
+        """Return the whole response, after `end`."""
+
+
+class PieceSink:
+    """Answers by the events of a writer, or by its whole response."""
+
+    def __init__(
+        self, answer: Answer, exchange: Exchange, writer: PieceWriter, *, is_stream: bool
+    ) -> None:
+        self._answer = answer
+        self._exchange = exchange
+        self._writer = writer
+        self._is_stream = is_stream
+        self._num_counted = 0  # generated tokens whose pieces have come
+        self._num_reasoning = 0
+
+    async def first(self, run: ChoiceRun) -> None:
+        begin = self._writer.begin(self._answer.tokens())
+        if self._is_stream:
+            self._exchange.errors = self._writer
+            await self._exchange.start_stream(self._answer.headers(run, self._exchange))
+            await self._exchange.write(begin)
+
+    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+        pieces = run.text.take(deltas)
+        if not pieces:
+            return b""
+        if type(pieces[-1]) is Reasoning:
+            self._num_reasoning += run.text.num_tokens - self._num_counted
+        self._num_counted = run.text.num_tokens
+        return self._writer.take(pieces)
+
+    async def last(self, run: ChoiceRun, body: bytes) -> None:
+        reason, tokens = run.text.finish_reason, self._answer.tokens()
+        assert reason is not None
+        body += self._writer.end(Ending(reason, tokens, self._num_reasoning, run.text.stop_string))
+        if self._is_stream:
+            await self._exchange.end_stream(body)
+        else:
+            headers = self._answer.headers(run, self._exchange)
+            await self._exchange.respond(200, self._writer.whole(), headers)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, by the Open Responses specification."""

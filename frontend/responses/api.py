@@ -1,0 +1,110 @@
+"""POST /v1/responses: a chat in another shape, which the frontend may keep."""
+
+from typing import Any
+
+import msgspec
+
+from tandem.frontend.api import Call, Work
+from tandem.frontend.chat_shape import ChatShape, FieldNames
+from tandem.frontend.generations import Generations
+from tandem.frontend.openai.errors import OpenAIErrors
+from tandem.frontend.responses.items import Conversation, Item
+from tandem.frontend.responses.objects import new_response
+from tandem.frontend.responses.requests import ResponsesRequest, parse
+from tandem.frontend.responses.store import ResponseStore, Stored
+from tandem.frontend.responses.tools import AllowedTools, ToolName
+from tandem.frontend.responses.writer import ResponseWriter
+
+_SAME_FIELDS = (
+    "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls",
+    "top_k", "min_p", "repetition_penalty", "seed", "cache_salt", "chat_template_kwargs", "stream",
+)  # fmt: skip
+NAMES = FieldNames(
+    {
+        r"messages\b.*": "input",
+        r"max_(completion_)?tokens": "max_output_tokens",
+        r"response_format\b(\.json_schema)?": "text.format",
+        r"reasoning_effort": "reasoning.effort",
+        r"(tools\[\d+\])\.function": r"\1",
+        r"(tool_choice)\.function": r"\1",
+    }
+)
+
+
+class ResponsesApi:
+    """Bodies of the Responses API."""
+
+    errors = OpenAIErrors()
+
+    def __init__(self, generations: Generations, store: ResponseStore) -> None:
+        self._chat = ChatShape(generations, NAMES)
+        self._store = store
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        request = parse(raw)
+        items = request.inputs()
+        history = self._store.conversation(request.previous_response_id, call.owner)
+        fields = chat_fields(request, history, items)
+        writer = self._writer(request, items, call)
+        return await self._chat.prepare(fields, writer, call)
+
+    def _writer(self, request: ResponsesRequest, items: list[Item], call: Call) -> ResponseWriter:
+        is_stored = request.store is not False and self._store.is_on
+        response_id = f"resp_{call.context.id}"
+
+        def keep(body: bytes) -> None:
+            if is_stored:
+                inputs = msgspec.json.encode(items)
+                stored = Stored(call.owner, request.previous_response_id, inputs, body)
+                self._store.put(response_id, stored)
+
+        return ResponseWriter(
+            new_response(request, response_id, is_stored=is_stored),
+            keep,
+            is_stream=bool(request.stream),
+            is_encrypted=request.wants_encrypted_reasoning,
+        )
+
+
+def chat_fields(
+    request: ResponsesRequest, history: list[Item], items: list[Item]
+) -> dict[str, Any]:
+    """Return the fields of the chat that a request stands for."""
+    conversation = Conversation(request.instructions)
+    conversation.add(history, "previous_response_id")
+    conversation.add(items, "input")
+    fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
+    fields |= {name: getattr(request, name) for name in _SAME_FIELDS}
+    fields["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and request.text.format is not None:
+        fields["response_format"] = _response_format(request.text.format)
+    fields |= _tool_fields(request)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _response_format(given: Any) -> dict[str, Any]:
+    if given.type != "json_schema":
+        return {"type": given.type}
+    schema = {
+        name: value
+        for name in ("name", "description", "schema", "strict")
+        if (value := getattr(given, name)) not in (msgspec.UNSET, None)
+    }
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
+    tools, choice = request.functions(), request.choice()
+    if not tools:
+        return {}
+    if isinstance(choice, AllowedTools):
+        names = {tool.name for tool in choice.tools}
+        tools, choice = [tool for tool in tools if tool.name in names], choice.mode
+    named = (
+        {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, ToolName)
+        else choice
+    )
+    return {"tools": [tool.for_chat() for tool in tools], "tool_choice": named}

@@ -1,0 +1,166 @@
+"""The events of a response's stream: the items as they open, grow and close."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tandem.frontend.responses.items import encrypted
+from tandem.frontend.responses.objects import (
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    Status,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Events:
+    """Numbers the events of one stream. Without a stream there are no bytes."""
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._number = 0
+
+    def __call__(self, kind: str, **fields: object) -> bytes:
+        if not self._is_stream:
+            return b""
+        body = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(body))
+
+
+class OpenItem(Protocol):
+    """An item of the output that still grows."""
+
+    def begin(self) -> bytes:
+        """Return its first events."""
+
+    def add(self, text: str) -> bytes:
+        """Return the event of more text."""
+
+    def end(self, status: Status) -> bytes:
+        """Return its last events."""
+
+    def item(self, status: Status) -> OutputItem:
+        """Return the item as far as it has grown."""
+
+
+class _Texts(NamedTuple):
+    """The difference between a message and reasoning."""
+
+    delta: str
+    done: str
+    part: Callable[[str], OutputText | ReasoningText]
+    more: dict[str, object]  # fields of the delta and the done event
+
+
+_MESSAGE = _Texts(
+    "response.output_text.delta", "response.output_text.done", OutputText, {"logprobs": []}
+)
+_REASONING = _Texts(
+    "response.reasoning_text.delta", "response.reasoning_text.done", ReasoningText, {}
+)
+
+
+class OpenText:
+    """A message or reasoning, with one part of text."""
+
+    _texts = _MESSAGE
+
+    def __init__(self, events: Events, id: str, index: int) -> None:
+        self.id = id
+        self._events = events
+        self._index = index
+        self._place = {"item_id": id, "output_index": index, "content_index": 0}
+        self._parts: list[str] = []
+
+    def begin(self) -> bytes:
+        added = self._events(
+            "response.output_item.added", output_index=self._index, item=self._empty()
+        )
+        part = self._texts.part("")
+        return added + self._events("response.content_part.added", **self._place, part=part)
+
+    def add(self, text: str) -> bytes:
+        self._parts.append(text)
+        return self._events(self._texts.delta, **self._place, delta=text, **self._texts.more)
+
+    def end(self, status: Status) -> bytes:
+        part = self._texts.part(self.text)
+        return (
+            self._events(self._texts.done, **self._place, text=self.text, **self._texts.more)
+            + self._events("response.content_part.done", **self._place, part=part)
+            + self._events(
+                "response.output_item.done", output_index=self._index, item=self.item(status)
+            )
+        )
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._parts)
+
+    def item(self, status: Status) -> OutputItem:
+        return OutputMessage(self.id, [OutputText(self.text)], status)
+
+    def _empty(self) -> OutputItem:
+        return OutputMessage(self.id, [], "in_progress")
+
+
+class OpenReasoning(OpenText):
+    """Reasoning, whose content a client may want in a form to send back."""
+
+    _texts = _REASONING
+
+    def __init__(self, events: Events, id: str, index: int, *, is_encrypted: bool) -> None:
+        super().__init__(events, id, index)
+        self._is_encrypted = is_encrypted
+
+    def item(self, status: Status) -> OutputItem:
+        sent_back = encrypted(self.text) if self._is_encrypted else msgspec.UNSET
+        return OutputReasoning(self.id, [ReasoningText(self.text)], status, sent_back)
+
+    def _empty(self) -> OutputItem:
+        return OutputReasoning(self.id, [], "in_progress")
+
+
+class OpenCall:
+    """A function call."""
+
+    def __init__(self, events: Events, id: str, index: int, call_id: str, name: str) -> None:
+        self._events = events
+        self._index = index
+        self._id = id
+        self._call_id = call_id
+        self._name = name
+        self._place = {"item_id": id, "output_index": index}
+        self._parts: list[str] = []
+
+    def begin(self) -> bytes:
+        item = self.item("in_progress")
+        return self._events("response.output_item.added", output_index=self._index, item=item)
+
+    def add(self, text: str) -> bytes:
+        if not text:
+            return b""
+        self._parts.append(text)
+        return self._events("response.function_call_arguments.delta", **self._place, delta=text)
+
+    def end(self, status: Status) -> bytes:
+        arguments = "".join(self._parts)
+        return self._events(
+            "response.function_call_arguments.done",
+            **self._place,
+            name=self._name,
+            arguments=arguments,
+        ) + self._events(
+            "response.output_item.done", output_index=self._index, item=self.item(status)
+        )
+
+    def item(self, status: Status) -> OutputItem:
+        return OutputCall(self._id, self._call_id, self._name, "".join(self._parts), status)

@@ -1,0 +1,200 @@
+"""The items of a conversation, and their translation to the messages of a chat."""
+
+import base64
+import binascii
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw
+
+from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES
+from tandem.frontend.typed import read, unsupported
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.printable import short
+
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of an item's content; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[Part]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message of any role. Clients send back answers with all fields that they have."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: Status | None = None
+    phase: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A call that the model made."""
+
+    call_id: str
+    name: str
+    arguments: str
+    type: Literal["function_call"] = "function_call"
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionOutput(msgspec.Struct, frozen=True):
+    """The result of a call."""
+
+    call_id: str
+    output: Content
+    type: Literal["function_call_output"] = "function_call_output"
+    id: str | None = None
+    name: str | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(msgspec.Struct, frozen=True):
+    """Reasoning of the model; a client may keep only `encrypted_content` of it."""
+
+    summary: list[Part]
+    content: list[Part] | None = None
+    encrypted_content: str | None = None
+    type: Literal["reasoning"] = "reasoning"
+    id: str | None = None
+    status: Status | None = None
+
+    def text(self, where: str) -> str:
+        """Return the reasoning. Raises InvalidRequestError naming the field."""
+        if self.content or self.encrypted_content is None:
+            return text_of(self.content or self.summary, f"{where}.content")
+        try:
+            return base64.b64decode(self.encrypted_content, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            field = f"{where}.encrypted_content"
+            raise InvalidRequestError(f"`{field}` is not of this server", param=field) from error
+
+
+Item = Message | FunctionCall | FunctionOutput | ReasoningItem
+_KINDS: dict[str, type[Message | FunctionCall | FunctionOutput | ReasoningItem]] = {
+    "message": Message,
+    "function_call": FunctionCall,
+    "function_call_output": FunctionOutput,
+    "reasoning": ReasoningItem,
+}
+
+
+def encrypted(reasoning: str) -> str:
+    """Return reasoning in the form that a client sends back. It is encoded, and hidden to none."""
+    return base64.b64encode(reasoning.encode()).decode()
+
+
+def user_message(text: Raw) -> Message:
+    """Return the message of an input that is a string."""
+    return Message("user", msgspec.json.decode(text, type=str))
+
+
+class _Kind(msgspec.Struct):
+    type: str | None = None
+
+
+_decode_kind = msgspec.json.Decoder(_Kind).decode
+
+
+def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
+    """Return the items of a list. Raises InvalidRequestError naming the field."""
+    raws = _decode_list(raw)
+    if not 0 < len(raws) <= MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"`{where}` has {len(raws)} items; it must have 1 to {MAX_MESSAGES}", param=where
+        )
+    items = [_read_item(item, f"{where}[{index}]") for index, item in enumerate(raws)]
+    num_parts = sum(map(_num_parts, items))
+    if num_parts > MAX_CONTENT_PARTS:
+        raise InvalidRequestError(
+            f"`{where}` has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}",
+            param=where,
+        )
+    return items
+
+
+def _read_item(raw: Raw, where: str) -> Item:
+    try:
+        name = _decode_kind(raw).type or "message"
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"`{where}` must be an item", param=where) from error
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise unsupported(f"{where}.type", name)
+    return read(kind, raw, where)
+
+
+def _num_parts(item: Item) -> int:
+    match item:
+        case Message(content=content) | FunctionOutput(output=content):
+            return len(content)
+        case ReasoningItem():
+            return len(item.content or ()) + len(item.summary)
+        case FunctionCall():
+            return 0
+
+
+def text_of(content: Content, where: str) -> str:
+    """Return the text of a content. Raises InvalidRequestError for a part that is not text."""
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.text is None:
+            field = f"{where}[{index}].type"
+            raise InvalidRequestError(
+                f"`{field}` is {short(part.type)!r}; only text is supported", param=field
+            )
+    return "".join(part.text or "" for part in content)
+
+
+class Conversation:
+    """The messages of a chat, made of items. Items of one answer become one message."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        if instructions is not None:
+            self.messages.append({"role": "system", "content": instructions})
+
+    def add(self, items: list[Item], where: str) -> None:
+        """Add items. `where` names their list in errors."""
+        for index, item in enumerate(items):
+            self._add(item, f"{where}[{index}]")
+
+    def _add(self, item: Item, where: str) -> None:
+        match item:
+            case Message(role="assistant"):
+                message = self._answer_without("tool_calls", "content")
+                message["content"] = text_of(item.content, f"{where}.content")
+            case Message():
+                content = text_of(item.content, f"{where}.content")
+                self.messages.append({"role": item.role, "content": content})
+            case ReasoningItem():
+                message = self._answer_without("tool_calls", "content", "reasoning_content")
+                message["reasoning_content"] = item.text(where)
+            case FunctionCall():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                self._answer_without().setdefault("tool_calls", []).append(call)
+            case FunctionOutput():
+                content = text_of(item.output, f"{where}.output")
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": item.call_id, "content": content}
+                )
+
+    def _answer_without(self, *fields: str) -> dict[str, Any]:
+        """Return the answer that ends the chat so far. It is a new one if that has a field."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last["role"] == "assistant" and not last.keys() & set(fields):
+            return last
+        self.messages.append({"role": "assistant"})
+        return self.messages[-1]

@@ -1,0 +1,140 @@
+"""The body of POST /v1/responses, checked field by field, and its translation to a chat.
+
+A field that is not supported is refused by name, unless it is null or can be ignored safely.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins, read_fields
+from tandem.frontend.responses.items import Item, read_items, user_message
+from tandem.frontend.responses.tools import FunctionTool, ToolChoice, read_tool_choice, read_tools
+from tandem.frontend.typed import read, unsupported
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.request_bounds import LARGEST_INT
+
+_LARGE = ("input", "instructions", "tools")  # bounded by themselves
+_ENCRYPTED = "reasoning.encrypted_content"
+Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+MetaKey = Annotated[str, Meta(max_length=64)]
+MetaValue = Annotated[str, Meta(max_length=512)]
+
+
+class Format(msgspec.Struct, frozen=True):
+    """The format of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    description: str | msgspec.UnsetType | None = msgspec.UNSET
+    schema: Raw | msgspec.UnsetType = msgspec.UNSET
+    strict: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`text` of a request; `verbosity` has no effect."""
+
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`reasoning` of a request; the answer has the reasoning itself, never a summary."""
+
+    effort: Annotated[str, Meta(max_length=64)] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Without effect: no padding is added."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a body. `input` and `tools` are read by `inputs` and `functions`."""
+
+    model: str
+    input: Raw = Raw(b"null")
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Raw] | None = None
+    tool_choice: Raw = Raw(b"null")
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    store: bool | None = None
+    previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[MetaKey, MetaValue], Meta(max_length=16)] | None = None
+
+    # Beyond OpenAI, as in chat.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Accepted without effect, or for one value, because official clients send them.
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    top_logprobs: Literal[0] | None = None
+    max_tool_calls: Count | None = None  # of built-in tools, and there are none
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    client_metadata: dict[str, str] | None = None
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        """True if reasoning items have an `encrypted_content`, which a client sends back."""
+        return _ENCRYPTED in (self.include or ())
+
+    def inputs(self) -> list[Item]:
+        """Return the items of the input. Raises InvalidRequestError naming the field."""
+        if begins(self.input, b'"'):
+            return [user_message(self.input)]
+        if not begins(self.input, b"["):
+            raise InvalidRequestError("`input` must be a string or a list", param="input")
+        return read_items(self.input)
+
+    def functions(self) -> list[FunctionTool]:
+        """Return the tools. Raises InvalidRequestError naming one that is not a function."""
+        return read_tools(self.tools or [])
+
+    def choice(self) -> ToolChoice:
+        """Return the choice of tools."""
+        return read_tool_choice(self.tool_choice)
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for values that the types allow and the frontend does not."""
+        for index, value in enumerate(self.include or ()):
+            if value != _ENCRYPTED:
+                raise unsupported(f"include[{index}]", value)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "`stream_options` is only allowed when `stream` is true", param="stream_options"
+            )
+
+
+def parse(raw: bytes) -> ResponsesRequest:
+    """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
+    for name, value in read_fields(raw).items():
+        if name not in _LARGE and len(value) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(
+                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
+            )
+    request = read(ResponsesRequest, raw)
+    request.check()
+    return request

@@ -1,0 +1,85 @@
+"""The responses that a frontend keeps for `previous_response_id`, in memory and within bounds."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import msgspec
+
+from tandem.frontend.responses.items import Item, read_items
+from tandem.runtime.errors import NotFoundError
+from tandem.runtime.printable import short
+
+_ENTRY_BYTES = 1024  # of an entry beside its JSON
+
+
+class Stored(NamedTuple):
+    """A response, and the input items that it answers."""
+
+    owner: str  # name of the API key; empty without keys
+    previous: str | None
+    inputs: bytes
+    body: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the entry takes."""
+        return _ENTRY_BYTES + len(self.inputs) + len(self.body)
+
+
+class _Output(msgspec.Struct):
+    output: msgspec.Raw
+
+
+_decode_output = msgspec.json.Decoder(_Output).decode
+
+
+class ResponseStore:
+    """Responses by id. Those that were used least recently make room for new ones."""
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+
+    @property
+    def is_on(self) -> bool:
+        """False when nothing is kept."""
+        return self._max_responses > 0
+
+    def put(self, response_id: str, stored: Stored) -> None:
+        """Keep a response, unless it is larger than all may be."""
+        if stored.num_bytes > self._max_bytes:
+            return
+        self._stored[response_id] = stored
+        self._num_bytes += stored.num_bytes
+        while self._num_bytes > self._max_bytes or len(self._stored) > self._max_responses:
+            _, oldest = self._stored.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
+    def get(self, response_id: str, owner: str, param: str = "response_id") -> Stored:
+        """Return a response of this owner. Raises NotFoundError."""
+        stored = self._stored.get(response_id)
+        if stored is None or stored.owner != owner:
+            raise NotFoundError(
+                f"no response {short(response_id)!r} is stored at this frontend", param=param
+            )
+        self._stored.move_to_end(response_id)
+        return stored
+
+    def delete(self, response_id: str, owner: str) -> None:
+        """Forget a response of this owner. Raises NotFoundError."""
+        self._num_bytes -= self.get(response_id, owner).num_bytes
+        del self._stored[response_id]
+
+    def conversation(self, response_id: str | None, owner: str) -> list[Item]:
+        """Return all items up to the end of a response. Raises NotFoundError."""
+        turns: list[Stored] = []
+        while response_id is not None:
+            turns.append(self.get(response_id, owner, "previous_response_id"))
+            response_id = turns[-1].previous
+        items: list[Item] = []
+        for turn in reversed(turns):
+            items += read_items(turn.inputs)
+            items += read_items(_decode_output(turn.body).output, "output")
+        return items

@@ -1,0 +1,103 @@
+"""The response of one choice in the shape of the Responses API: a `PieceWriter`."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from tandem.frontend.openai.errors import OpenAIErrors
+from tandem.frontend.openai.sse import DONE
+from tandem.frontend.piece_sink import Ending
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.responses.events import Events, OpenCall, OpenItem, OpenReasoning, OpenText
+from tandem.frontend.responses.objects import OutputItem, Response, Status, ended, failed
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import TandemError
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseWriter(OpenAIErrors):
+    """Joins the pieces of one kind to an item. `keep` gets the JSON of a response that has ended.
+
+    Errors before the stream are those of chat.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        keep: Callable[[bytes], None],
+        *,
+        is_stream: bool,
+        is_encrypted: bool,
+    ) -> None:
+        self._response = response
+        self._keep = keep
+        self._events = Events(is_stream=is_stream)
+        self._is_encrypted = is_encrypted
+        self._output: list[OutputItem] = []  # those that are closed
+        self._open: OpenItem | None = None
+        self._open_key: object = None  # the kind of the open item, or the index of its call
+        self._body = b""
+
+    def begin(self, tokens: TokenCounts) -> bytes:
+        return self._events("response.created", response=self._response) + self._events(
+            "response.in_progress", response=self._response
+        )
+
+    def take(self, pieces: list[Piece]) -> bytes:
+        return b"".join(map(self._take, pieces))
+
+    def end(self, ending: Ending) -> bytes:
+        is_cut = ending.reason == "length"
+        begin = b"" if self._output or self._open else self._opened(Content(""))
+        closed = begin + self._close("incomplete" if is_cut else "completed")
+        response = ended(self._response, self._output, ending)
+        self._body = _encode(response)
+        self._keep(self._body)
+        kind = "response.incomplete" if is_cut else "response.completed"
+        return closed + self._events(kind, response=msgspec.Raw(self._body)) + DONE
+
+    def whole(self) -> bytes:
+        return self._body
+
+    def event(self, error: TandemError) -> bytes:
+        closed = self._close("incomplete")
+        response = failed(self._response, self._output, error.message)
+        return closed + self._events("response.failed", response=response) + DONE
+
+    def _take(self, piece: Piece) -> bytes:
+        opened = b""
+        if self._open is None or self._open_key != _key(piece):
+            opened = self._close("completed") + self._opened(piece)
+        assert self._open is not None
+        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
+        return opened + self._open.add(text)
+
+    def _opened(self, piece: Piece) -> bytes:
+        """Begin the item that a piece belongs to."""
+        index, number = len(self._output), new_id()
+        self._open_key = _key(piece)
+        match piece:
+            case Content():
+                self._open = OpenText(self._events, f"msg_{number}", index)
+            case Reasoning():
+                self._open = OpenReasoning(
+                    self._events, f"rs_{number}", index, is_encrypted=self._is_encrypted
+                )
+            case ToolCallDelta():
+                call_id = piece.id or f"call_{number}"
+                self._open = OpenCall(self._events, f"fc_{number}", index, call_id, piece.name)
+        return self._open.begin()
+
+    def _close(self, status: Status) -> bytes:
+        if self._open is None:
+            return b""
+        item, self._open = self._open, None
+        self._output.append(item.item(status))
+        return item.end(status)
+
+
+def _key(piece: Piece) -> object:
+    """Return a value that pieces of one item share."""
+    return piece.index if isinstance(piece, ToolCallDelta) else type(piece)

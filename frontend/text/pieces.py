@@ -1,0 +1,84 @@
+"""The answers of a model that writes text, as pieces for the writer of another API than chat."""
+
+from typing import Any
+
+from tandem.frontend.openai.responses import ResponseHead
+from tandem.frontend.piece_sink import Ending, PieceWriter
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.text.answers import Answer, as_chunk
+from tandem.runtime.errors import ProtocolError
+from tandem.runtime.messages import FinishReason
+
+_NO_TOKENS = TokenCounts(0, 0, 0)
+
+
+class TextPieces:
+    """A `TextWriter` that reads one choice of a chat and gives its pieces to `writer`."""
+
+    def __init__(self, head: ResponseHead, writer: PieceWriter, *, is_stream: bool) -> None:
+        self._head = head
+        self._writer = writer
+        self._is_stream = is_stream
+        self._has_begun = False
+        self._reason: FinishReason = "stop"
+        self._tokens = _NO_TOKENS
+        self._num_reasoning = 0
+
+    def add(self, answer: Answer) -> bytes:
+        self._count(answer.get("usage"))
+        body = b""
+        if not self._has_begun:
+            self._has_begun = True
+            body = self._writer.begin(self._tokens)
+        for choice in as_chunk(answer, self._head)["choices"]:
+            if choice.get("finish_reason") == "length":
+                self._reason = "length"
+            pieces = _pieces(choice.get("delta", {}))
+            if pieces:
+                body += self._writer.take(pieces)
+        return body
+
+    def end(self) -> bytes:
+        body = self._writer.end(Ending(self._reason, self._tokens, self._num_reasoning))
+        return body if self._is_stream else self._writer.whole()
+
+    def _count(self, usage: object) -> None:
+        if not isinstance(usage, dict):
+            return
+        self._tokens = TokenCounts(
+            _number(usage, "prompt_tokens"),
+            _number(usage, "completion_tokens"),
+            _number(usage.get("prompt_tokens_details"), "cached_tokens"),
+        )
+        details = usage.get("completion_tokens_details")
+        self._num_reasoning = _number(details, "reasoning_tokens")
+
+
+def _number(counts: object, name: str) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _pieces(delta: dict[str, Any]) -> list[Piece]:
+    pieces: list[Piece] = []
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    if isinstance(reasoning, str) and reasoning:
+        pieces.append(Reasoning(reasoning))
+    content = delta.get("content")
+    if isinstance(content, str) and content:
+        pieces.append(Content(content))
+    calls = delta.get("tool_calls")
+    return pieces + list(map(_call, calls)) if isinstance(calls, list) else pieces
+
+
+def _call(chunk: object) -> ToolCallDelta:
+    """Return one part of a call. Raises ProtocolError for anything else."""
+    fields = chunk if isinstance(chunk, dict) else {}
+    function = fields.get("function")
+    function = function if isinstance(function, dict) else {}
+    index, parts = fields.get("index", 0), (function.get("arguments") or "", fields.get("id") or "")
+    name = function.get("name") or ""
+    if type(index) is not int or not all(isinstance(part, str) for part in (*parts, name)):
+        raise ProtocolError("the worker's answer has a tool call that is not one")
+    return ToolCallDelta(index, *parts, name)
