@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 
 from starlette.types import Message, Receive, Scope, Send
 
+from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.deps import FrontendDeps
@@ -72,6 +73,8 @@ class RequestHandler:
             "/v1/chat/completions": OpenAIApi(ChatRequest, "chat", generations),
             "/v1/completions": OpenAIApi(CompletionRequest, "completions", generations),
             "/v1/responses": ResponsesApi(generations, self.responses),
+            "/v1/messages": MessagesApi(generations),
+            "/v1/messages/count_tokens": CountTokensApi(generations),
         }
         self._bodies = OpenBodies(deps.config.max_open_body_bytes)
         self._contexts: set[RequestContext] = set()

@@ -13,6 +13,7 @@ from tandem.frontend.generations import Generations
 from tandem.frontend.openai.requests import ChatRequest, parse
 from tandem.frontend.openai.responses import ResponseHead
 from tandem.frontend.piece_sink import PieceSink, PieceWriter
+from tandem.frontend.plan import of_tokens
 from tandem.frontend.text.answers import TextWriter
 from tandem.frontend.text.body import parse_text
 from tandem.frontend.text.pieces import TextPieces
@@ -70,8 +71,21 @@ class ChatShape:
         def new_sink(answer: Answer, exchange: Exchange) -> Sink:
             return PieceSink(answer, exchange, writer, is_stream=is_stream)
 
-        return await generations.of_tokens(self.request(fields), new_sink, call)
+        return await generations.of_tokens(self._request(fields), new_sink, call)
 
-    def request(self, fields: dict[str, Any]) -> ChatRequest:
+    async def num_tokens(self, fields: dict[str, Any], call: Call) -> int:
+        """Return the number of tokens in the prompt of a chat.
+
+        Raises InvalidRequestError naming the field of the API.
+        """
+        generations = self._generations
+        try:
+            body = self._request(fields)
+            model = of_tokens(generations.model(body.model, "chat", call))
+            return len(await generations.planner.prompt_maker.chat_tokens(body, model))
+        except InvalidRequestError as error:
+            raise self._names.translated(error) from error
+
+    def _request(self, fields: dict[str, Any]) -> ChatRequest:
         """Return the checked chat. Raises InvalidRequestError naming the field of the chat."""
         return parse(ChatRequest, _encode(fields), self._generations.config)

@@ -56,7 +56,7 @@ class Planner:
     """Tokenizes a body and fits it to its model."""
 
     def __init__(self, config: FrontendConfig, executor: Executor) -> None:
-        self._prompt_maker = PromptMaker(config, executor)
+        self.prompt_maker = PromptMaker(config, executor)
 
     async def plan(
         self,
@@ -66,15 +66,23 @@ class Planner:
         headers: Mapping[bytes, bytes],
     ) -> Plan:
         """Return the plan of a request. Raises InvalidRequestError naming the field at fault."""
-        if not isinstance(model, TokenModel):
-            raise InvalidRequestError(f"model {model.card.name!r} cannot read this body")
+        model = of_tokens(model)
         placement = _placement(headers)
         wants_timeline = _wants_timeline(headers)
-        prompts = await self._prompt_maker.prompts(body, model)
+        prompts = await self.prompt_maker.prompts(body, model)
         is_chat = isinstance(body, ChatRequest)
         head = new_head(context.id, model.card.name, is_chat, body.include_usage)
         choices = _choices(body, model, prompts, context, placement)
         return Plan(model, body, prompts, choices, context, head, wants_timeline)
+
+
+def of_tokens(model: ServedModel) -> TokenModel:
+    """Return a model whose text is the frontend's. Raises InvalidRequestError for another one."""
+    if not isinstance(model, TokenModel):
+        raise InvalidRequestError(
+            f"the frontend has no tokenizer of model {model.card.name!r}", param="model"
+        )
+    return model
 
 
 def _choices(

@@ -49,13 +49,18 @@ class PromptMaker:
         is_short = num_characters <= _INLINE_CHARACTERS
         return [await self._completion_prompt(each, body, model, is_short) for each in given]
 
-    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
+    async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
+        """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
         text = await self._render(body, model)
         _check_characters(text, model, "messages")
         is_short = len(text) <= _INLINE_CHARACTERS
         token_ids = await self._encode(text, model, is_short, is_chat=True)
         if not token_ids:
             raise InvalidRequestError("the messages have no tokens", param="messages")
+        return token_ids
+
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
+        token_ids = await self.chat_tokens(body, model)
         return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:

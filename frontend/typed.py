@@ -11,6 +11,7 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
 T = TypeVar("T", bound=msgspec.Struct)
+NULL = msgspec.Raw(b"null")  # a field of any type that is not there
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
 _decode_fields = msgspec.json.Decoder(Fields).decode

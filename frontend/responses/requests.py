@@ -11,7 +11,7 @@ from msgspec import Meta, Raw
 from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins, read_fields
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import FunctionTool, ToolChoice, read_tool_choice, read_tools
-from tandem.frontend.typed import read, unsupported
+from tandem.frontend.typed import NULL, read, unsupported
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 
@@ -57,7 +57,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a body. `input` and `tools` are read by `inputs` and `functions`."""
 
     model: str
-    input: Raw = Raw(b"null")
+    input: Raw = NULL
     instructions: str | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -67,7 +67,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Raw] | None = None
-    tool_choice: Raw = Raw(b"null")
+    tool_choice: Raw = NULL
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins
-from tandem.frontend.typed import read, read_type, unsupported
+from tandem.frontend.typed import NULL, read, read_type, unsupported
 from tandem.runtime.errors import InvalidRequestError
 
 MAX_TOOLS = 256
@@ -21,7 +21,7 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function"] = "function"
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     description: str | None = None
-    parameters: Raw | None = None
+    parameters: Raw = NULL
     strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
-        if self.parameters is not None:
+        if self.parameters is not NULL:
             function["parameters"] = self.parameters
         if self.strict is not None:
             function["strict"] = self.strict

@@ -1,0 +1,57 @@
+"""POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's shape."""
+
+import msgspec
+
+from tandem.frontend.anthropic.errors import AnthropicErrors
+from tandem.frontend.anthropic.requests import Conversing, MessagesRequest, parse
+from tandem.frontend.anthropic.writer import MessageWriter
+from tandem.frontend.api import Call, Work
+from tandem.frontend.chat_shape import ChatShape, FieldNames
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.generations import Generations
+
+_NAMES = FieldNames(
+    {
+        r"messages\b.*": "messages",
+        r"max_completion_tokens": "max_tokens",
+        r"stop\b": "stop_sequences",
+        r"response_format\b(\.json_schema)?": "output_config.format",
+        r"reasoning_effort": "output_config.effort",
+        r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+        r"(tools\[\d+\])\.function": r"\1",
+        r"(tool_choice)\.function": r"\1",
+    }
+)
+
+
+class MessagesApi:
+    """Bodies of messages."""
+
+    errors = AnthropicErrors()
+
+    def __init__(self, generations: Generations) -> None:
+        self._chat = ChatShape(generations, _NAMES)
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        request = parse(MessagesRequest, raw)
+        writer = MessageWriter(call.context.id, request.model, is_stream=bool(request.stream))
+        return await self._chat.prepare(request.chat_fields(), writer, call)
+
+
+class CountTokensApi:
+    """Bodies whose tokens are counted; nothing is generated."""
+
+    errors = AnthropicErrors()
+
+    def __init__(self, generations: Generations) -> None:
+        self._chat = ChatShape(generations, _NAMES)
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        request = parse(Conversing, raw)
+        num_tokens = await self._chat.num_tokens(request.chat_fields(), call)
+        return _answer(num_tokens, call.exchange, call.context.id)
+
+
+async def _answer(num_tokens: int, exchange: Exchange, request_id: str) -> None:
+    body = msgspec.json.encode({"input_tokens": num_tokens})
+    await exchange.respond(200, body, exchange.id_headers(request_id))

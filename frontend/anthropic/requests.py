@@ -1,0 +1,117 @@
+"""The bodies of Anthropic's Messages API, checked field by field, and the chats they stand for.
+
+`cache_control` is accepted everywhere: prefixes are cached without it.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tandem.frontend.anthropic.blocks import Conversation
+from tandem.frontend.anthropic.tools import read_choice, read_tools
+from tandem.frontend.openai.outline import MAX_FIELD_BYTES, read_fields
+from tandem.frontend.typed import NULL, T, read
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.request_bounds import LARGEST_INT
+
+_LARGE = ("messages", "system", "tools")  # bounded by themselves
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """`thinking` of a request; the budget has no effect."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=LARGEST_INT)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """A JSON schema that the answer follows."""
+
+    schema: Raw
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`output_config` of a request."""
+
+    effort: Annotated[str, Meta(max_length=64)] | None = None
+    format: OutputFormat | None = None
+
+
+class Conversing(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that a message and the counting of its tokens have in common."""
+
+    model: str
+    messages: Raw = NULL
+    system: Raw = NULL
+    tools: list[Raw] | None = None
+    tool_choice: Raw = NULL
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Raw = NULL
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of the chat. Raises InvalidRequestError naming the field."""
+        conversation = Conversation()
+        conversation.add_system(self.system)
+        conversation.add_all(self.messages)
+        fields: dict[str, Any] = {"model": self.model, "messages": conversation.messages}
+        if self.thinking is not None and self.thinking.type == "disabled":
+            fields["reasoning_effort"] = "none"
+        elif self.output_config is not None and self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+        if self.output_config is not None and self.output_config.format is not None:
+            schema = {"name": "answer", "schema": self.output_config.format.schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields | self._tool_fields()
+
+    def _tool_fields(self) -> dict[str, Any]:
+        tools, choice = read_tools(self.tools or []), read_choice(self.tool_choice)
+        if not tools:
+            return {}
+        fields: dict[str, Any] = {"tools": [tool.for_chat() for tool in tools]}
+        if choice is not None:
+            fields["tool_choice"] = choice.for_chat()
+            if choice.disable_parallel_tool_use:
+                fields["parallel_tool_calls"] = False
+        return fields
+
+
+class MessagesRequest(Conversing, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+
+    # Accepted without effect, or for one value, because official clients send them.
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: Literal["standard"] | None = None
+
+    def chat_fields(self) -> dict[str, Any]:
+        fields = super().chat_fields()
+        given = {
+            "max_tokens": self.max_tokens,
+            "stream": self.stream,
+            "stop": self.stop_sequences or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+        return fields | {name: value for name, value in given.items() if value is not None}
+
+
+def parse(kind: type[T], raw: bytes) -> T:
+    """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
+    for name, value in read_fields(raw).items():
+        if name not in _LARGE and len(value) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(
+                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
+            )
+    return read(kind, raw)

@@ -1,0 +1,85 @@
+"""The tools of a Messages request, and the choice among them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tandem.frontend.openai.outline import begins
+from tandem.frontend.responses.tools import check_tools_size
+from tandem.frontend.typed import NULL, read, read_type, unsupported
+from tandem.runtime.errors import InvalidRequestError
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the client runs."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_schema: Raw
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Raw = NULL
+    input_examples: Raw = NULL
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """Return the tool as a chat has it."""
+        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The choice among the tools; `name` is that of the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def for_chat(self) -> str | dict[str, Any]:
+        """Return the choice as a chat has it."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class _Kind(msgspec.Struct):
+    type: str | None = None
+
+
+_decode_kind = msgspec.json.Decoder(_Kind).decode
+
+
+def read_tools(raws: list[Raw]) -> list[Tool]:
+    """Return the tools of a body. Raises InvalidRequestError for one that the server would run."""
+    check_tools_size(raws, "tools")
+    tools = []
+    for index, raw in enumerate(raws):
+        field = f"tools[{index}]"
+        if not begins(raw, b"{"):
+            raise InvalidRequestError(f"`{field}` must be an object", param=field)
+        kind = _decode_kind(raw).type
+        if kind not in (None, "custom"):
+            raise unsupported(f"{field}.type", kind)
+        tools.append(read(Tool, raw, field))
+    return tools
+
+
+def read_choice(raw: Raw) -> Choice | None:
+    """Return the choice among the tools, unless it is null. Raises InvalidRequestError."""
+    if bytes(raw) == b"null":
+        return None
+    read_type(raw, "tool_choice")
+    choice = read(Choice, raw, "tool_choice")
+    if (choice.type == "tool") != (choice.name is not None):
+        raise InvalidRequestError(
+            "`tool_choice.name` comes with the type 'tool', and only with it",
+            param="tool_choice.name",
+        )
+    return choice
