@@ -18,7 +18,13 @@ class Call:
     exchange: Exchange
     context: RequestContext
     record: RequestRecord
-    owner: str = ""  # name of the API key; empty without keys
+    num_reserved: int = 0  # tokens, of the client's limit
+
+    @property
+    def owner(self) -> str:
+        """The name of the API key; empty without keys."""
+        client = self.exchange.client
+        return "" if client is None else client.key.name
 
 
 class Api(Protocol):

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 
 from starlette.types import Message, Receive, Scope, Send
 
+from tandem.frontend.access.access import Access
 from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
 from tandem.frontend.catalog import Catalog
@@ -16,10 +17,16 @@ from tandem.frontend.generations import Generations
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.open_bodies import BodyShare, OpenBodies
 from tandem.frontend.openai.api import OpenAIApi
-from tandem.frontend.openai.errors import MethodError, TooManyRequestsError, public_error
+from tandem.frontend.openai.errors import (
+    BodyError,
+    MethodError,
+    OpenAIErrors,
+    TooManyRequestsError,
+    public_error,
+)
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.operations import operations
-from tandem.frontend.request_log import RequestRecord, log_request
+from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.runtime.address import new_id
@@ -38,9 +45,15 @@ class App:
     """
 
     def __init__(
-        self, handler: "RequestHandler", catalog: Catalog, metrics: FrontendMetrics
+        self,
+        handler: "RequestHandler",
+        catalog: Catalog,
+        metrics: FrontendMetrics,
+        access: Access | None,
     ) -> None:
         self._handler = handler
+        self._access = access
+        self._metrics = metrics
         self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
             catalog, metrics, handler.responses, lambda: handler.is_draining
         )
@@ -48,15 +61,29 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
+        exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
+        if self._access is not None:
+            try:
+                exchange.client = self._access.client(exchange.headers, path)
+            except BodyError as error:
+                await self._refuse(exchange, path, error)
+                return
         if api is None:
+            if exchange.client is not None:
+                scope = {**scope, "tandem_key": exchange.client.key.name}
             await self._others(scope, receive, _with_request_id(scope, send))
-            return
-        exchange = Exchange(scope, receive, send, api.errors)
-        if scope["method"] == "POST":
+        elif scope["method"] == "POST":
             await self._handler.handle(exchange, api, path)
         else:
             headers = [(b"allow", b"POST"), *exchange.id_headers(new_id())]
             await exchange.respond_error(MethodError(f"{path} takes POST only"), headers)
+
+    async def _refuse(self, exchange: Exchange, path: str, error: BodyError) -> None:
+        """Answer a request without a valid key, whose body is not read."""
+        status = str(error.status)
+        self._metrics.add(self._metrics.refusals, status)
+        logger.debug("%s: %s", path, error)
+        await exchange.respond_error(error, exchange.id_headers(new_id()))
 
 
 class RequestHandler:
@@ -88,11 +115,13 @@ class RequestHandler:
         context = RequestContext(
             timeout_s=self._deps.config.request_timeout_s, headers=_trace(exchange)
         )
-        record = RequestRecord(context.id, endpoint)
+        client = exchange.client
+        record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
+        call = Call(exchange, context, record)
         self._contexts.add(context)
         self._idle.clear()
         try:
-            await self._answer(api, Call(exchange, context, record))
+            await self._answer(api, call)
         except ClientGoneError:
             exchange.is_gone = True
         except asyncio.CancelledError:
@@ -107,7 +136,9 @@ class RequestHandler:
             if not self._contexts:
                 self._idle.set()
             record.status, record.is_gone = exchange.status, exchange.is_gone
-            log_request(record, self._deps.metrics)
+            summary = log_request(record, self._deps.metrics)
+            if client is not None:
+                client.settle(call.num_reserved, _num_used(summary))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for the present ones, then cancel those that are left."""
@@ -125,6 +156,8 @@ class RequestHandler:
         if self.is_draining:
             raise UnavailableError("this frontend is shutting down")
         exchange.check_is_json()
+        if exchange.client is not None:
+            exchange.client.admit()
         config = self._deps.config
         share = BodyShare(self._bodies)
         try:
@@ -174,6 +207,13 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return send_with_id
+
+
+def _num_used(summary: AnswerSummary | None) -> int:
+    """Return the tokens that a client pays for: all of an answer that has begun."""
+    if summary is None or summary.tokens is None or not summary.first_s:
+        return 0
+    return summary.tokens.num_prompt + summary.tokens.num_generated
 
 
 def _trace(exchange: Exchange) -> dict[str, str]:

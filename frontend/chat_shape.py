@@ -10,7 +10,7 @@ from tandem.frontend.api import Call, Work
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, Sink
 from tandem.frontend.generations import Generations
-from tandem.frontend.openai.requests import ChatRequest, parse
+from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.openai.responses import ResponseHead
 from tandem.frontend.piece_sink import PieceSink, PieceWriter
 from tandem.frontend.plan import of_tokens
@@ -88,4 +88,4 @@ class ChatShape:
 
     def _request(self, fields: dict[str, Any]) -> ChatRequest:
         """Return the checked chat. Raises InvalidRequestError naming the field of the chat."""
-        return parse(ChatRequest, _encode(fields), self._generations.config)
+        return self._generations.parse(ChatRequest, _encode(fields))

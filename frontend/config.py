@@ -16,6 +16,14 @@ class FrontendConfig(BaseModel):
         None, description="certificate of the HTTP server (PEM, with its chain); null: no TLS"
     )
     tls_key_file: str | None = Field(None, description="key of `tls_cert_file` (PEM)")
+    api_keys: str = Field(
+        "",
+        description="API keys, `NAME SHA256 [requests_per_minute=N] [tokens_per_minute=N] "
+        "[metrics]` each, `;` between several; none and no file: no key is asked for",
+    )
+    api_keys_file: str | None = Field(
+        None, description="file with more of them, one per line; read again after a change"
+    )
     cors_origins: str = Field(
         "",
         description="origins of web pages that may call from a browser, commas between several; "

@@ -1,15 +1,18 @@
 """One HTTP request and its response, over the ASGI callables."""
 
 import asyncio
+import math
 import re
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from tandem.frontend.access.limits import Client
 from tandem.frontend.open_bodies import BodyShare
 from tandem.frontend.openai.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
+    UnauthorizedError,
     UnsupportedMediaError,
 )
 from tandem.runtime.context import RequestContext
@@ -48,11 +51,13 @@ class Exchange:
     """
 
     __slots__ = (
-        "_receive", "errors", "headers", "is_gone", "is_over", "is_started", "send", "status",
+        "_receive", "client", "errors", "headers", "is_gone", "is_over", "is_started", "send",
+        "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
         self.errors = errors
+        self.client: Client | None = None  # the holder of the request's API key
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self.send = send
@@ -62,10 +67,11 @@ class Exchange:
         self.status = 0
 
     def id_headers(self, request_id: str) -> list[Header]:
-        """Return the headers with our id of the request, and the caller's own id if it sent one."""
+        """Return the headers with our id of the request and the caller's own, and its limits."""
         ours = request_id.encode()
         own = caller_id(self.headers.get(b"x-request-id", b""))
-        return [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
+        ids = [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
+        return ids if self.client is None else ids + self.client.headers()
 
     def check_is_json(self) -> None:
         """Raise UnsupportedMediaError for a body that is not JSON by its headers.
@@ -158,8 +164,10 @@ class Exchange:
         if isinstance(error, BodyTimeoutError):
             headers = [*headers, (b"connection", b"close")]  # the rest of the body may come
         if isinstance(error, OverloadedError):
-            seconds = max(1, round(error.retry_after_s))
+            seconds = max(1, math.ceil(error.retry_after_s))
             headers = [*headers, (b"retry-after", b"%d" % seconds)]
+        if isinstance(error, UnauthorizedError):
+            headers = [*headers, (b"www-authenticate", b"Bearer")]
         await self.respond(error.status, self.errors.body(error), headers)
 
 

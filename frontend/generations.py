@@ -9,7 +9,7 @@ from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, Sink, generate, new_answer
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
-from tandem.frontend.plan import Planner
+from tandem.frontend.plan import Planner, most_tokens
 from tandem.frontend.text.body import Route, TextBody, model_named_in
 from tandem.frontend.text.generation import NewWriter, TextGeneration
 
@@ -42,6 +42,10 @@ class Generations:
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
         model = self.model(body.model, route, call)
         plan = await self.planner.plan(body, model, call.context, call.exchange.headers)
+        if call.exchange.client is not None:
+            num_tokens = most_tokens(plan)
+            call.exchange.client.reserve(num_tokens)
+            call.num_reserved = num_tokens
         answer = new_answer(plan, self._deps)
         call.record.summarize = answer.summary
         return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)

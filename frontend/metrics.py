@@ -12,6 +12,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 _PREFIX = "tandem_frontend_"
+_MAX_KEYS = 100  # API keys with metrics of their own
+_OTHER_KEYS = "other"
 # 1, 2, 5 per decade
 _SECONDS = tuple(m * 10.0**e for e in range(-4, 3) for m in (1, 2, 5))
 _TOKENS = tuple(float(2**power) for power in range(18))
@@ -105,6 +107,23 @@ class FrontendMetrics:
         self.cached_tokens = self._tokens(
             "cached_tokens", "Prompt tokens of a request found in a prefix cache."
         )
+
+        self.refusals = self._counter("refused_keys", "Requests without a valid API key.", "status")
+        self.key_requests = self._counter(
+            "key_requests", "Requests answered, by API key.", "key", "status"
+        )
+        self.key_tokens = self._counter("key_tokens", "Tokens, by API key.", "key", "kind")
+        self._keys: set[str] = set()  # those with metrics of their own
+
+    def count_key(self, key: str, status: int, num_prompt: int, num_generated: int) -> None:
+        """Count a request of an API key. Keys beyond the first hundred are one label, `other`."""
+        if key not in self._keys:
+            if len(self._keys) >= _MAX_KEYS:
+                key = _OTHER_KEYS
+            self._keys.add(key)
+        self.add(self.key_requests, key, str(status))
+        self.add(self.key_tokens, key, "prompt", amount=num_prompt)
+        self.add(self.key_tokens, key, "generated", amount=num_generated)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, labels, registry=self.registry)

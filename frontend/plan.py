@@ -10,7 +10,7 @@ import msgspec
 
 from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, RequestBody
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.frontend.prompts import Prompt, PromptMaker, check_token_ids
 from tandem.runtime.context import RequestContext
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     """A request that is ready to generate: each prompt `n` times, prompt by prompt."""
 
     model: TokenModel
-    body: RequestBody
+    body: ChatRequest | CompletionRequest
     prompts: list[Prompt]
     choices: list[Choice]
     context: RequestContext
@@ -50,6 +50,13 @@ class Plan(msgspec.Struct, frozen=True):
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; choices of one prompt share it."""
         return sum([len(prompt.token_ids) for prompt in self.prompts])
+
+
+def most_tokens(plan: Plan) -> int:
+    """Return the tokens of the prompts, and of the answers as far as the body limits them."""
+    if plan.body.token_limit is None:
+        return plan.num_prompt_tokens
+    return plan.num_prompt_tokens + sum([choice.request.stop.max_tokens for choice in plan.choices])
 
 
 class Planner:

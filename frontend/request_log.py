@@ -23,6 +23,9 @@ class TokenCounts(msgspec.Struct, frozen=True, gc=False):
     num_cached: int
 
 
+_NO_TOKENS = TokenCounts(0, 0, 0)
+
+
 class AnswerSummary(msgspec.Struct, frozen=True, gc=False):
     """The facts about an answer, complete or not."""
 
@@ -38,6 +41,7 @@ class RequestRecord:
 
     request_id: str
     endpoint: str
+    key: str = ""  # name of the API key; empty without keys
     arrived_s: float = field(default_factory=time.perf_counter)
     model: str = ""  # empty until it is known to exist
     summarize: Callable[[], AnswerSummary] | None = None  # None until the request is planned
@@ -46,12 +50,15 @@ class RequestRecord:
     is_gone: bool = False  # the client, before the end of its answer
 
 
-def log_request(record: RequestRecord, metrics: FrontendMetrics) -> None:
-    """Log and count a request that is over."""
+def log_request(record: RequestRecord, metrics: FrontendMetrics) -> AnswerSummary | None:
+    """Log and count a request that is over. Return the facts about its answer."""
     status = _CLIENT_CLOSED_REQUEST if record.is_gone else record.status
     duration_s = time.perf_counter() - record.arrived_s
     answer = None if record.summarize is None else record.summarize()
     metrics.add(metrics.requests, record.model, record.endpoint, str(status))
+    if record.key:
+        tokens = (answer and answer.tokens) or _NO_TOKENS
+        metrics.count_key(record.key, status, tokens.num_prompt, tokens.num_generated)
     if record.is_gone:
         metrics.add(metrics.disconnects, record.model)
     if record.model:
@@ -60,14 +67,16 @@ def log_request(record: RequestRecord, metrics: FrontendMetrics) -> None:
     if answer is not None:
         _observe(answer, record, metrics)
     logger.info(
-        "request %s %s: %d in %.1f ms%s%s",
+        "request %s %s%s: %d in %.1f ms%s%s",
         record.request_id,
         record.endpoint,
+        f" by {record.key}" if record.key else "",
         status,
         duration_s * 1e3,
         "" if answer is None else _details(answer, record.arrived_s),
         f": {record.error}" if record.error else "",
     )
+    return answer
 
 
 def _observe(answer: AnswerSummary, record: RequestRecord, metrics: FrontendMetrics) -> None:

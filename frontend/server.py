@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from tandem.frontend.access.access import new_access
+from tandem.frontend.access.limits import LIMIT_HEADERS
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
@@ -24,6 +26,7 @@ from tandem.runtime.lifecycle import Lifecycle, freeze_gc, return_large_buffers
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.node import Node
 from tandem.runtime.tls import check_pair
+from tandem.runtime.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +51,13 @@ class FrontendServer:
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
+        access = new_access(frontend)
         deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
         self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
-            _with_cors(App(self.handler, self.catalog, self.metrics), frontend.cors_origins),
+            _with_cors(
+                App(self.handler, self.catalog, self.metrics, access), frontend.cors_origins
+            ),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -62,6 +68,10 @@ class FrontendServer:
             tls_key_file=frontend.tls_key_file,
         )
         self._scheme = frontend.scheme
+        tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
+        self._watched = [WatchedFiles(tls_files, self._http.reload_certificate)]
+        if access is not None:
+            self._watched.append(WatchedFiles(access.files, access.reload))
 
     async def start(self) -> None:
         """Listen, then register. Raise ConfigError when the port is taken."""
@@ -72,6 +82,8 @@ class FrontendServer:
         await self.catalog.start()
         await self._worker_events.start()
         self._http.serve()
+        for watched in self._watched:
+            watched.start()
         address = url if self._scheme == "https" else self.address
         await register_instance(self._node, self._node.instance(self._endpoint, address))
         logger.info("frontend %s listens on %s", self.instance_id, url)
@@ -85,6 +97,8 @@ class FrontendServer:
         """End everything; can be called after a `start` that failed."""
         await self._node.withdraw()
         await self.handler.drain(0)
+        for watched in self._watched:
+            await watched.close()
         await self._http.close()
         await self._worker_events.close()
         await self.catalog.close()
@@ -99,9 +113,9 @@ def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=allowed,
-        allow_methods=["GET", "POST"],
+        allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", "x-tandem-request-id"],
+        expose_headers=["x-request-id", "retry-after", "x-tandem-request-id", *LIMIT_HEADERS],
     )
 
 

@@ -10,6 +10,7 @@ import uvicorn
 
 from tandem.runtime.address import host_port
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.tls import check_pair
 
 _BACKLOG = 2048
 
@@ -88,6 +89,14 @@ class HttpServer:
         """Answer requests from now on."""
         assert self._listener is not None, "serve before bind"
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    def reload_certificate(self) -> None:
+        """Show the certificate that is in its files now to new connections. Raise ConfigError."""
+        config = self._server.config
+        if config.ssl_certfile and config.ssl_keyfile and config.loaded and config.ssl:
+            cert_file, key_file = str(config.ssl_certfile), str(config.ssl_keyfile)
+            check_pair(cert_file, key_file, self._param.partition(".")[0])
+            config.ssl.load_cert_chain(cert_file, key_file)
 
     async def close(self) -> None:
         """Stop: requests under way get `grace_s`. Idempotent, also after a `bind` that failed."""

@@ -7,6 +7,7 @@ from tandem.runtime.errors import OverloadedError, TandemError
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",

@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BodyError(TandemError):
-    """A body that is refused before it is read to its end."""
+    """A request that is refused before its body is read to the end."""
 
 
 class BodyTooLargeError(BodyError):
@@ -60,6 +60,27 @@ class MethodError(BodyError):
 
     code = "method_not_allowed"
     status = 405
+
+
+class UnauthorizedError(BodyError):
+    """The request has no valid API key."""
+
+    code = "invalid_api_key"
+    status = 401
+
+
+class ForbiddenError(BodyError):
+    """The API key is not for this path."""
+
+    code = "forbidden"
+    status = 403
+
+
+class RateLimitError(OverloadedError):
+    """The API key has used up its requests or its tokens of the minute."""
+
+    code = "rate_limit_exceeded"
+    status = 429
 
 
 class TooManyRequestsError(OverloadedError):
@@ -109,6 +130,8 @@ def _detail(error: TandemError) -> ErrorDetail:
         code = "model_not_found" if is_model else error.code
         return ErrorDetail(error.message, "invalid_request_error", error.param, code)
     kind = "overloaded_error" if isinstance(error, OverloadedError) else "server_error"
+    if isinstance(error, RateLimitError):
+        kind = "rate_limit_error"
     return ErrorDetail(error.message, kind, error.param, error.code)
 
 

@@ -1,0 +1,1 @@
+"""API keys, the limits of each, and their names in logs and metrics."""
