@@ -25,6 +25,7 @@ from tandem.frontend.openai.errors import (
     public_error,
 )
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.openai.tokenize import DetokenizeApi, TokenizeApi
 from tandem.frontend.operations import operations
 from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
@@ -100,6 +101,8 @@ class RequestHandler:
             "/v1/chat/completions": OpenAIApi(ChatRequest, "chat", generations),
             "/v1/completions": OpenAIApi(CompletionRequest, "completions", generations),
             "/v1/responses": ResponsesApi(generations, self.responses),
+            "/tokenize": TokenizeApi(generations),
+            "/detokenize": DetokenizeApi(generations),
             "/v1/messages": MessagesApi(generations),
             "/v1/messages/count_tokens": CountTokensApi(generations),
         }

@@ -27,6 +27,12 @@ class Generations:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
         return parse(kind, raw, self._deps.config, self._deps.catalog.longest_context)
 
+    @property
+    def only_model(self) -> str | None:
+        """The name of the model, where one is served alone."""
+        models = self._deps.catalog.models
+        return models[0].card.name if len(models) == 1 else None
+
     def is_for_text_model(self, raw: bytes) -> bool:
         """Return True if a body names a model that reads and writes text itself."""
         catalog = self._deps.catalog

@@ -59,6 +59,16 @@ class PromptMaker:
             raise InvalidRequestError("the messages have no tokens", param="messages")
         return token_ids
 
+    async def text_tokens(self, text: str, model: TokenModel, *, with_special: bool) -> list[int]:
+        """Return the tokens of a text. Raises InvalidRequestError."""
+        _check_characters(text, model, "prompt")
+        is_short = len(text) <= _INLINE_CHARACTERS
+        return await self._encode(text, model, is_short, is_chat=not with_special)
+
+    async def text_of(self, token_ids: list[int], model: TokenModel) -> str:
+        """Return the text of tokens, special tokens included."""
+        return await self._in_thread(lambda: model.text.decode(token_ids))
+
     async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
         return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))

@@ -66,6 +66,14 @@ class ModelText:
         ids: list[int] = encoding.ids
         return ids
 
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of tokens, special tokens included."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Return the entries of tokens in the vocabulary; empty for one that has none."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
     @property
     def start_token_id(self) -> int | None:
         """The token that stands for the start of a text; None where the model has none.

@@ -1,0 +1,113 @@
+"""POST /tokenize and /detokenize, in the shapes of vLLM."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tandem.frontend.api import Call, Work
+from tandem.frontend.generations import Generations
+from tandem.frontend.openai.errors import OpenAIErrors
+from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, Fields, read_fields
+from tandem.frontend.openai.requests import MAX_TOKEN_ID, ChatRequest
+from tandem.frontend.plan import of_tokens
+from tandem.frontend.prompts import check_token_ids
+from tandem.frontend.typed import read
+from tandem.runtime.errors import InvalidRequestError
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """The tokens of a text; `token_strs` are their entries in the vocabulary."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class _TextBody(msgspec.Struct, frozen=True):
+    model: str
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class _ChatBody(msgspec.Struct, frozen=True):
+    """The field that a chat does not have."""
+
+    return_token_strs: bool | None = None
+
+
+class _TokensBody(msgspec.Struct, frozen=True):
+    model: str
+    tokens: Annotated[
+        list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]], Meta(max_length=MAX_PROMPT_TOKENS)
+    ]
+
+
+class TokenizeApi:
+    """Texts to tokens, of a prompt or of a chat as its template renders it."""
+
+    errors = OpenAIErrors()
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        fields = _with_model(read_fields(raw), self._generations)
+        if "messages" in fields:
+            wants_strings = read(_ChatBody, _part(fields, "return_token_strs")).return_token_strs
+            others = {name: value for name, value in fields.items() if name != "return_token_strs"}
+            chat = self._generations.parse(ChatRequest, _encode(others))
+            model = of_tokens(self._generations.model(chat.model, "chat", call))
+            token_ids = await self._generations.planner.prompt_maker.chat_tokens(chat, model)
+        else:
+            body = read(_TextBody, _encode(fields))
+            wants_strings = body.return_token_strs
+            model = of_tokens(self._generations.model(body.model, "completions", call))
+            token_ids = await self._generations.planner.prompt_maker.text_tokens(
+                body.prompt, model, with_special=body.add_special_tokens is not False
+            )
+        strings = model.text.token_strings(token_ids) if wants_strings else None
+        length = model.card.context_length
+        return _respond(Tokenized(len(token_ids), length, token_ids, strings), call)
+
+
+class DetokenizeApi:
+    """Tokens to text, special tokens included."""
+
+    errors = OpenAIErrors()
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        if raw.count(b",") > MAX_PROMPT_TOKENS:
+            raise InvalidRequestError(
+                f"`tokens` has over {MAX_PROMPT_TOKENS} entries", param="tokens"
+            )
+        fields = _with_model(read_fields(raw), self._generations)
+        body = read(_TokensBody, _encode(fields))
+        model = of_tokens(self._generations.model(body.model, "completions", call))
+        check_token_ids(body.tokens, model, "tokens")
+        text = await self._generations.planner.prompt_maker.text_of(body.tokens, model)
+        return _respond({"prompt": text}, call)
+
+
+def _with_model(fields: Fields, generations: Generations) -> Fields:
+    """Return the fields of a body, with a `model` where one is served alone and none is named."""
+    name = generations.only_model
+    if "model" in fields or name is None:
+        return fields
+    return fields | {"model": Raw(_encode(name))}
+
+
+def _part(fields: Fields, name: str) -> bytes:
+    return _encode({name: fields[name]} if name in fields else {})
+
+
+async def _respond(answer: object, call: Call) -> None:
+    exchange = call.exchange
+    await exchange.respond(200, _encode(answer), exchange.id_headers(call.context.id))
