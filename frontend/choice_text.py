@@ -24,7 +24,7 @@ class ChoiceText:
 
     __slots__ = (
         "_detokenizer", "_factory", "_matcher", "_min_tokens", "_num_characters", "_num_taken",
-        "_parser", "finish_reason", "is_stopped", "num_tokens",
+        "_num_top", "_parser", "finish_reason", "is_stopped", "num_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -34,11 +34,16 @@ class ChoiceText:
         stops: list[str],
         min_tokens: int,
         prompt: Sequence[int] = (),
+        *,
+        with_special: bool = False,
+        shows_stop: bool = False,
+        num_top: int | None = None,
     ) -> None:
         self._factory = factory
-        self._detokenizer = factory.new(prompt)
+        self._detokenizer = factory.new(prompt, with_special=with_special)
         self._parser = parser
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, is_shown=shows_stop) if stops else None
+        self._num_top = num_top  # of the listed log probabilities; None: all that there are
         self._min_tokens = min_tokens
         self._num_characters = 0  # of tokens with logprobs, for their offsets
         self._num_taken = 0  # tokens of the last delta, up to the one that completed a stop string
@@ -114,10 +119,22 @@ class ChoiceText:
         if delta.logprobs is None:
             return [], []
         token_ids, logprobs = delta.token_ids[: self._num_taken], delta.logprobs[: self._num_taken]
+        if self._num_top is not None:
+            logprobs = list(map(self.trimmed, logprobs))
         has_more = len(delta.logprobs) > len(delta.token_ids)
         if delta.stop_token_id is not None and has_more and not self.is_stopped:
-            return [*token_ids, delta.stop_token_id], [*logprobs, delta.logprobs[-1]]
+            return [*token_ids, delta.stop_token_id], [*logprobs, self.trimmed(delta.logprobs[-1])]
         return token_ids, logprobs
+
+    def trimmed(self, token: TokenLogprobs) -> TokenLogprobs:
+        """Return log probabilities with as many likeliest tokens as the answer lists."""
+        if self._num_top is None:
+            return token
+        return TokenLogprobs(token.logprob, token.top[: self._num_top])
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token."""
+        return self._factory.token_text(token_id)[0]
 
     def chat_logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChatLogprobs:
         """Return log probabilities in the form of chat."""

@@ -122,7 +122,7 @@ class Answer:
 
 def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
     """Return an answer of which nothing is generated yet."""
-    model = plan.model
+    model, body = plan.model, plan.body
 
     def new_run(choice: Choice) -> ChoiceRun:
         # completions are the text of the model as it is
@@ -130,9 +130,12 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
         text = ChoiceText(
             model.text.detokenizers,
             parser,
-            plan.body.stop_strings,
+            body.stop_strings,
             choice.request.stop.min_tokens,
             choice.prompt.token_ids,
+            with_special=body.skip_special_tokens is False,
+            shows_stop=bool(body.include_stop_str_in_output),
+            num_top=None if body.prompt_logprobs is None else body.num_logprobs,
         )
         failover = Failover(choice.request.request_id, model, plan.context, deps)
         return ChoiceRun(choice, text, failover)

@@ -102,8 +102,9 @@ def _choices(
     sampling = _sampling(body, model)
     n = body.n or 1
     if sampling.prompt_logprobs:
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
-        check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, "logprobs")
+        check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, param)
     deadline_ms = int(context.remaining_s() * 1e3)
     is_single = len(prompts) * n == 1
     choices: list[Choice] = []
@@ -142,9 +143,16 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         logit_bias=biases,
         seed=seed,
-        logprobs=body.num_logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=body.scores_prompt,
     )
+
+
+def _num_logprobs(body: ChatRequest | CompletionRequest) -> int | None:
+    """Return the most log probabilities that the prompt or the answer lists; None for none."""
+    if body.prompt_logprobs is None:
+        return body.num_logprobs
+    return max(body.prompt_logprobs, body.num_logprobs or 0)
 
 
 def _or(value: float | None, default: float) -> float:

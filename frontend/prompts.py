@@ -29,6 +29,7 @@ class Prompt(msgspec.Struct, frozen=True):
     token_ids: list[int]
     echo: str
     stop: StopConditions
+    has_echoed_logprobs: bool = False
 
 
 class PromptMaker:
@@ -54,7 +55,9 @@ class PromptMaker:
         text = await self._render(body, model)
         _check_characters(text, model, "messages")
         is_short = len(text) <= _INLINE_CHARACTERS
-        token_ids = await self._encode(text, model, is_short, is_chat=True)
+        is_chat = not body.add_special_tokens  # its template has them
+        token_ids = await self._encode(text, model, is_short, is_chat=is_chat)
+        token_ids = truncated(token_ids, body, model)
         if not token_ids:
             raise InvalidRequestError("the messages have no tokens", param="messages")
         return token_ids
@@ -75,9 +78,17 @@ class PromptMaker:
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
         messages, extra = body.conversation(), body.chat_template_kwargs or {}
+        adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
         def render(limit_s: float) -> str:
-            return model.text.render(messages, extra, model.max_characters, limit_s)
+            return model.text.render(
+                messages,
+                extra,
+                model.max_characters,
+                limit_s,
+                add_generation_prompt=adds_prompt,
+                continues_last=bool(body.continue_final_message),
+            )
 
         num_characters = sum(len(message["content"]) for message in messages)
         if num_characters <= _INLINE_CHARACTERS:
@@ -92,17 +103,22 @@ class PromptMaker:
     ) -> Prompt:
         if isinstance(prompt, list):
             check_token_ids(prompt, model, "prompt")
+            prompt = truncated(prompt, body, model)
             stop = stop_conditions(body, model, len(prompt))
             echo = model.text.detokenizers.decode(prompt) if body.echo else ""
-            return Prompt(prompt, echo, stop)
+            return Prompt(prompt, echo, stop, body.echoes_logprobs)
         _check_characters(prompt, model, "prompt")
-        token_ids = await self._encode(prompt, model, is_short, is_chat=False)
+        is_bare = body.add_special_tokens is False
+        token_ids = await self._encode(prompt, model, is_short, is_chat=is_bare)
         if not token_ids and model.text.start_token_id is not None:
             token_ids = [model.text.start_token_id]
         if not token_ids:
             raise InvalidRequestError("`prompt` has no tokens", param="prompt")
-        stop = stop_conditions(body, model, len(token_ids))
-        return Prompt(token_ids, prompt if body.echo else "", stop)
+        kept = truncated(token_ids, body, model)
+        if len(kept) < len(token_ids) and body.echo:
+            prompt = model.text.detokenizers.decode(kept)
+        stop = stop_conditions(body, model, len(kept))
+        return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
 
     async def _encode(
         self, text: str, model: TokenModel, is_short: bool, *, is_chat: bool
@@ -130,6 +146,19 @@ def _check_characters(text: str, model: TokenModel, param: str) -> None:
             f"{model.max_characters} characters",
             param=param,
         )
+
+
+def truncated(
+    token_ids: list[int], body: ChatRequest | CompletionRequest, model: TokenModel
+) -> list[int]:
+    """Return the last tokens of a prompt, as many as the body wants; -1 is all that fit."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return token_ids
+    if most == -1:
+        limit = 1 if body.token_limit is None else body.token_limit
+        most = max(1, model.card.context_length - limit)
+    return token_ids[-most:]
 
 
 def stop_conditions(

@@ -60,7 +60,7 @@ def _split(
     texts: DetokenizerFactory, token_id: int, logprob: float
 ) -> tuple[str, float, list[int]]:
     text, data = texts.token_text(token_id)
-    return text, _finite(logprob), data
+    return text, finite(logprob), data
 
 
 def completion_logprobs(
@@ -76,7 +76,7 @@ def completion_logprobs(
         offsets.append(text_offset)
         text_offset += len(token)
     top = [None if token is None else _by_text(texts, token.top) for token in logprobs]
-    chosen = [None if token is None else _finite(token.logprob) for token in logprobs]
+    chosen = [None if token is None else finite(token.logprob) for token in logprobs]
     return CompletionLogprobs(offsets, chosen, tokens, top if any(top) else None)
 
 
@@ -97,10 +97,10 @@ def _by_text(texts: DetokenizerFactory, top: list[tuple[int, float]]) -> dict[st
     """Return log probabilities, best first, by text; tokens of one text have that of the best."""
     by_text: dict[str, float] = {}
     for token_id, logprob in top:
-        by_text.setdefault(texts.token_text(token_id)[0], _finite(logprob))
+        by_text.setdefault(texts.token_text(token_id)[0], finite(logprob))
     return by_text
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """Return a number for JSON, which has no infinity: OpenAI writes -9999 in its place."""
     return max(logprob, -9999.0)

@@ -24,11 +24,12 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class StreamOptions(BaseModel):
-    """`include_usage` adds a last chunk with the token counts."""
+    """`include_usage` adds a last chunk with the token counts; the other, counts in every chunk."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is added
 
 
@@ -68,6 +69,11 @@ class RequestBody(BaseModel):
         Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_TOKEN_LIST)] | None
     ) = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
 
     # Accepted without effect, because official clients send them.
     user: str | None = None
@@ -76,6 +82,10 @@ class RequestBody(BaseModel):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    spaces_between_special_tokens: bool | None = None  # of tokenizers that are not fast ones
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None  # of beam search
+    priority: Literal[0] | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -107,6 +117,12 @@ class RequestBody(BaseModel):
         """True when the stream ends with a usage chunk."""
         return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def has_continuous_usage(self) -> bool:
+        """True when every chunk of the stream has the token counts so far."""
+        options = self.stream_options
+        return self.include_usage and bool(options and options.continuous_usage_stats)
+
     def check(self, config: FrontendConfig) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         if (self.n or 1) > config.max_n:
@@ -115,7 +131,35 @@ class RequestBody(BaseModel):
             raise InvalidRequestError(
                 "`stream_options` is only allowed when `stream` is true", param="stream_options"
             )
+        if self.stream_options and self.stream_options.continuous_usage_stats:
+            self._check_continuous_usage()
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "`truncate_prompt_tokens` must be -1, or 1 and more", param="truncate_prompt_tokens"
+            )
+        self._check_prompt_logprobs(config)
         self._check_stop(config)
+
+    def _check_continuous_usage(self) -> None:
+        if not self.include_usage:
+            raise InvalidRequestError(
+                "`stream_options.continuous_usage_stats` needs `include_usage`",
+                param="stream_options.continuous_usage_stats",
+            )
+
+    def _check_prompt_logprobs(self, config: FrontendConfig) -> None:
+        if self.prompt_logprobs is None:
+            return
+        if self.stream:
+            raise InvalidRequestError(
+                "`prompt_logprobs` is only allowed when `stream` is false", param="prompt_logprobs"
+            )
+        if self.prompt_logprobs > config.max_top_logprobs:
+            raise InvalidRequestError(
+                f"`prompt_logprobs` is {self.prompt_logprobs}, the most is "
+                f"{config.max_top_logprobs}",
+                param="prompt_logprobs",
+            )
 
     def _check_stop(self, config: FrontendConfig) -> None:
         if len(self.stop_strings) > config.max_stop_strings:
@@ -180,6 +224,9 @@ class ChatRequest(RequestBody):
     parallel_tool_calls: bool | None = None  # without effect, as there are no tools
     tools: list[Any] | None = None
     tool_choice: Literal["none", "auto"] | None = None  # without tools both mean none
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: Literal[False] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -192,9 +239,9 @@ class ChatRequest(RequestBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def prompt_logprobs(self) -> bool:
-        """False: a chat lists its answer's tokens only."""
-        return False
+    def scores_prompt(self) -> bool:
+        """True when the answer lists the log probabilities of the prompt's tokens."""
+        return self.prompt_logprobs is not None
 
     def conversation(self) -> list[dict[str, str]]:
         """Return the messages for a chat template, which knows a developer as system."""
@@ -208,6 +255,7 @@ class ChatRequest(RequestBody):
 
     def check(self, config: FrontendConfig) -> None:
         super().check(config)
+        self._check_continuation()
         if self.tools:
             raise InvalidRequestError("`tools` is not supported", param="tools")
         if self.response_format is not None and self.response_format.type != "text":
@@ -224,6 +272,20 @@ class ChatRequest(RequestBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError(
                 "`top_logprobs` is only allowed when `logprobs` is true", param="top_logprobs"
+            )
+
+    def _check_continuation(self) -> None:
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise InvalidRequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other",
+                param="continue_final_message",
+            )
+        if self.messages[-1].role != "assistant":
+            raise InvalidRequestError(
+                "`continue_final_message` needs a last message of the assistant",
+                param="continue_final_message",
             )
 
 
@@ -247,9 +309,14 @@ class CompletionRequest(RequestBody):
         return self.logprobs
 
     @property
-    def prompt_logprobs(self) -> bool:
-        """True when the answer lists the log probabilities of the prompt's tokens too."""
+    def echoes_logprobs(self) -> bool:
+        """True when the log probabilities of the answer begin with those of the prompt."""
         return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True when the answer lists the log probabilities of the prompt's tokens too."""
+        return self.echoes_logprobs or self.prompt_logprobs is not None
 
     def prompts(self, config: FrontendConfig) -> list[str | list[int]]:
         """Return each prompt as text or token ids. Raises InvalidRequestError."""
@@ -316,7 +383,7 @@ _FIELDS = frozenset(
     name
     for model in (ChatRequest, CompletionRequest, ChatMessage, ContentPart)
     for name in model.model_fields
-) | {"include_usage"}
+) | {"include_usage", "continuous_usage_stats"}
 
 
 def _translate(error: ValidationError) -> InvalidRequestError:

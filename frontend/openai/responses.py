@@ -67,6 +67,18 @@ class ChatMessageOut(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One token at a position of a prompt; `rank` is null where it is not known."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# Of each token of a prompt: itself and the likeliest ones, by token id. The first one has none.
+PromptTokens = list[dict[str, PromptLogprob] | None] | msgspec.UnsetType
+
+
 class ChoiceTimeline(msgspec.Struct, frozen=True):
     """The making of a choice: stages in milliseconds since its decode worker received it."""
 
@@ -92,6 +104,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None
     finish_reason: ChoiceFinishReason
     tandem: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptTokens = msgspec.UNSET
 
 
 class WholeResponse(msgspec.Struct, frozen=True):
@@ -103,6 +116,7 @@ class WholeResponse(msgspec.Struct, frozen=True):
     choices: list[ChatChoice | CompletionChoice]
     usage: Usage
     object: Literal["chat.completion", "text_completion"]
+    prompt_logprobs: PromptTokens = msgspec.UNSET  # of a chat
 
 
 class ModelObject(msgspec.Struct, frozen=True):

@@ -55,12 +55,18 @@ class ChunkWriter:
     def __init__(self, head: ResponseHead, index: int) -> None:
         self._is_chat = head.is_chat
         self._has_tool_calls = False
-        self._suffix = b'],"usage":null}\n\n' if head.with_usage else b"]}\n\n"
         self._head = b'%b{"index":%d,' % (_prefix(head), index)
         self._before_content = self._head + (b'"delta":{"content":' if head.is_chat else b'"text":')
-        self._after_content = (
-            b"}" if head.is_chat else b""
-        ) + b',"logprobs":null,"finish_reason":null}%b' % self._suffix
+        self._end_with(b'],"usage":null}\n\n' if head.with_usage else b"]}\n\n")
+
+    def set_usage(self, usage: Usage) -> None:
+        """Give the events from now on these token counts."""
+        self._end_with(b'],"usage":%b}\n\n' % _encode(usage))
+
+    def _end_with(self, suffix: bytes) -> None:
+        self._suffix = suffix
+        end_of_delta = b"}" if self._is_chat else b""
+        self._after_content = b'%b,"logprobs":null,"finish_reason":null}%b' % (end_of_delta, suffix)
 
     def role(self) -> bytes:
         """Return the first event of a chat choice; nothing for a completion."""
@@ -130,13 +136,15 @@ class StreamSink:
         choices = answer.plan.choices
         self._writers = [ChunkWriter(answer.plan.head, choice.index) for choice in choices]
         self._num_open = len(choices)
-        self._has_logprobs = choices[0].request.sampling.logprobs is not None
+        self._has_logprobs = answer.plan.body.num_logprobs is not None
+        self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
     async def first(self, run: ChoiceRun) -> None:
         if not self._exchange.is_started:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
         echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
+        self._count(writer)
         begin = writer.role()
         if echo or listed is not None:
             begin += writer.piece(Content(echo), listed)
@@ -148,6 +156,7 @@ class StreamSink:
         if self._has_logprobs:
             return b"".join(self._with_logprobs(run, delta, writer) for delta in deltas)
         pieces = run.text.take(deltas)
+        self._count(writer)
         if len(pieces) == 1:
             return writer.piece(pieces[0])
         return b"".join(map(writer.piece, pieces))
@@ -155,6 +164,7 @@ class StreamSink:
     async def last(self, run: ChoiceRun, body: bytes) -> None:
         assert run.text.finish_reason is not None
         writer = self._writers[run.choice.index]
+        self._count(writer)
         body += writer.finish(run.text.finish_reason, self._answer.timeline(run))
         self._num_open -= 1
         if self._num_open:
@@ -165,9 +175,14 @@ class StreamSink:
             body += usage_event(head, self._answer.usage())
         await self._exchange.end_stream(body + DONE)
 
+    def _count(self, writer: ChunkWriter) -> None:
+        if self._has_continuous_usage:
+            writer.set_usage(self._answer.usage())
+
     def _with_logprobs(self, run: ChoiceRun, delta: TokenDelta, writer: ChunkWriter) -> bytes:
         """Return the events of one delta; the first one has the log probabilities of its tokens."""
         pieces = run.text.take([delta])
+        self._count(writer)
         token_ids, logprobs = run.text.with_logprobs(delta)
         if not logprobs:
             return b"".join(map(writer.piece, pieces))

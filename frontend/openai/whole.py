@@ -1,19 +1,21 @@
 """The sink that answers once, when all choices have ended."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, ChoiceRun
-from tandem.frontend.openai.echoed import echoed_logprobs
-from tandem.frontend.openai.logprobs import CompletionLogprobs, joined
+from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
+from tandem.frontend.openai.logprobs import joined
 from tandem.frontend.openai.responses import (
     ChatChoice,
     ChatMessageOut,
     CompletionChoice,
     FunctionCall,
+    PromptTokens,
     ToolCall,
     WholeResponse,
     finish_reason_of,
@@ -65,6 +67,7 @@ class WholeSink:
         self._exchange = exchange
         self._choices = [_Choice() for _ in answer.runs]
         self._num_open = len(answer.runs)
+        self._has_logprobs = answer.plan.body.num_logprobs is not None
 
     async def first(self, run: ChoiceRun) -> None:
         """Nothing is sent yet."""
@@ -74,7 +77,7 @@ class WholeSink:
         for delta in deltas:
             for piece in run.text.take([delta]):
                 choice.add(piece)
-            if delta.logprobs is not None:
+            if delta.logprobs is not None and self._has_logprobs:
                 token_ids, logprobs = run.text.with_logprobs(delta)
                 choice.token_ids += token_ids
                 choice.logprobs += logprobs
@@ -89,7 +92,7 @@ class WholeSink:
         for each in answer.runs:
             if choices:
                 await asyncio.sleep(0)  # log probabilities of many choices hold up the streams
-            choices.append(self._choice(each, await echoed_logprobs(each)))
+            choices.append(await self._choice(each))
         response = WholeResponse(
             head.response_id,
             head.created_s,
@@ -97,13 +100,15 @@ class WholeSink:
             choices,
             answer.usage(),
             "chat.completion" if head.is_chat else "text_completion",
+            await self._prompt_logprobs(answer.runs[0]) if head.is_chat else msgspec.UNSET,
         )
         headers = answer.headers(answer.runs[0], self._exchange)
         await self._exchange.respond(200, _encode(response), headers)
 
-    def _choice(
-        self, run: ChoiceRun, echoed: CompletionLogprobs | None
-    ) -> ChatChoice | CompletionChoice:
+    def _prompt_logprobs(self, run: ChoiceRun) -> Awaitable[PromptTokens]:
+        return prompt_logprobs(run, self._answer.plan.body.prompt_logprobs)
+
+    async def _choice(self, run: ChoiceRun) -> ChatChoice | CompletionChoice:
         assert run.text.finish_reason is not None
         index, text = run.choice.index, run.text
         choice, timeline = self._choices[index], self._answer.timeline(run)
@@ -116,6 +121,7 @@ class WholeSink:
                 finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
                 timeline,
             )
+        echoed = await echoed_logprobs(run)
         listed = text.completion_logprobs(token_ids, logprobs) if logprobs else None
         if echoed is not None:
             listed = echoed if listed is None else joined(echoed, listed)
@@ -125,4 +131,5 @@ class WholeSink:
             listed,
             run.text.finish_reason,
             timeline,
+            await self._prompt_logprobs(run),
         )

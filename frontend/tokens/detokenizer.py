@@ -30,17 +30,20 @@ class Detokenizer(Protocol):
 
 
 class DetokenizerFactory:
-    """Maker of the detokenizers of one model, which leave special tokens out of the text."""
+    """Maker of the detokenizers of one model. Most leave special tokens out of the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._table = _TokenBytes(tokenizer) if _is_byte_level(tokenizer) else None
+        is_byte_level = _is_byte_level(tokenizer)
+        self._table = _TokenBytes(tokenizer) if is_byte_level else None
+        self._full_table = _TokenBytes(tokenizer, with_special=True) if is_byte_level else None
 
-    def new(self, prompt: Sequence[int] = ()) -> Detokenizer:
+    def new(self, prompt: Sequence[int] = (), *, with_special: bool = False) -> Detokenizer:
         """Return a detokenizer for the tokens that follow those of `prompt`."""
-        if self._table is not None:
-            return ByteDetokenizer(self._table)  # the bytes of a token are the same everywhere
-        return WindowDetokenizer(self._tokenizer, prompt)
+        table = self._full_table if with_special else self._table
+        if table is not None:
+            return ByteDetokenizer(table)  # the bytes of a token are the same everywhere
+        return WindowDetokenizer(self._tokenizer, prompt, with_special=with_special)
 
     def token_text(self, token_id: int) -> tuple[str, list[int]]:
         """Return the text and the UTF-8 bytes of one token, of special tokens too."""
@@ -92,10 +95,13 @@ class WindowDetokenizer:
     treat the start of a text differently: they drop a space there. `_num_emitted` counts them.
     """
 
-    __slots__ = ("_num_emitted", "_tokenizer", "_window")
+    __slots__ = ("_num_emitted", "_skips_special", "_tokenizer", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, with_special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = not with_special
         self._window, self._num_emitted = self._context_in(prompt)
 
     def _context_in(self, prompt: Sequence[int]) -> tuple[list[int], int]:
@@ -138,17 +144,22 @@ class WindowDetokenizer:
         return text[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special))
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Token id |-> bytes of its text, filled as tokens occur. Empty for special and unknown ids."""
+    """Token id |-> bytes of its text, filled as tokens occur. Empty for unknown ids.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Special tokens are empty too, unless the table is to have them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, with_special: bool = False) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids = {
+            token_id for token_id, token in added.items() if token.special and not with_special
+        }
 
     def __missing__(self, token_id: int) -> bytes:
         data = b"" if token_id in self._special_ids else self.raw(token_id)

@@ -4,11 +4,12 @@
 class StopMatcher:
     """Finds stop strings, and holds back text that may be the beginning of one."""
 
-    __slots__ = ("_held", "_stops", "_tail_length", "found")
+    __slots__ = ("_held", "_is_shown", "_stops", "_tail_length", "found")
 
-    def __init__(self, stops: list[str]) -> None:
-        """Look for `stops`, none of which is empty."""
+    def __init__(self, stops: list[str], *, is_shown: bool = False) -> None:
+        """Look for `stops`, none of which is empty. One that `is_shown` ends within the text."""
         self._stops = stops
+        self._is_shown = is_shown
         self._tail_length = max(map(len, stops)) - 1
         self._held = ""
         self.found: str | None = None  # the stop string that ended the text
@@ -20,7 +21,7 @@ class StopMatcher:
         if found:
             self._held = ""
             index, self.found = min(found)
-            return text[:index], True
+            return text[: index + len(self.found) if self._is_shown else index], True
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], False

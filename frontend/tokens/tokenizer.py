@@ -39,8 +39,13 @@ class ModelText:
         extra: Mapping[str, Any],
         max_characters: int,
         limit_s: float,
+        *,
+        add_generation_prompt: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """Return the conversation as one prompt, which ends where the assistant begins.
+
+        With `continues_last` it ends with the content of the last message.
 
         A text of over `max_characters` may be cut. Raises InvalidRequestError when the model has
         no template or its template fails, TemplateTimeError after `limit_s` of CPU time.
@@ -50,8 +55,9 @@ class ModelText:
                 "this model has no chat template; use /v1/completions", param="messages"
             )
         variables = {**extra, **self._special_tokens, "messages": messages}
-        variables["add_generation_prompt"] = True
-        return self._template.render(variables, max_characters, limit_s)
+        variables["add_generation_prompt"] = add_generation_prompt
+        text = self._template.render(variables, max_characters, limit_s)
+        return _without_end(text, messages[-1]["content"]) if continues_last else text
 
     def encode(self, text: str, *, is_chat: bool) -> list[int]:
         """Return the token ids of a prompt. A rendered chat has its special tokens already.
@@ -86,6 +92,18 @@ class ModelText:
             if token_id is not None:
                 return token_id
         return None
+
+
+def _without_end(text: str, content: str) -> str:
+    """Return a rendered chat up to the content of its last message."""
+    content = content.strip()
+    start = text.rfind(content)
+    if start < 0:
+        raise InvalidRequestError(
+            "the chat template does not show the last message as it is, so it cannot be continued",
+            param="continue_final_message",
+        )
+    return text[: start + len(content)]
 
 
 def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
