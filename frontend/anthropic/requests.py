@@ -40,6 +40,19 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
 
 
+class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An edit of the conversation that leaves it as it is."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Edits of the conversation before it is answered; none of them can change it."""
+
+    edits: list[Edit] = []
+
+
 class Conversing(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that a message and the counting of its tokens have in common."""
 
@@ -51,6 +64,7 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Raw = NULL
+    context_management: ContextManagement | None = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Return the fields of the chat. Raises InvalidRequestError naming the field."""

@@ -12,7 +12,7 @@ from tandem.frontend.responses.items import Conversation, Item
 from tandem.frontend.responses.objects import new_response
 from tandem.frontend.responses.requests import ResponsesRequest, parse
 from tandem.frontend.responses.store import ResponseStore, Stored
-from tandem.frontend.responses.tools import AllowedTools, ToolName
+from tandem.frontend.responses.tools import AllowedTools, ToolName, chat_name
 from tandem.frontend.responses.writer import ResponseWriter
 
 _SAME_FIELDS = (
@@ -63,6 +63,11 @@ class ResponsesApi:
             keep,
             is_stream=bool(request.stream),
             is_encrypted=request.wants_encrypted_reasoning,
+            namespaces={
+                chat_name(namespace, tool.name): (namespace, tool.name)
+                for namespace, tool in request.functions()
+                if namespace is not None
+            },
         )
 
 
@@ -101,10 +106,10 @@ def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
         return {}
     if isinstance(choice, AllowedTools):
         names = {tool.name for tool in choice.tools}
-        tools, choice = [tool for tool in tools if tool.name in names], choice.mode
+        tools, choice = [each for each in tools if each[1].name in names], choice.mode
     named = (
         {"type": "function", "function": {"name": choice.name}}
         if isinstance(choice, ToolName)
         else choice
     )
-    return {"tools": [tool.for_chat() for tool in tools], "tool_choice": named}
+    return {"tools": [tool.for_chat(namespace) for namespace, tool in tools], "tool_choice": named}

@@ -132,13 +132,11 @@ class OpenReasoning(OpenText):
 class OpenCall:
     """A function call."""
 
-    def __init__(self, events: Events, id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, events: Events, call: OutputCall, index: int) -> None:
         self._events = events
         self._index = index
-        self._id = id
-        self._call_id = call_id
-        self._name = name
-        self._place = {"item_id": id, "output_index": index}
+        self._call = call
+        self._place = {"item_id": call.id, "output_index": index}
         self._parts: list[str] = []
 
     def begin(self) -> bytes:
@@ -156,11 +154,12 @@ class OpenCall:
         return self._events(
             "response.function_call_arguments.done",
             **self._place,
-            name=self._name,
+            name=self._call.name,
             arguments=arguments,
         ) + self._events(
             "response.output_item.done", output_index=self._index, item=self.item(status)
         )
 
     def item(self, status: Status) -> OutputItem:
-        return OutputCall(self._id, self._call_id, self._name, "".join(self._parts), status)
+        arguments = "".join(self._parts)
+        return msgspec.structs.replace(self._call, arguments=arguments, status=status)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES
+from tandem.frontend.responses.tools import chat_name
 from tandem.frontend.typed import read, unsupported
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
@@ -46,6 +47,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
     type: Literal["function_call"] = "function_call"
     id: str | None = None
     status: Status | None = None
+    namespace: str | None = None
 
 
 class FunctionOutput(msgspec.Struct, frozen=True):
@@ -56,6 +58,7 @@ class FunctionOutput(msgspec.Struct, frozen=True):
     type: Literal["function_call_output"] = "function_call_output"
     id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     status: Status | None = None
 
 
@@ -182,7 +185,8 @@ class Conversation:
                 message = self._answer_without("tool_calls", "content", "reasoning_content")
                 message["reasoning_content"] = item.text(where)
             case FunctionCall():
-                function = {"name": item.name, "arguments": item.arguments}
+                name = chat_name(item.namespace, item.name)
+                function = {"name": name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self._answer_without().setdefault("tool_calls", []).append(call)
             case FunctionOutput():

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from tandem.frontend.piece_sink import Ending
 from tandem.frontend.responses.requests import Format, ResponsesRequest
-from tandem.frontend.responses.tools import FunctionTool, ToolChoice
+from tandem.frontend.responses.tools import Tool, ToolChoice
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -59,6 +59,7 @@ class OutputCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
     status: Status
+    namespace: str | UnsetType = UNSET
     type: Literal["function_call"] = "function_call"
 
 
@@ -115,7 +116,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: ResponseUsage | None = None
     previous_response_id: str | None
     instructions: str | None
-    tools: list[FunctionTool]
+    tools: list[Tool]
     tool_choice: ToolChoice
     parallel_tool_calls: bool
     text: dict[str, Any]
@@ -147,7 +148,7 @@ def new_response(request: ResponsesRequest, response_id: str, *, is_stored: bool
         model=request.model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=request.functions(),
+        tools=request.client_tools(),
         tool_choice=request.choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text={"format": (text and text.format) or Format()}

@@ -10,7 +10,13 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins, read_fields
 from tandem.frontend.responses.items import Item, read_items, user_message
-from tandem.frontend.responses.tools import FunctionTool, ToolChoice, read_tool_choice, read_tools
+from tandem.frontend.responses.tools import (
+    FunctionTool,
+    Tool,
+    ToolChoice,
+    read_tool_choice,
+    read_tools,
+)
 from tandem.frontend.typed import NULL, read, unsupported
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
@@ -54,7 +60,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a body. `input` and `tools` are read by `inputs` and `functions`."""
+    """The fields of a body. `inputs`, `client_tools` and `choice` read those that are raw."""
 
     model: str
     input: Raw = NULL
@@ -109,9 +115,19 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("`input` must be a string or a list", param="input")
         return read_items(self.input)
 
-    def functions(self) -> list[FunctionTool]:
-        """Return the tools. Raises InvalidRequestError naming one that is not a function."""
+    def client_tools(self) -> list[Tool]:
+        """Return the tools. Raises InvalidRequestError naming one that the server would run."""
         return read_tools(self.tools or [])
+
+    def functions(self) -> list[tuple[str | None, FunctionTool]]:
+        """Return all functions, each with its namespace if it has one."""
+        functions: list[tuple[str | None, FunctionTool]] = []
+        for tool in self.client_tools():
+            if isinstance(tool, FunctionTool):
+                functions.append((None, tool))
+            else:
+                functions += [(tool.name, each) for each in tool.functions()]
+        return functions
 
     def choice(self) -> ToolChoice:
         """Return the choice of tools."""

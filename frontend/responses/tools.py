@@ -1,5 +1,6 @@
 """The tools of a Responses request: functions, and the choice among them."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,9 +25,9 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Raw = NULL
     strict: bool | None = None
 
-    def for_chat(self) -> dict[str, Any]:
+    def for_chat(self, namespace: str | None = None) -> dict[str, Any]:
         """Return the tool as a chat has it."""
-        function: dict[str, Any] = {"name": self.name}
+        function: dict[str, Any] = {"name": chat_name(namespace, self.name)}
         if self.description is not None:
             function["description"] = self.description
         if self.parameters is not NULL:
@@ -34,6 +35,27 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
         if self.strict is not None:
             function["strict"] = self.strict
         return {"type": "function", "function": function}
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions under a common name."""
+
+    type: Literal["namespace"] = "namespace"
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    tools: list[Raw]
+    description: str | None = None
+
+    def functions(self) -> list[FunctionTool]:
+        """Return the functions. They have been checked."""
+        return [read(FunctionTool, raw) for raw in self.tools]
+
+
+Tool = FunctionTool | NamespaceTool
+
+
+def chat_name(namespace: str | None, name: str) -> str:
+    """Return the name of a function in a chat, which has no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 class ToolName(msgspec.Struct, frozen=True):
@@ -54,17 +76,30 @@ class AllowedTools(msgspec.Struct, frozen=True):
 ToolChoice = Mode | ToolName | AllowedTools
 
 
-def read_tools(raws: list[Raw], where: str = "tools") -> list[FunctionTool]:
-    """Return the functions of a body. Raises InvalidRequestError for a tool of another type."""
+def read_tools(raws: list[Raw]) -> list[Tool]:
+    """Return the tools of a body. Raises InvalidRequestError for a tool of the server."""
+    tools: list[Tool] = []
+    for tool, where in _typed(raws, "tools"):
+        if isinstance(tool, NamespaceTool):
+            for inner, field in _typed(tool.tools, f"{where}.tools"):
+                if isinstance(inner, NamespaceTool):
+                    raise unsupported(f"{field}.type", inner.type)
+        tools.append(tool)
+    return tools
+
+
+def _typed(raws: list[Raw], where: str) -> Iterator[tuple[Tool, str]]:
+    """Yield the tools of a list with their places."""
     check_tools_size(raws, where)
-    tools = []
     for index, raw in enumerate(raws):
         field = f"{where}[{index}]"
         kind = read_type(raw, field)
-        if kind != "function":
+        if kind == "function":
+            yield read(FunctionTool, raw, field), field
+        elif kind == "namespace":
+            yield read(NamespaceTool, raw, field), field
+        else:
             raise unsupported(f"{field}.type", kind)
-        tools.append(read(FunctionTool, raw, field))
-    return tools
 
 
 def check_tools_size(raws: list[Raw], where: str) -> None:

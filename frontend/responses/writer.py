@@ -1,8 +1,9 @@
 """The response of one choice in the shape of the Responses API: a `PieceWriter`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.sse import DONE
@@ -10,7 +11,14 @@ from tandem.frontend.piece_sink import Ending
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.request_log import TokenCounts
 from tandem.frontend.responses.events import Events, OpenCall, OpenItem, OpenReasoning, OpenText
-from tandem.frontend.responses.objects import OutputItem, Response, Status, ended, failed
+from tandem.frontend.responses.objects import (
+    OutputCall,
+    OutputItem,
+    Response,
+    Status,
+    ended,
+    failed,
+)
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import TandemError
 
@@ -30,11 +38,13 @@ class ResponseWriter(OpenAIErrors):
         *,
         is_stream: bool,
         is_encrypted: bool,
+        namespaces: Mapping[str, tuple[str, str]],
     ) -> None:
         self._response = response
         self._keep = keep
         self._events = Events(is_stream=is_stream)
         self._is_encrypted = is_encrypted
+        self._namespaces = namespaces  # of functions that have one, by their name in the chat
         self._output: list[OutputItem] = []  # those that are closed
         self._open: OpenItem | None = None
         self._open_key: object = None  # the kind of the open item, or the index of its call
@@ -87,7 +97,9 @@ class ResponseWriter(OpenAIErrors):
                 )
             case ToolCallDelta():
                 call_id = piece.id or f"call_{number}"
-                self._open = OpenCall(self._events, f"fc_{number}", index, call_id, piece.name)
+                namespace, name = self._namespaces.get(piece.name, (UNSET, piece.name))
+                call = OutputCall(f"fc_{number}", call_id, name, "", "in_progress", namespace)
+                self._open = OpenCall(self._events, call, index)
         return self._open.begin()
 
     def _close(self, status: Status) -> bytes:

@@ -206,6 +206,8 @@ def content(*blocks: object, role: str = "user") -> dict[str, object]:
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "x"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+         "context_management.edits"),
         ({"output_config": {"colour": 1}}, "output_config"),
     ],
 )  # fmt: skip
