@@ -58,6 +58,7 @@ class ChatShape:
 
     async def _prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
         generations, is_stream = self._generations, bool(fields.get("stream"))
+        call.exchange.errors = writer
         raw = _encode(fields)
         if generations.is_for_text_model(raw):
             options = {"stream_options": {"include_usage": True}} if is_stream else {}

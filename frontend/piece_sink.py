@@ -52,7 +52,6 @@ class PieceSink:
     async def first(self, run: ChoiceRun) -> None:
         begin = self._writer.begin(self._answer.tokens())
         if self._is_stream:
-            self._exchange.errors = self._writer
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
             await self._exchange.write(begin)
 

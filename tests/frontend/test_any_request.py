@@ -12,16 +12,39 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandem.frontend.anthropic.requests import Conversing, MessagesRequest
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
-from tests.frontend.frontend_stack import MODEL, Stack
+from tandem.frontend.responses.requests import ResponsesRequest
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import GenerateRequest
+from tandem.runtime.plane.server import Responder
+from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, answer_with
 from tests.frontend.openai.test_requests import VALUES
+from tests.frontend.test_choices import scored
 
 HANG_S = 5.0  # generous: the machine may be busy; the longest time is printed
 BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"model": MODEL, "prompt": "Hi"},
+    "/v1/responses": {"model": MODEL, "input": "Hi"},
+    "/v1/messages": {
+        "model": MODEL, "max_tokens": 20, "messages": [{"role": "user", "content": "Hi"}]
+    },
+    "/v1/messages/count_tokens": {
+        "model": MODEL, "messages": [{"role": "user", "content": "Hi"}]
+    },
+    "/tokenize": {"model": MODEL, "prompt": "Hi"},
+    "/detokenize": {"model": MODEL, "tokens": [1]},
+}  # fmt: skip
+FIELDS: dict[str, list[str]] = {
+    "/v1/chat/completions": list(ChatRequest.model_fields),
+    "/v1/completions": list(CompletionRequest.model_fields),
+    "/v1/responses": list(ResponsesRequest.__struct_fields__),
+    "/v1/messages": list(MessagesRequest.__struct_fields__),
+    "/v1/messages/count_tokens": list(Conversing.__struct_fields__),
+    "/tokenize": ["prompt", "messages", "add_special_tokens", "return_token_strs", "tools"],
+    "/detokenize": ["tokens", "prompt"],
 }
-MODELS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 SMALL = st.integers(-2, 20) | st.floats(-2, 2) | st.booleans()
 TEXTS = st.text(max_size=20) | st.lists(st.text(max_size=5) | st.integers(0, 300), max_size=4)
 ROLES = st.sampled_from(["system", "user", "assistant", "tool", "wizard"])
@@ -29,10 +52,34 @@ MESSAGE = st.fixed_dictionaries(
     {"role": ROLES, "content": TEXTS | VALUES}, optional={"name": VALUES, "tool_calls": VALUES}
 )
 MESSAGES = st.lists(MESSAGE, max_size=3)
-PARTS = {"messages": MESSAGES, "prompt": TEXTS | st.lists(TEXTS, max_size=3)}
+KINDS = st.sampled_from(
+    ["message", "function_call", "function_call_output", "reasoning", "item_reference", "text",
+     "thinking", "tool_use", "tool_result", "image", "input_text", "function", "namespace",
+     "web_search", "allowed_tools", "auto", "any", "tool", "json_schema", "enabled"]
+)  # fmt: skip
+NAMES = (
+    "role", "content", "text", "name", "call_id", "arguments", "output", "summary", "thinking",
+    "encrypted_content", "id", "input", "tool_use_id", "parameters", "input_schema", "tools",
+    "format", "schema", "mode", "effort", "cache_control", "strict",
+)  # fmt: skip
+OBJECTS = st.recursive(
+    st.fixed_dictionaries({"type": KINDS}, optional=dict.fromkeys(NAMES, TEXTS | ROLES | VALUES)),
+    lambda inner: st.fixed_dictionaries(
+        {"type": KINDS}, optional={name: st.lists(inner, max_size=3) | inner for name in NAMES}
+    ),
+    max_leaves=4,
+)
+SHAPES = OBJECTS | st.lists(OBJECTS | MESSAGE, max_size=3) | VALUES
+PARTS = {
+    "messages": MESSAGES | SHAPES,
+    "prompt": TEXTS | st.lists(TEXTS, max_size=3),
+} | dict.fromkeys(
+    ("input", "system", "tools", "tool_choice", "text", "reasoning", "thinking"), SHAPES
+)
 PATHS = st.sampled_from(
-    [*BASES, "/live", "/health", "/metrics", "/v1/models", f"/v1/models/{MODEL}", "/v1/models//",
-     f"/v1/models/{MODEL}/ready", "/v1/models/%00%ff/ready", "/v1/embeddings", "/tokenize", "/"]
+    [*BASES, "/version", "/v1/responses/x", "/live", "/health", "/metrics", "/v1/models",
+     f"/v1/models/{MODEL}", "/v1/models//",
+     f"/v1/models/{MODEL}/ready", "/v1/models/%00%ff/ready", "/v1/embeddings", "/"]
 )  # fmt: skip
 TOKENS = st.text("abcdefgh-", min_size=1, max_size=12)
 KNOWN_HEADERS = (
@@ -45,12 +92,28 @@ HEADERS = st.dictionaries(
     st.binary(max_size=40).map(lambda value: value.translate(None, CONTROLS).strip()),
     max_size=4,
 )
+DONE = "data: [DONE]\n\n"
+ENDS = {
+    "/v1/chat/completions": DONE,
+    "/v1/completions": DONE,
+    "/v1/responses": DONE,
+    "/v1/messages": 'data: {"type":"message_stop"}\n\n',
+}
+RESULTS = {
+    "/v1/chat/completions": "choices",
+    "/v1/completions": "choices",
+    "/v1/responses": "output",
+    "/v1/messages": "content",
+    "/v1/messages/count_tokens": "input_tokens",
+    "/tokenize": "tokens",
+    "/detokenize": "prompt",
+}
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Return bodies with some fields of a request model, right, nearly right or absurd."""
-    kinds = {name: PARTS.get(name, SMALL | VALUES) for name in MODELS[path].model_fields}
+    """Return bodies with some fields of a request, right, nearly right or absurd."""
+    kinds = {name: PARTS.get(name, SMALL | VALUES) for name in FIELDS[path]}
     return st.fixed_dictionaries({}, optional=kinds)
 
 
@@ -76,8 +139,16 @@ class Surface:
         assert response.status_code < 500, response.text
         assert response.headers["x-request-id"]
         if response.status_code >= 400 and method != "HEAD":
-            assert response.json()["error"]["message"]
+            error = response.json()["error"]
+            assert error["message"] and "\n" not in error["message"]
         return response
+
+
+async def answer_or_score(
+    request: GenerateRequest, context: RequestContext, responder: Responder
+) -> None:
+    script = scored if request.sampling.prompt_logprobs else answer_with(ANSWER)
+    await script(request, context, responder)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +156,7 @@ def surface() -> Iterator[Surface]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stack = Stack()
         runner.run(stack.__aenter__())
+        stack.worker.script = answer_or_score
         surface = Surface(runner, stack)
         yield surface
         runner.run(stack.__aexit__())
@@ -99,10 +171,12 @@ def test_any_body_gets_an_answer_or_an_error_of_the_caller(
     path, fields, kept = case
     body = fields | {name: value for name, value in BASES[path].items() if name in kept}
     response = surface.request("POST", path, content=json.dumps(BASES[path] | body))
-    if response.status_code == 200 and body.get("stream"):
-        assert response.text.endswith("data: [DONE]\n\n") and '{"error"' not in response.text
-    elif response.status_code == 200:
-        assert response.json()["choices"]
+    if response.status_code != 200:
+        assert response.status_code == 400 or body.get("previous_response_id") is not None
+    elif body.get("stream") is True:
+        assert response.text.endswith(ENDS[path]) and '{"error"' not in response.text
+    else:
+        assert RESULTS[path] in response.json()
 
 
 @FEW
