@@ -77,7 +77,7 @@ class PromptMaker:
         return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
-        messages, extra = body.conversation(), body.chat_template_kwargs or {}
+        messages, extra = body.conversation(), body.template_variables()
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
         def render(limit_s: float) -> str:
@@ -90,7 +90,7 @@ class PromptMaker:
                 continues_last=bool(body.continue_final_message),
             )
 
-        num_characters = sum(len(message["content"]) for message in messages)
+        num_characters = sum(len(message["content"] or "") for message in messages)
         if num_characters <= _INLINE_CHARACTERS:
             try:
                 return render(_INLINE_RENDER_S)

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins
-from tandem.frontend.responses.tools import check_tools_size
+from tandem.frontend.openai.outline import begins, check_tools_size
 from tandem.frontend.typed import NULL, read, read_type, unsupported
 from tandem.runtime.errors import InvalidRequestError
 

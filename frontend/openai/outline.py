@@ -15,6 +15,8 @@ MAX_FIELDS = 64  # of a body, and of a message
 MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages and prompt
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 4096  # of all messages of a body
+MAX_TOOLS = 256
+MAX_TOOLS_BYTES = 1024 * 1024
 MAX_PROMPT_TOKENS = 2**20  # that a body has as token ids
 _SMALL_BYTES = 4096  # of a prompt, whose objects take less than a millisecond
 
@@ -24,6 +26,7 @@ PROMPT_FORMS = (
     "token ids"
 )
 _BOM = b"\xef\xbb\xbf"
+_BOUNDED = ("messages", "prompt", "tools")  # each with bounds of its own
 _NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 _decode_fields = msgspec.json.Decoder(Fields).decode
@@ -100,6 +103,9 @@ def check_outline(
             raise _unsupported(short(name))
     if len(raw) > MAX_FIELD_BYTES:
         _check_sizes(fields)
+    tools = fields.get("tools")
+    if tools is not None and begins(tools, b"["):
+        check_tools_size(_decode_list(tools), "tools")
     messages, prompt = fields.get("messages"), fields.get("prompt")
     if messages is not None and not _is_null(messages):
         _check_messages(messages, known_of_message)
@@ -109,7 +115,7 @@ def check_outline(
 
 def _check_sizes(fields: Fields) -> None:
     for name, value in fields.items():
-        if name not in ("messages", "prompt") and len(value) > MAX_FIELD_BYTES:
+        if name not in _BOUNDED and len(value) > MAX_FIELD_BYTES:
             raise InvalidRequestError(
                 f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
             )
@@ -121,14 +127,32 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
         for name in message.keys() - known:
             if not _is_empty(message[name]):
                 raise _unsupported(f"messages[{index}].{short(name)}")
-        content = message.get("content")
-        if content is not None and begins(content, b"["):
-            num_parts += len(_decode_list(content))
+        for name in ("content", "tool_calls"):
+            parts = message.get(name)
+            if parts is not None and begins(parts, b"["):
+                num_parts += len(_decode_list(parts))
     if num_parts > MAX_CONTENT_PARTS:
         raise InvalidRequestError(
-            f"`messages` has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}",
+            f"`messages` has {num_parts} content parts and tool calls, the most is "
+            f"{MAX_CONTENT_PARTS}",
             param="messages",
         )
+
+
+def check_tools_size(raws: list[msgspec.Raw], where: str) -> None:
+    """Raise InvalidRequestError for more or larger tools than a body may have."""
+    if len(raws) > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"`{where}` has {len(raws)} entries, the most is {MAX_TOOLS}", param=where
+        )
+    for index, raw in enumerate(raws):
+        if len(raw) > MAX_FIELD_BYTES:
+            field = f"{where}[{index}]"
+            raise InvalidRequestError(
+                f"`{field}` has {len(raw)} bytes, the most is {MAX_FIELD_BYTES}", param=field
+            )
+    if sum(map(len, raws)) > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(f"`{where}` is over {MAX_TOOLS_BYTES} bytes", param=where)
 
 
 def _check_prompt(raw: msgspec.Raw, max_prompts: int, longest_context: int) -> None:

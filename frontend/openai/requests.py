@@ -9,7 +9,22 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    MessageToolCall,
+    TemplateMessage,
+)
 from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_outline
+from tandem.frontend.openai.tools import (
+    Function,
+    FunctionName,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    check_tools,
+)
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
@@ -172,45 +187,6 @@ class RequestBody(BaseModel):
             raise InvalidRequestError("`stop` must not have an empty string", param="stop")
 
 
-class ContentPart(BaseModel):
-    """A part of a message's content; only text is supported."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-
-    def text(self, where: str) -> str:
-        """Return the content with its text parts joined.
-
-        Raises InvalidRequestError naming the field.
-        """
-        if isinstance(self.content, str):
-            return self.content
-        if self.content is None:
-            if self.role == "assistant":
-                return ""
-            raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
-        for index, part in enumerate(self.content):
-            if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise InvalidRequestError(
-                    f"`{field}` has type {short(part.type)!r}; only text is supported",
-                    param=f"{field}.type",
-                )
-        return "".join(part.text or "" for part in self.content)
-
-
 class ChatRequest(RequestBody):
     """POST /v1/chat/completions."""
 
@@ -221,9 +197,10 @@ class ChatRequest(RequestBody):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    parallel_tool_calls: bool | None = None  # without effect, as there are no tools
-    tools: list[Any] | None = None
-    tool_choice: Literal["none", "auto"] | None = None  # without tools both mean none
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
@@ -243,21 +220,39 @@ class ChatRequest(RequestBody):
         """True when the answer lists the log probabilities of the prompt's tokens."""
         return self.prompt_logprobs is not None
 
-    def conversation(self) -> list[dict[str, str]]:
-        """Return the messages for a chat template, which knows a developer as system."""
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def conversation(self) -> list[TemplateMessage]:
+        """Return the messages for a chat template. Raises InvalidRequestError naming a field."""
         return [
-            {
-                "role": "system" if message.role == "developer" else message.role,
-                "content": message.text(f"messages[{index}]"),
-            }
+            message.for_template(f"messages[{index}]")
             for index, message in enumerate(self.messages)
         ]
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template beside the messages.
+
+        `chat_template_kwargs` take precedence over those that other fields stand for. Templates
+        know the switch of reasoning under two names.
+        """
+        variables: dict[str, Any] = {}
+        if self.usable_tools:
+            tools = [tool.model_dump(exclude_none=True) for tool in self.usable_tools]
+            variables["tools"] = tools
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            variables["enable_thinking"] = variables["thinking"] = thinks
+            if thinks:
+                variables["reasoning_effort"] = self.reasoning_effort
+        return variables | (self.chat_template_kwargs or {})
 
     def check(self, config: FrontendConfig) -> None:
         super().check(config)
         self._check_continuation()
-        if self.tools:
-            raise InvalidRequestError("`tools` is not supported", param="tools")
+        check_tools(self.tools or [], self.tool_choice)
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
                 f"`response_format.type` is {short(self.response_format.type)!r}; only 'text' is "
@@ -381,7 +376,18 @@ def parse(
 # Pydantic puts branches of unions into its locations. A message has the names of fields only.
 _FIELDS = frozenset(
     name
-    for model in (ChatRequest, CompletionRequest, ChatMessage, ContentPart)
+    for model in (
+        ChatRequest,
+        CompletionRequest,
+        ChatMessage,
+        ContentPart,
+        MessageToolCall,
+        CalledFunction,
+        Tool,
+        Function,
+        NamedTool,
+        FunctionName,
+    )
     for name in model.model_fields
 ) | {"include_usage", "continuous_usage_stats"}
 

@@ -6,12 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins
+from tandem.frontend.openai.outline import begins, check_tools_size
 from tandem.frontend.typed import NULL, read, read_type, unsupported
-from tandem.runtime.errors import InvalidRequestError
 
-MAX_TOOLS = 256
-MAX_TOOLS_BYTES = 1024 * 1024
 Mode = Literal["none", "auto", "required"]
 _decode = msgspec.json.Decoder().decode
 
@@ -100,22 +97,6 @@ def _typed(raws: list[Raw], where: str) -> Iterator[tuple[Tool, str]]:
             yield read(NamespaceTool, raw, field), field
         else:
             raise unsupported(f"{field}.type", kind)
-
-
-def check_tools_size(raws: list[Raw], where: str) -> None:
-    """Raise InvalidRequestError for more or larger tools than a body may have."""
-    if len(raws) > MAX_TOOLS:
-        raise InvalidRequestError(
-            f"`{where}` has {len(raws)} entries, the most is {MAX_TOOLS}", param=where
-        )
-    for index, raw in enumerate(raws):
-        if len(raw) > MAX_FIELD_BYTES:
-            field = f"{where}[{index}]"
-            raise InvalidRequestError(
-                f"`{field}` has {len(raw)} bytes, the most is {MAX_FIELD_BYTES}", param=field
-            )
-    if sum(map(len, raws)) > MAX_TOOLS_BYTES:
-        raise InvalidRequestError(f"`{where}` is over {MAX_TOOLS_BYTES} bytes", param=where)
 
 
 def read_tool_choice(raw: Raw) -> ToolChoice:

@@ -28,14 +28,18 @@ class ModelText:
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (text := _token_text(config.get(name))) is not None
         }
-        source = _template_source(files, config)
-        self._template = None if source is None else ChatTemplate(source)
+        sources = _template_sources(files, config)
+        self._template = ChatTemplate(sources["default"]) if "default" in sources else None
+        self._tool_template = (
+            ChatTemplate(sources["tool_use"]) if "tool_use" in sources else self._template
+        )
+        self.chat_template = sources.get("tool_use") or sources.get("default") or ""
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         extra: Mapping[str, Any],
         max_characters: int,
         limit_s: float,
@@ -50,14 +54,20 @@ class ModelText:
         A text of over `max_characters` may be cut. Raises InvalidRequestError when the model has
         no template or its template fails, TemplateTimeError after `limit_s` of CPU time.
         """
-        if self._template is None:
+        template = self._tool_template if extra.get("tools") else self._template
+        if template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        if extra.get("tools") and "tools" not in self.chat_template:
+            raise InvalidRequestError(
+                "the model's chat template takes no `tools`; `tool_choice` none leaves them out",
+                param="tools",
+            )
         variables = {**extra, **self._special_tokens, "messages": messages}
         variables["add_generation_prompt"] = add_generation_prompt
-        text = self._template.render(variables, max_characters, limit_s)
-        return _without_end(text, messages[-1]["content"]) if continues_last else text
+        text = template.render(variables, max_characters, limit_s)
+        return _without_end(text, messages[-1]["content"] or "") if continues_last else text
 
     def encode(self, text: str, *, is_chat: bool) -> list[int]:
         """Return the token ids of a prompt. A rendered chat has its special tokens already.
@@ -135,11 +145,16 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+def _template_sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name. One of them may be for chats with tools only."""
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
+        return {"default": files["chat_template.jinja"].decode()}
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        return {
+            name: source
+            for name in ("default", "tool_use")
+            if isinstance(source := named.get(name), str)
+        }
+    return {"default": template} if isinstance(template, str) else {}

@@ -13,6 +13,17 @@ from tests.frontend.frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": MODEL, "prompt": "Hi"}
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ANSWER = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def called(arguments: str) -> dict[str, object]:
+    """An assistant's message with a call of these arguments."""
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
 BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
@@ -26,7 +37,18 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
     ),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    ({"messages": [ANSWER | {"role": "user"}]}, "messages[0].tool_calls"),
+    ({"messages": [ANSWER | {"tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "", "reasoning": "x"}]}, "messages[0].reasoning"),
+    ({"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [called("[" * 100_000)]}, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 4097}]}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
@@ -73,7 +95,20 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
+    ({"tools": [TOOL] * 257}, "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 65536}}]},
+        "tools[0]",
+    ),
+    ({"tools": [TOOL]}, "tools"),  # this model's chat template takes none
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"functions": []}, "functions"),

@@ -1,0 +1,136 @@
+"""The messages of a chat, checked, and as a chat template takes them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.printable import short
+
+_MAX_NAME = 256
+TemplateMessage = dict[str, Any]
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content; only text is supported."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(BaseModel):
+    """The function of a call; its arguments are the JSON that the model wrote."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+    arguments: str = ""
+
+    def parsed_arguments(self, where: str) -> dict[str, Any]:
+        """Return the arguments as an object. Raises InvalidRequestError naming the field."""
+        field = f"{where}.function.arguments"
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"`{field}` is not JSON: {error}", param=field) from error
+        if not isinstance(arguments, dict):
+            raise InvalidRequestError(f"`{field}` must be a JSON object", param=field)
+        return arguments
+
+
+class MessageToolCall(BaseModel):
+    """A call in an assistant's message. `index` is left over from a stream and has no effect."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: Annotated[str, Field(max_length=_MAX_NAME)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=_MAX_NAME)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the name of `reasoning_content` at other servers
+
+    def text(self, where: str) -> str:
+        """Return the content with its text parts joined.
+
+        Raises InvalidRequestError naming the field.
+        """
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.role == "assistant":
+                return ""
+            raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
+        for index, part in enumerate(self.content):
+            if part.type != "text" or part.text is None:
+                field = f"{where}.content[{index}]"
+                raise InvalidRequestError(
+                    f"`{field}` has type {short(part.type)!r}; only text is supported",
+                    param=f"{field}.type",
+                )
+        return "".join(part.text or "" for part in self.content)
+
+    def for_template(self, where: str) -> TemplateMessage:
+        """Return the message for a chat template, which knows a developer as system.
+
+        The content of an assistant that only called tools is None, as templates test for it.
+        Raises InvalidRequestError naming the field.
+        """
+        role = "system" if self.role == "developer" else self.role
+        message: TemplateMessage = {"role": role, "content": self.text(where)}
+        if self.role == "tool":
+            message["tool_call_id"] = self.tool_call_id or ""
+            if self.name is not None:
+                message["name"] = self.name
+        elif self.role == "assistant":
+            self._add_answer(message, where)
+        self._check_role(where)
+        return message
+
+    def _add_answer(self, message: TemplateMessage, where: str) -> None:
+        reasoning = self.reasoning_content or self.reasoning
+        if reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning
+        if self.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id or "",
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": call.function.parsed_arguments(f"{where}.tool_calls[{index}]"),
+                    },
+                }
+                for index, call in enumerate(self.tool_calls)
+            ]
+
+    def _check_role(self, where: str) -> None:
+        """Raise InvalidRequestError for a field that only messages of another role have."""
+        answer_only = ("tool_calls", "reasoning_content", "reasoning")
+        for name in answer_only if self.role != "assistant" else ():
+            if getattr(self, name):
+                field = f"{where}.{name}"
+                raise InvalidRequestError(
+                    f"`{field}` is for the role 'assistant', not {self.role!r}", param=field
+                )
+        if self.tool_call_id is not None and self.role != "tool":
+            field = f"{where}.tool_call_id"
+            raise InvalidRequestError(
+                f"`{field}` is for the role 'tool', not {self.role!r}", param=field
+            )

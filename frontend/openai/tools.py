@@ -1,0 +1,70 @@
+"""The tools of a chat and the choice among them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.printable import short
+
+
+class Function(BaseModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:/-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(BaseModel):
+    """A function, by its name."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The one tool that the answer has to call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
+    """Raise InvalidRequestError for two tools of one name, and for a choice of none of them."""
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in names:
+            field = f"tools[{index}].function.name"
+            raise InvalidRequestError(
+                f"`{field}` is {short(tool.function.name)!r}, as that of another tool", param=field
+            )
+        names.add(tool.function.name)
+    if choice is None or choice == "none" or (choice == "auto" and not tools):
+        return
+    if not tools:
+        raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise InvalidRequestError(
+            f"`tool_choice.function.name` is {short(choice.function.name)!r}, which is none of the "
+            "`tools`",
+            param="tool_choice.function.name",
+        )
