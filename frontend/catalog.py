@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from tandem.frontend.lost_workers import LostWorkers
 from tandem.frontend.model_texts import ModelTexts
 from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS
-from tandem.frontend.parsers.plain import PlainParser
-from tandem.frontend.pieces import OutputParser
 from tandem.frontend.text.body import Route
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.frontend.variants import (
@@ -68,10 +66,6 @@ class TokenModel(ServedModel):
     def max_characters(self) -> int:
         """The characters of the longest prompt that may fit the context."""
         return self.card.context_length * self.text.longest_token
-
-    def new_parser(self) -> OutputParser:
-        """Return a parser of one chat choice, for the output format of the model."""
-        return PlainParser()
 
 
 class Catalog:

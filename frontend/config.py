@@ -1,8 +1,25 @@
 """The frontend's config: its address, and the limits on requests."""
 
+from functools import cache
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+
+
+@cache
+def model_formats(text: str) -> dict[str, str]:
+    """Return model |-> format."""
+    pairs = (pair.strip().rpartition("=") for pair in text.split(";") if pair.strip())
+    return {model.strip(): format.strip() for model, _, format in pairs}
 
 
 class FrontendConfig(BaseModel):
@@ -28,6 +45,14 @@ class FrontendConfig(BaseModel):
         "",
         description="origins of web pages that may call from a browser, commas between several; "
         "`*` is every page",
+    )
+    tool_formats: str = Field(
+        "",
+        description="formats of tool calls, `MODEL=FORMAT` each, `;` between several; that of "
+        "another model is found by its chat template",
+    )
+    reasoning_formats: str = Field(
+        "", description="formats of reasoning, in the same way; `none` is none"
     )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"
@@ -119,6 +144,19 @@ class FrontendConfig(BaseModel):
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file come together")
         return self
+
+    @field_validator("tool_formats", "reasoning_formats")
+    @classmethod
+    def _formats_are_known(cls, text: str, info: ValidationInfo) -> str:
+        known = TOOL_FORMATS if info.field_name == "tool_formats" else REASONING_FORMATS
+        for model, format in model_formats(text).items():
+            if not model or format not in (*known, "none"):
+                raise ValueError(f"{model}={format}: the formats are {', '.join(known)} and none")
+        return text
+
+    def format_of(self, formats: str, model: str) -> str | None:
+        """Return the format that `tool_formats` or `reasoning_formats` names for a model."""
+        return model_formats(formats).get(model) if formats else None
 
     @property
     def scheme(self) -> str:

@@ -13,6 +13,7 @@ from tandem.frontend.choice_text import ChoiceText
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange, Header
 from tandem.frontend.failover import Failover
+from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.plan import Choice, Plan
@@ -21,6 +22,7 @@ from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import (
     ConnectionLostError,
     IncompleteError,
+    InvalidRequestError,
     ProtocolError,
     TandemError,
 )
@@ -123,17 +125,19 @@ class Answer:
 def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
     """Return an answer of which nothing is generated yet."""
     model, body = plan.model, plan.body
+    output = plan.format.output
+    shows_marks = output is not None and model.text.detokenizers.has_special(output.all_marks)
+    with_special = body.skip_special_tokens is False or shows_marks
 
     def new_run(choice: Choice) -> ChoiceRun:
-        # completions are the text of the model as it is
-        parser = model.new_parser() if plan.head.is_chat else PlainParser()
         text = ChoiceText(
             model.text.detokenizers,
-            parser,
+            # completions are the text of the model as it is
+            plan.format.new_parser(body) if isinstance(body, ChatRequest) else PlainParser(),
             body.stop_strings,
             choice.request.stop.min_tokens,
             choice.prompt.token_ids,
-            with_special=body.skip_special_tokens is False,
+            with_special=with_special,
             shows_stop=bool(body.include_stop_str_in_output),
             num_top=None if body.prompt_logprobs is None else body.num_logprobs,
         )
@@ -145,6 +149,13 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
 
 async def generate(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
     """Generate all choices. The first error cancels the others and is raised."""
+    try:
+        await _generate_all(answer, sink, exchange, deps)
+    except InvalidRequestError as error:
+        raise answer.plan.format.translated(error) from error
+
+
+async def _generate_all(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
 
     def run_one(run: ChoiceRun) -> Awaitable[None]:
         return run.failover.run(_ChoiceSequence(run, answer.plan, sink, exchange, deps))

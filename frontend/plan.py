@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from tandem.frontend.answer_format import AnswerFormat, answer_format
 from tandem.frontend.catalog import ServedModel, TokenModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
     body: ChatRequest | CompletionRequest
     prompts: list[Prompt]
     choices: list[Choice]
+    format: AnswerFormat
     context: RequestContext
     head: ResponseHead
     wants_timeline: bool
@@ -63,6 +65,7 @@ class Planner:
     """Tokenizes a body and fits it to its model."""
 
     def __init__(self, config: FrontendConfig, executor: Executor) -> None:
+        self._config = config
         self.prompt_maker = PromptMaker(config, executor)
 
     async def plan(
@@ -79,8 +82,9 @@ class Planner:
         prompts = await self.prompt_maker.prompts(body, model)
         is_chat = isinstance(body, ChatRequest)
         head = new_head(context.id, model.card.name, is_chat, body.include_usage)
-        choices = _choices(body, model, prompts, context, placement)
-        return Plan(model, body, prompts, choices, context, head, wants_timeline)
+        format = answer_format(body, model, self._config, prompts[0].token_ids)
+        choices = _choices(body, model, prompts, format, context, placement)
+        return Plan(model, body, prompts, choices, format, context, head, wants_timeline)
 
 
 def of_tokens(model: ServedModel) -> TokenModel:
@@ -96,6 +100,7 @@ def _choices(
     body: ChatRequest | CompletionRequest,
     model: TokenModel,
     prompts: list[Prompt],
+    format: AnswerFormat,
     context: RequestContext,
     placement: PrefillPlace | None,
 ) -> list[Choice]:
@@ -107,6 +112,7 @@ def _choices(
         check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, param)
     deadline_ms = int(context.remaining_s() * 1e3)
     is_single = len(prompts) * n == 1
+    grammar = None if format.constraint is None else format.constraint.grammar
     choices: list[Choice] = []
     for prompt in prompts:
         token_ids = pack_tokens(prompt.token_ids)
@@ -123,6 +129,7 @@ def _choices(
                 deadline_ms=deadline_ms,
                 cache_salt=body.cache_salt or "",
                 prefill_place=placement,
+                grammar=grammar,
             )
             choices.append(Choice(index, prompt, request))
     return choices

@@ -9,6 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.constraints import (
+    ConstraintFields,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from tandem.frontend.openai.messages import (
     CalledFunction,
     ChatMessage,
@@ -48,15 +54,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is added
 
 
-class ResponseFormat(BaseModel):
-    """The format of the answer; only plain text is supported."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: str
-
-
-class RequestBody(BaseModel):
+class RequestBody(ConstraintFields):
     """The fields that chat and completions have in common."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -194,7 +192,6 @@ class ChatRequest(RequestBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
@@ -253,12 +250,6 @@ class ChatRequest(RequestBody):
         super().check(config)
         self._check_continuation()
         check_tools(self.tools or [], self.tool_choice)
-        if self.response_format is not None and self.response_format.type != "text":
-            raise InvalidRequestError(
-                f"`response_format.type` is {short(self.response_format.type)!r}; only 'text' is "
-                "supported",
-                param="response_format.type",
-            )
         if (self.top_logprobs or 0) > config.max_top_logprobs:
             raise InvalidRequestError(
                 f"`top_logprobs` is {self.top_logprobs}, the most is {config.max_top_logprobs}",
@@ -387,9 +378,12 @@ _FIELDS = frozenset(
         Function,
         NamedTool,
         FunctionName,
+        ResponseFormat,
+        JsonSchema,
+        StructuredOutputs,
     )
     for name in model.model_fields
-) | {"include_usage", "continuous_usage_stats"}
+) | {"include_usage", "continuous_usage_stats", "schema", "json"}
 
 
 def _translate(error: ValidationError) -> InvalidRequestError:

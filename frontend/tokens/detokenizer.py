@@ -35,6 +35,11 @@ class DetokenizerFactory:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         is_byte_level = _is_byte_level(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_tokens = {
+            token.content: token_id for token_id, token in added.items() if token.special
+        }
+        self._has_special: dict[frozenset[str], bool] = {}  # by texts
         self._table = _TokenBytes(tokenizer) if is_byte_level else None
         self._full_table = _TokenBytes(tokenizer, with_special=True) if is_byte_level else None
 
@@ -44,6 +49,14 @@ class DetokenizerFactory:
         if table is not None:
             return ByteDetokenizer(table)  # the bytes of a token are the same everywhere
         return WindowDetokenizer(self._tokenizer, prompt, with_special=with_special)
+
+    def has_special(self, texts: frozenset[str]) -> bool:
+        """Return True if one of the texts is, or has in it, a special token."""
+        found = self._has_special.get(texts)
+        if found is None:
+            found = any(token in text for token in self.special_tokens for text in texts)
+            self._has_special[texts] = found
+        return found
 
     def token_text(self, token_id: int) -> tuple[str, list[int]]:
         """Return the text and the UTF-8 bytes of one token, of special tokens too."""

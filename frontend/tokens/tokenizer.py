@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.template import ChatTemplate
 from tandem.runtime.errors import InvalidRequestError, ModelError
@@ -34,6 +35,8 @@ class ModelText:
             ChatTemplate(sources["tool_use"]) if "tool_use" in sources else self._template
         )
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
+        self.tool_format = tool_format_of(self.chat_template)
+        self.reasoning_format = reasoning_format_of(self.chat_template)
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
@@ -85,6 +88,11 @@ class ModelText:
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The special tokens and their ids."""
+        return self.detokenizers.special_tokens
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
         """Return the entries of tokens in the vocabulary; empty for one that has none."""

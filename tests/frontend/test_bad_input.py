@@ -110,7 +110,22 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ),
     ({"tools": [TOOL]}, "tools"),  # this model's chat template takes none
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),  # no support of this worker
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[]"}, "guided_json"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a"] * 1025}, "guided_choice"),
+    ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ({"functions": []}, "functions"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"store": True}, "store"),

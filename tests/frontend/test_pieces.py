@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.frontend.catalog import TokenModel
+from tandem.frontend.answer_format import AnswerFormat
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tests.frontend.frontend_stack import MODEL, Stack, answer_with, events_of
 from tests.frontend.test_migration import telling
@@ -55,7 +55,7 @@ class LetterParser:
 
 @pytest.fixture
 async def parsed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
-    monkeypatch.setattr(TokenModel, "new_parser", lambda _: LetterParser())
+    monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     async with Stack() as stack:
         stack.worker.script = answer_with(TEXT, tokens_per_delta=3)
         yield stack

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import pytest
 
-from tandem.frontend.catalog import TokenModel
+from tandem.frontend.answer_format import AnswerFormat
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
@@ -99,7 +99,7 @@ async def test_a_stream_has_anthropics_events_in_their_order(stack: Stack) -> No
 async def test_thinking_text_and_calls_are_blocks_of_their_own(
     client: anthropic.AsyncAnthropic, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TokenModel, "new_parser", lambda _: LetterParser())
+    monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with('~hm, ~hello f:{"a": 1}')
     monkeypatch.setattr(LetterParser, "finish", lambda _: [])
     whole = (await message(stack)).json()
@@ -117,7 +117,7 @@ async def test_thinking_text_and_calls_are_blocks_of_their_own(
 async def test_arguments_that_are_no_object_are_not_lost(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TokenModel, "new_parser", lambda _: LetterParser())
+    monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with("f:[1")
     assert (await message(stack)).json()["content"][0]["input"] == {"arguments": "[1."}
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tandem.frontend.catalog import TokenModel
+from tandem.frontend.answer_format import AnswerFormat
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
@@ -98,7 +98,7 @@ async def test_a_stream_has_the_events_of_the_specification_in_their_order(stack
 async def test_reasoning_text_and_calls_are_items_of_their_own(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TokenModel, "new_parser", lambda _: LetterParser())
+    monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with("~hm, ~hello f:x f:y")
     fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
     whole = (await respond(stack, **fields)).json()

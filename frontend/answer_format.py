@@ -1,0 +1,156 @@
+"""The format of a chat's answer: the parser that reads it, and the grammar that it follows."""
+
+import msgspec
+
+from tandem.frontend.catalog import TokenModel
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.constraints import Constraint, excluding
+from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.openai.tools import NamedTool
+from tandem.frontend.parsers.call_grammar import AnswerGrammar
+from tandem.frontend.parsers.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+)
+from tandem.frontend.parsers.plain import PlainParser
+from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser, output_format
+from tandem.frontend.pieces import OutputParser
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.request_bounds import check_grammar_size
+
+_NUM_LAST_TOKENS = 16  # of a prompt, which may open the reasoning
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """The format of the answers to one body. Without `output` all of their text is content."""
+
+    output: OutputFormat | None = None
+    starts_reasoning: bool = False
+    constraint: Constraint | None = None
+
+    def new_parser(self, body: ChatRequest) -> OutputParser:
+        """Return a parser of one choice of a chat."""
+        if self.output is None:
+            return PlainParser()
+        functions = [tool.function for tool in body.usable_tools]
+        return StreamingParser(
+            self.output,
+            starts_reasoning=self.starts_reasoning,
+            schemas={each.name: each.parameters for each in functions if each.parameters},
+            max_calls=1 if body.parallel_tool_calls is False else None,
+        )
+
+    def translated(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return a worker's error about the grammar with the field that it comes from."""
+        if error.param != "grammar" or self.constraint is None:
+            return error
+        field = self.constraint.field
+        return InvalidRequestError(f"`{field}`: {error.message}", param=field)
+
+
+def answer_format(
+    body: ChatRequest | CompletionRequest,
+    model: TokenModel,
+    config: FrontendConfig,
+    prompt: list[int],
+) -> AnswerFormat:
+    """Return the format of the answer to a prompt. Raises InvalidRequestError naming a field."""
+    if isinstance(body, ChatRequest):
+        found = _of_chat(body, model, config, prompt)
+    else:
+        found = AnswerFormat(constraint=body.constraint())
+    if found.constraint is not None:
+        if not model.card.supports_grammar:
+            raise InvalidRequestError(
+                f"`{found.constraint.field}`: the workers of model {model.card.name!r} do not "
+                "support structured output",
+                param=found.constraint.field,
+            )
+        try:
+            check_grammar_size(found.constraint.grammar)
+        except InvalidRequestError as error:
+            raise found.translated(error) from error
+    return found
+
+
+def _of_chat(
+    body: ChatRequest, model: TokenModel, config: FrontendConfig, prompt: list[int]
+) -> AnswerFormat:
+    name, text = model.card.name, model.text
+    thinks_by = config.format_of(config.reasoning_formats, name) or text.reasoning_format
+    reasoning = REASONING_FORMATS.get(thinks_by)
+    constraint = body.constraint()
+    tools: ToolFormat | None = None
+    calls_by = "none"
+    if body.usable_tools:
+        calls_by = config.format_of(config.tool_formats, name) or text.tool_format
+        tools = TOOL_FORMATS.get(calls_by)
+        if tools is None:
+            raise InvalidRequestError(
+                f"`tools`: the format in which model {name!r} calls tools is not known; "
+                "`frontend.tool_formats` can name it",
+                param="tools",
+            )
+    if reasoning is None and tools is None:
+        return AnswerFormat(constraint=constraint)
+    if constraint is not None and constraint.has_rules and tools is None:
+        return AnswerFormat(constraint=constraint)  # its rules are those of the whole text
+    is_open = reasoning is not None and _ends_with(model, prompt, reasoning.begin)
+    field = _calls_field(body, tools)
+    if field or constraint is not None:
+        grammar = AnswerGrammar(text.special_tokens)
+        answer = _answer(body, grammar, tools, reasoning, constraint, calls_by)
+        field = field or (constraint.field if constraint else "")
+        source = grammar.source(answer, reasoning, is_open=is_open)
+        constraint = Constraint(field, source)
+    return AnswerFormat(output_format(thinks_by, calls_by), is_open, constraint)
+
+
+def _calls_field(body: ChatRequest, tools: ToolFormat | None) -> str:
+    """Return the field that makes calls follow a grammar; empty if there is none."""
+    if tools is None:
+        return ""
+    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+        return "tool_choice"
+    strict = [index for index, tool in enumerate(body.usable_tools) if tool.function.strict]
+    return f"tools[{strict[0]}].function.strict" if strict else ""
+
+
+def _answer(
+    body: ChatRequest,
+    grammar: AnswerGrammar,
+    tools: ToolFormat | None,
+    reasoning: ReasoningFormat | None,
+    constraint: Constraint | None,
+    calls_by: str,
+) -> str:
+    """Add the rules of the answer after its reasoning. Returns the first."""
+    if tools is None:
+        assert constraint is not None
+        return grammar.body(constraint.grammar, reasoning)
+    if not tools.call[0]:
+        field = _calls_field(body, tools) or "tools"
+        raise InvalidRequestError(
+            f"`{field}`: calls in the format {calls_by!r} cannot follow a grammar", param=field
+        )
+    functions = [tool.function for tool in body.usable_tools]
+    choice, is_one = body.tool_choice, body.parallel_tool_calls is False
+    if isinstance(choice, NamedTool):
+        named = [each for each in functions if each.name == choice.function.name]
+        return grammar.calls(tools, named, one=True)
+    if choice == "required":
+        return grammar.calls(tools, functions, one=is_one)
+    grammar.free = {each.name for each in functions if not each.strict}
+    if constraint is None:
+        return grammar.text_and_calls(tools, functions, reasoning, one=is_one)
+    if constraint.has_rules:
+        raise excluding("tools", constraint.field)
+    calls = grammar.calls(tools, functions, one=is_one)
+    return f"({calls} | {grammar.body(constraint.grammar, reasoning)})"
+
+
+def _ends_with(model: TokenModel, prompt: list[int], mark: str) -> bool:
+    """Return True if a prompt ends with a mark."""
+    return model.text.decode(prompt[-_NUM_LAST_TOKENS:]).rstrip().endswith(mark.rstrip())

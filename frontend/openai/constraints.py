@@ -1,0 +1,167 @@
+"""The fields of a body that constrain its answer, and the grammar that one of them stands for."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import Grammar
+from tandem.runtime.printable import short
+
+_MAX_CHOICES = 1024
+_ANY_OBJECT = '{"type": "object"}'
+Choices = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
+
+
+class JsonSchema(BaseModel):
+    """A schema with the names that OpenAI gives it, which have no effect."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The format of the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's object for all constraints, of which it has one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
+
+    json_value: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """A grammar, and the field of the body that it comes from."""
+
+    field: str
+    grammar: Grammar
+    has_rules: bool = False  # of the client's own, which cannot be a part of other ones
+
+
+class ConstraintFields(BaseModel):
+    """The fields of chat and completions that constrain the answer. One of them at a time."""
+
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Choices | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def constraint(self) -> Constraint | None:
+        """Return the constraint, if there is one. Raises InvalidRequestError naming the field."""
+        found: list[tuple[str, Grammar]] = []
+        if self.response_format is not None:
+            found += _response_format(self.response_format)
+        if self.guided_json is not None:
+            found.append(("guided_json", _schema(self.guided_json, "guided_json")))
+        if self.guided_regex is not None:
+            found.append(("guided_regex", Grammar("regex", self.guided_regex)))
+        if self.guided_grammar is not None:
+            found.append(("guided_grammar", _grammar(self.guided_grammar)))
+        if self.guided_choice is not None:
+            found.append(("guided_choice", _choice(self.guided_choice)))
+        if self.structured_outputs is not None:
+            found += _structured_outputs(self.structured_outputs)
+        if len(found) > 1:
+            raise excluding(found[0][0], found[1][0])
+        return Constraint(*found[0], _has_rules(found[0])) if found else None
+
+
+def _has_rules(found: tuple[str, Grammar]) -> bool:
+    field, grammar = found
+    return grammar.kind not in ("json_schema", "regex") and not field.endswith("choice")
+
+
+def excluding(first: str, second: str) -> InvalidRequestError:
+    """Return the error of two fields that constrain one answer."""
+    return InvalidRequestError(
+        f"`{first}` and `{second}` both constrain the answer; give one of them", param=second
+    )
+
+
+def _response_format(format: ResponseFormat) -> list[tuple[str, Grammar]]:
+    match format.type:
+        case "text":
+            return []
+        case "json_object":
+            return [("response_format", Grammar("json_schema", _ANY_OBJECT))]
+        case "json_schema":
+            schema = format.json_schema
+            if schema is None or schema.json_schema is None:
+                field = "response_format.json_schema" + (".schema" if schema else "")
+                raise InvalidRequestError(f"`{field}` is required", param=field)
+            source = json.dumps(schema.json_schema, ensure_ascii=False)
+            return [("response_format", Grammar("json_schema", source))]
+        case "structural_tag":
+            tag = format.model_dump(exclude_none=True)
+            return [("response_format", Grammar("structural_tag", json.dumps(tag)))]
+
+
+def _structured_outputs(given: StructuredOutputs) -> list[tuple[str, Grammar]]:
+    name = "structured_outputs"
+    found: list[tuple[str, Grammar]] = []
+    if given.json_value is not None:
+        found.append((f"{name}.json", _schema(given.json_value, f"{name}.json")))
+    if given.regex is not None:
+        found.append((f"{name}.regex", Grammar("regex", given.regex)))
+    if given.choice is not None:
+        found.append((f"{name}.choice", _choice(given.choice)))
+    if given.grammar is not None:
+        found.append((f"{name}.grammar", _grammar(given.grammar)))
+    if given.json_object:
+        found.append((f"{name}.json_object", Grammar("json_schema", _ANY_OBJECT)))
+    if given.structural_tag is not None:
+        found.append((f"{name}.structural_tag", Grammar("structural_tag", given.structural_tag)))
+    if not found and given.json_object is None:
+        raise InvalidRequestError(f"`{name}` has no constraint", param=name)
+    return found
+
+
+def _schema(value: dict[str, Any] | str, field: str) -> Grammar:
+    """Return the grammar of a JSON schema, which may be given as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"`{field}` is not JSON: {error}", param=field) from error
+        if not isinstance(value, dict):
+            raise InvalidRequestError(
+                f"`{field}` is {short(str(value))}, which is no JSON schema", param=field
+            )
+    return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
+
+
+def _grammar(source: str) -> Grammar:
+    """Return a grammar in Lark's syntax, or in GBNF, whose rules have `::=`."""
+    return Grammar("gbnf" if "::=" in source else "lark", source)
+
+
+def _choice(choices: list[str]) -> Grammar:
+    return Grammar("lark", "start: " + " | ".join(map(quoted, choices)))
+
+
+def quoted(text: str) -> str:
+    """Return a fixed text as Lark has it."""
+    return json.dumps(text, ensure_ascii=False)

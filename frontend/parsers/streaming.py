@@ -1,0 +1,372 @@
+"""The parser of all output formats: from growing text to pieces of an answer.
+
+Every decision depends on the text alone, so that the joined pieces are the same for every split of
+it. Text that looks like a call and is none comes back as content. White space around marks is
+dropped.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from tandem.frontend.parsers.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+)
+from tandem.frontend.parsers.json_end import JsonEnd
+from tandem.frontend.parsers.marks import Marks
+from tandem.frontend.parsers.syntaxes import ReadCall, Schemas, read_calls
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.runtime.address import new_id
+
+
+class OutputFormat:
+    """The formats of one model, ready for its parsers."""
+
+    def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> None:
+        self.reasoning = reasoning
+        self.tools = tools
+        self.dropped = (reasoning.dropped if reasoning else ()) + (tools.dropped if tools else ())
+        begins = [reasoning.begin] if reasoning else []
+        calls = list(tools.begins) if tools else []
+        self.marks = Marks([*self.dropped, *begins, *calls])
+        self.reasoning_marks = Marks([reasoning.begin, reasoning.end] if reasoning else [])
+        self.header = re.compile(tools.header, re.DOTALL) if tools and tools.header else None
+
+        self.all_marks = self._all_marks()
+
+    def _all_marks(self) -> frozenset[str]:
+        """Return all marks that the text of an answer may have."""
+        tools, reasoning = self.tools, self.reasoning
+        marks = set(self.dropped)
+        marks |= {reasoning.begin, reasoning.end} if reasoning else set()
+        if tools is not None:
+            marks |= {
+                *tools.begins,
+                *tools.begins.values(),
+                *tools.after,
+                *tools.final,
+                tools.header,
+            }
+        return frozenset(marks - {""})
+
+
+@cache
+def output_format(reasoning: str, tools: str) -> OutputFormat:
+    """Return the formats of these names, ready for their parsers."""
+    return OutputFormat(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
+
+
+class StreamingParser:
+    """Parser of one choice. `max_calls` makes the text of further calls content."""
+
+    def __init__(
+        self,
+        format: OutputFormat,
+        *,
+        starts_reasoning: bool = False,
+        schemas: Schemas | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._format = format
+        self._schemas = schemas or {}
+        self._max_calls = max_calls
+        self._buffer = ""
+        self._is_end = False
+        self._pieces: list[Piece] = []
+        self._num_calls = 0
+        self._trims = False  # white space before the next content is dropped
+        self._has_reasoned = False
+        self._space = ""  # white space that may end the reasoning
+        self._mark = ""  # that began the call
+        self._json = JsonEnd()
+        self._num_read = 0  # characters of the buffer that need no second look
+        self._has_arguments = False
+        self._literal = 0  # the next one after a call
+        self._state = self._reasoning if starts_reasoning else self._answer()
+
+    def push(self, text: str) -> list[Piece]:
+        is_plain = not self._buffer and not self._trims and self._state == self._content
+        if is_plain and not self._format.marks.may_begin_in(text):
+            return [Content(text)]  # nearly always
+        self._buffer += text
+        return self._run()
+
+    def finish(self) -> list[Piece]:
+        self._is_end = True
+        return self._run()
+
+    def _run(self) -> list[Piece]:
+        self._pieces = []
+        while self._state():
+            pass
+        return self._pieces
+
+    # ---- states: each takes from the buffer, and returns True if another one may go on ---------
+
+    def _answer(self) -> Callable[[], bool]:
+        """Return the state at the start of the answer."""
+        tools = self._format.tools
+        return self._start if tools is not None and tools.bare_begin else self._content
+
+    def _start(self) -> bool:
+        """Tell a call without a mark from content by the first character."""
+        tools, text = self._format.tools, self._buffer.lstrip()
+        assert tools is not None
+        if not text and not self._is_end:
+            return False
+        if text and text[0] in tools.bare_begin:
+            self._open_call("")
+        else:
+            self._state = self._content
+        return True
+
+    def _content(self) -> bool:
+        if not self._buffer:
+            return False
+        place, mark = self._format.marks.find(self._buffer, is_end=self._is_end)
+        self._add_content(self._buffer[:place])
+        self._buffer = self._buffer[place:]
+        if mark is None:
+            return False
+        self._buffer = self._buffer[len(mark) :]
+        reasoning = self._format.reasoning
+        if reasoning is not None and mark == reasoning.begin:
+            self._has_reasoned = False
+            self._state = self._reasoning
+        elif mark in self._format.dropped:
+            self._trims = True
+        elif self._may_call:
+            self._open_call(mark)
+        else:
+            self._add_content(mark)
+        return True
+
+    def _reasoning(self) -> bool:
+        reasoning = self._format.reasoning
+        assert reasoning is not None
+        if not self._buffer:
+            return False
+        place, mark = self._format.reasoning_marks.find(self._buffer, is_end=self._is_end)
+        self._add_reasoning(self._buffer[:place])
+        self._buffer = self._buffer[place:]
+        if mark is None:
+            return False
+        self._buffer = self._buffer[len(mark) :]
+        if mark == reasoning.end:
+            self._space, self._trims = "", True
+            self._state = self._answer()
+        elif self._has_reasoned:  # a begin mark before any reasoning repeats that of the prompt
+            self._add_reasoning(mark)
+        return True
+
+    def _call(self) -> bool:
+        """Read a call up to its arguments, or to its end where it is read as a whole."""
+        format, tools, text = self._format, self._format.tools, self._buffer
+        assert tools is not None
+        start = text.lstrip()
+        if not start:
+            return self._give_up(len(text)) if self._is_end else False
+        if format.header is not None:
+            if (found := format.header.match(text)) is not None:
+                return self._open_arguments(found)
+            if start[0] in "{[" and (tools.is_json or tools.may_be_json):
+                return self._whole_object(len(text) - len(start))
+            if tools.is_json:
+                return self._give_up(0)
+        end = tools.begins.get(self._mark, "")
+        place = text.find(end, self._num_read) if end else -1
+        if place < 0 and self._is_end:
+            place = len(text)
+            if end:
+                return self._give_up(place)
+        if place < 0:
+            self._num_read = max(0, len(text) - len(end) + 1)
+            return False
+        return self._whole_call(place + len(end), end)
+
+    def _whole_call(self, length: int, end: str) -> bool:
+        """Read a call in its syntax, from its mark to its end."""
+        tools, text = self._format.tools, self._mark + self._buffer[:length]
+        assert tools is not None
+        calls = (
+            read_calls(tools.syntax, text, (self._mark, end), self._schemas) if tools.syntax else []
+        )
+        if not calls or not self._may_make(calls):
+            return self._give_up(length)
+        self._buffer = self._buffer[length:]
+        self._add_calls(calls)
+        self._trims = True
+        self._state = self._content
+        return True
+
+    def _whole_object(self, begin: int) -> bool:
+        """Read a call whose arguments cannot be passed on as they grow."""
+        place = max(begin, self._num_read)
+        length = self._json.feed(self._buffer[place:])
+        if length < 0:
+            self._num_read = len(self._buffer)
+            return self._give_up(self._num_read) if self._is_end else False
+        end = place + length
+        calls = _object_calls(self._buffer[begin:end], is_bare=not self._mark)
+        if not self._json.is_whole or not calls or not self._may_make(calls):
+            return self._give_up(end)
+        self._buffer = self._buffer[end:]
+        self._add_calls(calls)
+        self._literal = 0
+        self._state = self._after
+        return True
+
+    def _arguments(self) -> bool:
+        text = self._buffer if self._has_arguments else self._buffer.lstrip()
+        length = self._json.feed(text)
+        part = text if length < 0 else text[:length]
+        if part:
+            self._has_arguments = True
+            self._pieces.append(ToolCallDelta(self._num_calls - 1, part))
+        self._buffer = text[len(part) :]
+        if length < 0 and not (self._is_end and not self._has_arguments):
+            return False
+        if not self._has_arguments:
+            self._pieces.append(ToolCallDelta(self._num_calls - 1, "{}"))
+        self._literal = 0
+        self._state = self._after
+        return True
+
+    def _after(self) -> bool:
+        """Drop the text that follows arguments, up to the next call."""
+        tools = self._format.tools
+        assert tools is not None
+        if not self._skip(tools.after):
+            return False
+        text = self._buffer.lstrip()
+        for literal in tools.between if self._may_call else ():
+            if text.startswith(literal):
+                self._buffer = text[len(literal) :]
+                self._open_call(literal)
+                return True
+            if literal.startswith(text) and not self._is_end:
+                return False
+        self._literal = 0
+        self._state = self._last
+        return True
+
+    def _last(self) -> bool:
+        """Drop the text that follows the last call."""
+        tools = self._format.tools
+        assert tools is not None
+        if not self._skip(tools.final):
+            return False
+        self._trims = True
+        self._state = self._content
+        return True
+
+    # ---- parts of the states -------------------------------------------------------------------
+
+    @property
+    def _may_call(self) -> bool:
+        return self._max_calls is None or self._num_calls < self._max_calls
+
+    def _may_make(self, calls: list[ReadCall]) -> bool:
+        return self._max_calls is None or self._num_calls + len(calls) <= self._max_calls
+
+    def _skip(self, literals: tuple[str, ...]) -> bool:
+        """Drop the literals that are there. Returns False when more text decides on one."""
+        while self._literal < len(literals):
+            text, literal = self._buffer.lstrip(), literals[self._literal]
+            if text.startswith(literal):
+                self._buffer = text[len(literal) :]
+            elif literal.startswith(text) and not self._is_end:
+                return False
+            self._literal += 1
+        return True
+
+    def _open_call(self, mark: str) -> None:
+        self._mark = mark
+        self._json = JsonEnd()
+        self._num_read = 0
+        self._state = self._call
+
+    def _open_arguments(self, header: re.Match[str]) -> bool:
+        groups = header.groupdict()
+        quoted = groups.get("json_name")
+        name = _unquoted(quoted) if quoted else groups["name"]
+        self._add_call(name, "", groups.get("id") or "")
+        self._buffer = self._buffer[header.end() :]
+        self._json = JsonEnd()
+        self._has_arguments = False
+        self._state = self._arguments
+        return True
+
+    def _give_up(self, length: int) -> bool:
+        """Return a part of the buffer, which began like a call, as content."""
+        self._add_content(self._mark + self._buffer[:length])
+        self._buffer = self._buffer[length:]
+        self._state = self._content
+        return True
+
+    def _add_calls(self, calls: list[ReadCall]) -> None:
+        for name, arguments in calls:
+            self._add_call(name, arguments)
+
+    def _add_call(self, name: str, arguments: str, call_id: str = "") -> None:
+        tools = self._format.tools
+        assert tools is not None
+        call_id = call_id or (
+            new_id()[: tools.id_length] if tools.id_length else f"call_{new_id()}"
+        )
+        self._pieces.append(ToolCallDelta(self._num_calls, arguments, call_id, name))
+        self._num_calls += 1
+
+    def _add_content(self, text: str) -> None:
+        if self._trims:
+            text = text.lstrip()
+        if text:
+            self._trims = False
+            self._pieces.append(Content(text))
+
+    def _add_reasoning(self, text: str) -> None:
+        text = self._space + text
+        if not self._has_reasoned:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._has_reasoned = True
+            self._pieces.append(Reasoning(shown))
+
+
+def _unquoted(text: str) -> str:
+    """Return the value of a JSON string, or its text where that is no JSON."""
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text[1:-1]
+
+
+def _object_calls(text: str, *, is_bare: bool) -> list[ReadCall]:
+    """Return the calls in an object or a list of objects; none if one of them is no call."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    calls = [
+        _object_call(each, is_bare) for each in (value if isinstance(value, list) else [value])
+    ]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _object_call(value: Any, is_bare: bool) -> ReadCall | None:
+    """Return the call in an object. An answer that is an object is only one with arguments."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        return None
+    if is_bare and not {"arguments", "parameters"} & value.keys():
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        return value["name"], arguments
+    return value["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)

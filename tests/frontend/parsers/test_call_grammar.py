@@ -1,0 +1,113 @@
+"""The grammars of tool calls, by the library that the workers follow them with."""
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tandem.frontend.openai.tools import Function
+from tandem.frontend.parsers.call_grammar import AnswerGrammar
+from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ToolFormat
+from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser
+from tandem.frontend.pieces import ToolCallDelta
+from tandem.runtime.messages import Grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"type": "string", "enum": ["c", "f"]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTIONS = [Function(name="weather", parameters=SCHEMA), Function(name="now")]
+ARGUMENTS = {
+    "function_xml": "<parameter=city>\nPa\nris\n</parameter>\n<parameter=days>\n3\n</parameter>\n",
+    "arg_key_xml": "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n",
+    None: '{"city": "Paris", "days": 3}',
+}
+FORMATS = [name for name, format in TOOL_FORMATS.items() if format.call[0]]
+THINK = REASONING_FORMATS["think"]
+
+
+def follows(grammar: Grammar, text: str) -> bool:
+    """True if a text, in tokens of a byte each, is a whole answer by the grammar."""
+    assert grammar.kind == "lark"
+    tokenizer = LLTokenizer("byte")
+    source = LLMatcher.grammar_from_lark(grammar.source)
+    assert LLMatcher.validate_grammar(source, tokenizer) == ""
+    matcher = LLMatcher(tokenizer, source)
+    tokens = list(text.encode())
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+def call(format: ToolFormat, arguments: str, name: str = "weather") -> str:
+    before, after = format.call
+    first, _, last = format.section
+    before = before.replace("%s", name).replace("%d", "0")
+    return first + before + arguments + after + last
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_required_calls_are_calls_by_their_schema_which_the_parser_reads(name: str) -> None:
+    format = TOOL_FORMATS[name]
+    grammar = AnswerGrammar({})
+    source = grammar.source(grammar.calls(format, FUNCTIONS, one=True), THINK, is_open=False)
+    good = ARGUMENTS[format.syntax]
+    text = call(format, good)
+    assert follows(source, text) and follows(source, f"<think>Hm.</think>\n{text}")
+    assert not follows(source, call(format, good.replace("3", "x")))
+    assert not follows(source, call(format, good, "other"))
+    assert not follows(source, "Just text.") and not follows(source, text + text)
+    parser = StreamingParser(
+        OutputFormat(THINK, format), schemas={"weather": SCHEMA} if format.syntax else None
+    )
+    pieces = parser.push(text) + parser.finish()
+    assert pieces and all(isinstance(piece, ToolCallDelta) for piece in pieces)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_strict_tool_is_held_to_its_schema_where_its_call_begins(name: str) -> None:
+    format = TOOL_FORMATS[name]
+    grammar = AnswerGrammar({})
+    answer = grammar.text_and_calls(format, FUNCTIONS, None, one=False)
+    source = grammar.source(answer, None, is_open=False)
+    begin = "" if format.bare_begin else "I look.\n"
+    good = ARGUMENTS[format.syntax]
+    assert follows(source, begin + call(format, good)) and follows(source, "Just text.")
+    assert not follows(source, begin + call(format, good.replace("3", "x")))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tool_that_is_not_strict_may_have_any_arguments_beside_one_that_is(name: str) -> None:
+    format = TOOL_FORMATS[name]
+    grammar = AnswerGrammar({})
+    grammar.free = {"weather"}
+    answer = grammar.text_and_calls(format, FUNCTIONS, None, one=True)
+    source = grammar.source(answer, None, is_open=False)
+    changed = ARGUMENTS[format.syntax].replace("city", "town")
+    assert follows(source, call(format, changed))
+    assert not follows(source, call(format, changed, "other"))
+
+
+def test_reasoning_that_the_prompt_opened_comes_before_the_constraint() -> None:
+    for kind, rule in (
+        ("json_schema", '{"type": "integer"}'),
+        ("regex", "[1-9]/?"),
+        ("lark", '"1"'),
+    ):
+        grammar = AnswerGrammar({})
+        body = grammar.body(Grammar(kind, rule), THINK)  # type: ignore[arg-type]
+        source = grammar.source(body, THINK, is_open=True)
+        assert follows(source, "So 2.</think>\n\n1")
+        assert not follows(source, "1") and not follows(source, "So 2.</think>\n\nx")
+
+
+def test_special_tokens_stand_in_a_grammar_by_their_ids() -> None:
+    grammar = AnswerGrammar({"<|channel|>": 7, "<|message|>": 8, "<|end|>": 9})
+    harmony = REASONING_FORMATS["harmony"]
+    answer = grammar.text_and_calls(TOOL_FORMATS["harmony"], FUNCTIONS, harmony, one=False)
+    source = grammar.source(answer, harmony, is_open=False).source
+    assert '<[7]> "commentary to=functions.weather " ' in source
+    assert '<[7]> "final" <[8]> TEXT' in source and "<|channel|>" not in source

@@ -1,0 +1,118 @@
+"""Answers of model families in every split, and texts that are no calls."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tests.frontend.parsers.cases import CASES, SCHEMAS, Case, W, hermes
+
+Answer = tuple[str, str, list[tuple[str, str]]]
+MARKS = sorted(
+    {mark for name in TOOL_FORMATS for mark in TOOL_FORMATS[name].begins}
+    | {end for name in TOOL_FORMATS for end in TOOL_FORMATS[name].begins.values()}
+    | {mark for name in TOOL_FORMATS for mark in TOOL_FORMATS[name].dropped}
+    | {mark for each in REASONING_FORMATS.values() for mark in (each.begin, each.end)}
+)
+PARTS = st.sampled_from(
+    [*MARKS, '{"name": "f", "arguments": ', '{"a": 1}', "{", "}", "[", "]", '"', "\\", ",", ";",
+     "f", " ", "\n", "x < y", "f(a=1)", "call:f{a:1}", "<function=f>", "<parameter=a>", "```",
+     "function<｜tool▁sep｜>f\n```json\n", "f<｜tool▁sep｜>", "f:0<|tool_call_argument_begin|>",
+     "<arg_key>a</arg_key><arg_value>1</arg_value>", "to=f<|message|>", "é", ""]
+)  # fmt: skip
+TEXTS = st.lists(PARTS, max_size=12).map("".join)
+
+
+def format_of(tools: str, reasoning: str) -> OutputFormat:
+    return OutputFormat(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
+
+
+def joined(pieces: list[Piece]) -> Answer:
+    """The content, the reasoning, and the calls; indices, ids and names come once, in order."""
+    content, reasoning, calls = "", "", list[list[str]]()
+    for piece in pieces:
+        match piece:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case ToolCallDelta(index, arguments, call_id, name):
+                if name:
+                    assert call_id and index == len(calls)
+                    calls.append([name, ""])
+                assert index == len(calls) - 1
+                calls[index][1] += arguments
+    return content, reasoning, [(name, arguments) for name, arguments in calls]
+
+
+def parse(case: Case, parts: list[str]) -> Answer:
+    parser = StreamingParser(
+        format_of(case.tools, case.reasoning),
+        starts_reasoning=case.starts_reasoning,
+        schemas=SCHEMAS,
+    )
+    pieces = [piece for part in parts if part for piece in parser.push(part)]
+    return joined(pieces + parser.finish())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_answer_is_read_as_its_model_means_it_in_every_split(name: str) -> None:
+    case = CASES[name]
+    whole = parse(case, [case.text])
+    content, reasoning, calls = whole
+    assert (content, reasoning) == (case.content, case.thoughts)
+    assert [(each, json.loads(arguments)) for each, arguments in calls] == case.calls
+    for place in range(len(case.text)):
+        assert parse(case, [case.text[:place], case.text[place:]]) == whole, place
+    for size in (1, 2, 3, 7):
+        parts = [case.text[start : start + size] for start in range(0, len(case.text), size)]
+        assert parse(case, parts) == whole, size
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_text_is_read_alike_in_any_split(data: st.DataObject) -> None:
+    tools = data.draw(st.sampled_from([*TOOL_FORMATS, "none"]))
+    reasoning = data.draw(st.sampled_from([*REASONING_FORMATS, "none"]))
+    text = data.draw(TEXTS)
+    starts = reasoning != "none" and data.draw(st.booleans())
+    case = Case(tools, reasoning, text, starts_reasoning=starts)
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    assert parse(case, parts) == parse(case, [text])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TOOL_FORMATS)), TEXTS)
+def test_no_text_is_lost_where_it_makes_no_call(tools: str, text: str) -> None:
+    case = Case(tools, "none", text)
+    content, _, calls = parse(case, [text])
+    for mark in TOOL_FORMATS[tools].dropped:
+        text, content = text.replace(mark, ""), content.replace(mark, "")
+    if not calls:
+        assert "".join(content.split()) == "".join(text.split())
+
+
+def test_the_arguments_of_a_call_come_as_they_grow() -> None:
+    parser = StreamingParser(format_of("hermes", "none"))
+    assert parser.push('<tool_call>{"name": "f", "argu') == []
+    [first, second] = parser.push('ments": {"a": "b')
+    assert isinstance(first, ToolCallDelta) and first.name == "f" and first.id
+    assert second == ToolCallDelta(0, '{"a": "b')
+    assert parser.push('c"}') == [ToolCallDelta(0, 'c"}')]
+    assert parser.push("}</tool_call>") == [] and parser.finish() == []
+
+
+def test_calls_beyond_the_most_that_are_allowed_are_content() -> None:
+    parser = StreamingParser(format_of("hermes", "none"), max_calls=1)
+    pieces = parser.push(hermes("{}") + hermes('{"a": 1}')) + parser.finish()
+    assert joined(pieces) == (hermes('{"a": 1}'), "", [(W, "{}")])
+
+
+def test_ids_are_as_long_as_templates_want_them() -> None:
+    [call, *_] = StreamingParser(format_of("mistral", "none")).push("[TOOL_CALLS]f{}")
+    assert isinstance(call, ToolCallDelta) and len(call.id) == 9
