@@ -1,5 +1,6 @@
 """An API of the frontend: the work that a body asks for, and the shape of its errors."""
 
+import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +10,7 @@ from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
 
 Work = Coroutine[None, None, None]
+_SMALL_BYTES = 256 * 1024  # of a body; less takes a millisecond or two
 
 
 @dataclass(slots=True)
@@ -25,6 +27,12 @@ class Call:
         """The name of the API key; empty without keys."""
         client = self.exchange.client
         return "" if client is None else client.key.name
+
+
+async def let_others_run(num_bytes: int) -> None:
+    """Let the streams go on between two passes over a body of so many bytes."""
+    if num_bytes > _SMALL_BYTES:
+        await asyncio.sleep(0)
 
 
 class Api(Protocol):

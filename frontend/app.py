@@ -100,7 +100,7 @@ class RequestHandler:
         self.apis: Mapping[str, Api] = {
             "/v1/chat/completions": OpenAIApi(ChatRequest, "chat", generations),
             "/v1/completions": OpenAIApi(CompletionRequest, "completions", generations),
-            "/v1/responses": ResponsesApi(generations, self.responses),
+            "/v1/responses": ResponsesApi(generations, self.responses, config.max_body_bytes),
             "/tokenize": TokenizeApi(generations),
             "/detokenize": DetokenizeApi(generations),
             "/v1/messages": MessagesApi(generations),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tandem.frontend.openai.outline import MAX_FIELDS, Fields
+from tandem.frontend.openai.outline import MAX_FIELDS, Fields, decode_fields
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
@@ -14,7 +14,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 NULL = msgspec.Raw(b"null")  # a field of any type that is not there
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
-_decode_fields = msgspec.json.Decoder(Fields).decode
 
 
 def read(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
@@ -23,7 +22,7 @@ def read(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
     `where` is the path of `raw` in the body. Raises InvalidRequestError naming the field.
     """
     try:
-        fields = _decode_fields(raw)
+        fields = decode_fields(raw)
         check_names(fields, kind, where)
         return cast(T, _decoder(kind).decode(raw))
     except msgspec.ValidationError as error:
@@ -88,15 +87,18 @@ def _named(text: str, where: str) -> InvalidRequestError:
 class _Typed(msgspec.Struct):
     """An object of which only the type is known."""
 
-    type: str
+    type: str | None = None
 
 
-def read_type(raw: msgspec.Raw, where: str) -> str:
+def read_type(raw: msgspec.Raw, where: str, default: str | None = None) -> str:
     """Return the `type` of an object. Raises InvalidRequestError naming the field."""
     try:
-        return _decode_typed(raw).type
+        found = _decode_typed(raw).type or default
     except msgspec.ValidationError as error:
         raise _named(str(error), where) from error
+    if found is None:
+        raise InvalidRequestError(f"`{where}.type` is required", param=f"{where}.type")
+    return found
 
 
 _decode_typed = msgspec.json.Decoder(_Typed).decode

@@ -5,7 +5,7 @@ import msgspec
 from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.anthropic.requests import Conversing, MessagesRequest, parse
 from tandem.frontend.anthropic.writer import MessageWriter
-from tandem.frontend.api import Call, Work
+from tandem.frontend.api import Call, Work, let_others_run
 from tandem.frontend.chat_shape import ChatShape, FieldNames
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generations import Generations
@@ -35,7 +35,10 @@ class MessagesApi:
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = parse(MessagesRequest, raw)
         writer = MessageWriter(call.context.id, request.model, is_stream=bool(request.stream))
-        return await self._chat.prepare(request.chat_fields(), writer, call)
+        await let_others_run(len(raw))
+        fields = request.chat_fields()
+        await let_others_run(len(raw))
+        return await self._chat.prepare(fields, writer, call)
 
 
 class CountTokensApi:

@@ -5,11 +5,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES, begins
+from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES, begins, read_list
 from tandem.frontend.typed import NULL, read, read_type, unsupported
 from tandem.runtime.errors import InvalidRequestError
 
-_decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -85,15 +84,7 @@ class Conversation:
 
     def add_all(self, raw: Raw) -> None:
         """Add the messages of a body. Raises InvalidRequestError naming the field."""
-        if not begins(raw, b"["):
-            raise InvalidRequestError("`messages` must be a list, and not empty", param="messages")
-        raws = _decode_list(raw)
-        if not 0 < len(raws) <= MAX_MESSAGES:
-            raise InvalidRequestError(
-                f"`messages` has {len(raws)} entries; it must have 1 to {MAX_MESSAGES}",
-                param="messages",
-            )
-        for index, each in enumerate(raws):
+        for index, each in enumerate(read_list(raw, MAX_MESSAGES, "messages", 1)):
             where = f"messages[{index}]"
             self._add(read(Message, each, where), where)
 
@@ -158,7 +149,7 @@ class Conversation:
     def _blocks(self, raw: Raw, where: str) -> list[Block]:
         if not begins(raw, b"["):
             raise InvalidRequestError(f"`{where}` must be text or a list of blocks", param=where)
-        raws = _decode_list(raw)
+        raws = read_list(raw, MAX_CONTENT_PARTS, where)
         self._num_blocks += len(raws)
         if self._num_blocks > MAX_CONTENT_PARTS:
             raise InvalidRequestError(

@@ -10,12 +10,11 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_choice, read_tools
-from tandem.frontend.openai.outline import MAX_FIELD_BYTES, read_fields
+from tandem.frontend.openai.outline import check_size, read_fields
 from tandem.frontend.typed import NULL, T, read
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 
-_LARGE = ("messages", "system", "tools")  # bounded by themselves
+_LARGE = ("messages", "system")  # bounded by the body
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -59,7 +58,7 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: Raw = NULL
     system: Raw = NULL
-    tools: list[Raw] | None = None
+    tools: Raw = NULL
     tool_choice: Raw = NULL
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -82,7 +81,7 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
         return fields | self._tool_fields()
 
     def _tool_fields(self) -> dict[str, Any]:
-        tools, choice = read_tools(self.tools or []), read_choice(self.tool_choice)
+        tools, choice = read_tools(self.tools), read_choice(self.tool_choice)
         if not tools:
             return {}
         fields: dict[str, Any] = {"tools": [tool.for_chat() for tool in tools]}
@@ -124,8 +123,6 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
 def parse(kind: type[T], raw: bytes) -> T:
     """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
     for name, value in read_fields(raw).items():
-        if name not in _LARGE and len(value) > MAX_FIELD_BYTES:
-            raise InvalidRequestError(
-                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
-            )
+        if name not in _LARGE:
+            check_size(name, value)
     return read(kind, raw)

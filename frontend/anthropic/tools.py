@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, check_tools_size
+from tandem.frontend.openai.outline import list_of_tools
 from tandem.frontend.typed import NULL, read, read_type, unsupported
 from tandem.runtime.errors import InvalidRequestError
 
@@ -48,25 +48,15 @@ class Choice(msgspec.Struct, frozen=True):
         return "required" if self.type == "any" else self.type
 
 
-class _Kind(msgspec.Struct):
-    type: str | None = None
-
-
-_decode_kind = msgspec.json.Decoder(_Kind).decode
-
-
-def read_tools(raws: list[Raw]) -> list[Tool]:
+def read_tools(raw: Raw) -> list[Tool]:
     """Return the tools of a body. Raises InvalidRequestError for one that the server would run."""
-    check_tools_size(raws, "tools")
     tools = []
-    for index, raw in enumerate(raws):
+    for index, each in enumerate(list_of_tools(raw, "tools")):
         field = f"tools[{index}]"
-        if not begins(raw, b"{"):
-            raise InvalidRequestError(f"`{field}` must be an object", param=field)
-        kind = _decode_kind(raw).type
-        if kind not in (None, "custom"):
+        kind = read_type(each, field, "custom")
+        if kind != "custom":
             raise unsupported(f"{field}.type", kind)
-        tools.append(read(Tool, raw, field))
+        tools.append(read(Tool, each, field))
     return tools
 
 

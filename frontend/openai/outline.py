@@ -5,6 +5,7 @@ Two bytes of JSON can become an object of hundreds, and nothing else runs while 
 
 import re
 from collections.abc import Set
+from typing import ClassVar
 
 import msgspec
 
@@ -12,12 +13,13 @@ from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.printable import short
 
 MAX_FIELDS = 64  # of a body, and of a message
-MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages and prompt
+MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages, prompt and tools
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 4096  # of all messages of a body
 MAX_TOOLS = 256
 MAX_TOOLS_BYTES = 1024 * 1024
 MAX_PROMPT_TOKENS = 2**20  # that a body has as token ids
+_SMALL_LIST_BYTES = 64 * 1024  # of a list, whose entries are never so many that they take long
 _SMALL_BYTES = 4096  # of a prompt, whose objects take less than a millisecond
 
 Fields = dict[str, msgspec.Raw]
@@ -26,10 +28,9 @@ PROMPT_FORMS = (
     "token ids"
 )
 _BOM = b"\xef\xbb\xbf"
-_BOUNDED = ("messages", "prompt", "tools")  # each with bounds of its own
 _NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
-_decode_fields = msgspec.json.Decoder(Fields).decode
+decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_prompts = msgspec.json.Decoder(list[int | str | list[int]]).decode
 
@@ -39,7 +40,7 @@ def read_fields(raw: bytes) -> Fields:
     if raw.startswith(_BOM):
         raise InvalidRequestError("the body begins with a byte order mark; send JSON without it")
     try:
-        fields = _decode_fields(raw)
+        fields = decode_fields(raw)
     except msgspec.ValidationError as error:
         raise InvalidRequestError("the body must be a JSON object") from error
     except RecursionError as error:
@@ -62,23 +63,54 @@ def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:
     return InvalidRequestError(f"`{field}` is {value}, which JSON does not have", param=field)
 
 
+class _Counted(msgspec.Struct):
+    """An object of a list. One beyond the most ends the decoding, which takes long otherwise."""
+
+    num_left: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _Counted.num_left -= 1
+        if _Counted.num_left < 0:
+            raise ValueError
+
+
+_decode_counted = msgspec.json.Decoder(list[_Counted]).decode
+
+
+def read_list(raw: bytes | msgspec.Raw, most: int, where: str, least: int = 0) -> list[msgspec.Raw]:
+    """Return the objects of a list. Raises InvalidRequestError naming it, or a wrong entry."""
+    if not begins(raw, b"["):
+        raise InvalidRequestError(f"`{where}` must be a list", param=where)
+    if len(raw) > _SMALL_LIST_BYTES:
+        _Counted.num_left = most
+        try:
+            _decode_counted(raw)
+        except msgspec.ValidationError as error:
+            if _Counted.num_left < 0:
+                raise _wrong_length(where, f"over {most}", most, least) from error
+            wrong = f"{where}[{most - _Counted.num_left}]"
+            raise InvalidRequestError(f"`{wrong}` must be an object", param=wrong) from error
+    items = _decode_list(raw)
+    if not least <= len(items) <= most:
+        raise _wrong_length(where, str(len(items)), most, least)
+    return items
+
+
+def _wrong_length(where: str, num: str, most: int, least: int) -> InvalidRequestError:
+    bounds = f"the most is {most}" if least == 0 else f"it must have {least} to {most}"
+    return InvalidRequestError(f"`{where}` has {num} entries; {bounds}", param=where)
+
+
 def read_messages(raw: msgspec.Raw) -> list[Fields]:
     """Return the fields of every message. Raises InvalidRequestError naming a wrong one."""
-    if not begins(raw, b"["):
-        raise InvalidRequestError("`messages` must be a list, and not empty", param="messages")
-    items = _decode_list(raw)
-    if not 0 < len(items) <= MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"`messages` has {len(items)} entries; it must have 1 to {MAX_MESSAGES}",
-            param="messages",
-        )
+    items = read_list(raw, MAX_MESSAGES, "messages", 1)
     return [_read_message(item, f"messages[{index}]") for index, item in enumerate(items)]
 
 
 def _read_message(raw: msgspec.Raw, where: str) -> Fields:
     if not begins(raw, b"{"):
         raise InvalidRequestError(f"`{where}` must be an object", param=where)
-    fields = _decode_fields(raw)
+    fields = decode_fields(raw)
     if len(fields) > MAX_FIELDS:
         raise InvalidRequestError(
             f"`{where}` has {len(fields)} fields, the most is {MAX_FIELDS}", param=where
@@ -105,7 +137,7 @@ def check_outline(
         _check_sizes(fields)
     tools = fields.get("tools")
     if tools is not None and begins(tools, b"["):
-        check_tools_size(_decode_list(tools), "tools")
+        list_of_tools(tools, "tools")
     messages, prompt = fields.get("messages"), fields.get("prompt")
     if messages is not None and not _is_null(messages):
         _check_messages(messages, known_of_message)
@@ -115,10 +147,17 @@ def check_outline(
 
 def _check_sizes(fields: Fields) -> None:
     for name, value in fields.items():
-        if name not in _BOUNDED and len(value) > MAX_FIELD_BYTES:
-            raise InvalidRequestError(
-                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
-            )
+        if name not in ("messages", "prompt"):
+            check_size(name, value)
+
+
+def check_size(name: str, value: msgspec.Raw) -> None:
+    """Raise InvalidRequestError for a field that is larger than its bound."""
+    most = MAX_TOOLS_BYTES if name == "tools" else MAX_FIELD_BYTES
+    if len(value) > most:
+        raise InvalidRequestError(
+            f"`{name}` has {len(value)} bytes, the most is {most}", param=name
+        )
 
 
 def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
@@ -130,7 +169,7 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
         for name in ("content", "tool_calls"):
             parts = message.get(name)
             if parts is not None and begins(parts, b"["):
-                num_parts += len(_decode_list(parts))
+                num_parts += len(read_list(parts, MAX_CONTENT_PARTS, f"messages[{index}].{name}"))
     if num_parts > MAX_CONTENT_PARTS:
         raise InvalidRequestError(
             f"`messages` has {num_parts} content parts and tool calls, the most is "
@@ -139,20 +178,18 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
         )
 
 
-def check_tools_size(raws: list[msgspec.Raw], where: str) -> None:
-    """Raise InvalidRequestError for more or larger tools than a body may have."""
-    if len(raws) > MAX_TOOLS:
-        raise InvalidRequestError(
-            f"`{where}` has {len(raws)} entries, the most is {MAX_TOOLS}", param=where
-        )
-    for index, raw in enumerate(raws):
-        if len(raw) > MAX_FIELD_BYTES:
+def list_of_tools(raw: msgspec.Raw, where: str) -> list[msgspec.Raw]:
+    """Return the tools of a list. Raises InvalidRequestError for too many or too large ones."""
+    if _is_null(raw):
+        return []
+    raws = read_list(raw, MAX_TOOLS, where)
+    for index, each in enumerate(raws):
+        if len(each) > MAX_FIELD_BYTES:
             field = f"{where}[{index}]"
             raise InvalidRequestError(
-                f"`{field}` has {len(raw)} bytes, the most is {MAX_FIELD_BYTES}", param=field
+                f"`{field}` has {len(each)} bytes, the most is {MAX_FIELD_BYTES}", param=field
             )
-    if sum(map(len, raws)) > MAX_TOOLS_BYTES:
-        raise InvalidRequestError(f"`{where}` is over {MAX_TOOLS_BYTES} bytes", param=where)
+    return raws
 
 
 def _check_prompt(raw: msgspec.Raw, max_prompts: int, longest_context: int) -> None:
@@ -198,7 +235,7 @@ def _is_empty(value: msgspec.Raw) -> bool:
     return len(value) <= 5 and bytes(value) in _EMPTY
 
 
-def begins(value: msgspec.Raw, character: bytes) -> bool:
+def begins(value: bytes | msgspec.Raw, character: bytes) -> bool:
     """Return True if the JSON of a value begins with `character`, which says its type."""
     return memoryview(value)[:1] == character
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.frontend.api import Call, Work
+from tandem.frontend.api import Call, Work, let_others_run
 from tandem.frontend.chat_shape import ChatShape, FieldNames
 from tandem.frontend.generations import Generations
 from tandem.frontend.openai.errors import OpenAIErrors
@@ -36,16 +36,21 @@ class ResponsesApi:
 
     errors = OpenAIErrors()
 
-    def __init__(self, generations: Generations, store: ResponseStore) -> None:
+    def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
+        self._max_bytes = max_bytes  # of a conversation
         self._chat = ChatShape(generations, NAMES)
         self._store = store
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = parse(raw)
         items = request.inputs()
-        history = self._store.conversation(request.previous_response_id, call.owner)
+        history = self._store.conversation(
+            request.previous_response_id, call.owner, self._max_bytes
+        )
+        await let_others_run(len(raw))
         fields = chat_fields(request, history, items)
         writer = self._writer(request, items, call)
+        await let_others_run(len(raw))
         return await self._chat.prepare(fields, writer, call)
 
     def _writer(self, request: ResponsesRequest, items: list[Item], call: Call) -> ResponseWriter:

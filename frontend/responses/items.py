@@ -7,13 +7,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES
+from tandem.frontend.openai.outline import (
+    MAX_CONTENT_PARTS,
+    MAX_FIELD_BYTES,
+    MAX_MESSAGES,
+    begins,
+    decode_fields,
+    read_list,
+)
 from tandem.frontend.responses.tools import chat_name
-from tandem.frontend.typed import read, unsupported
+from tandem.frontend.typed import read, read_type, unsupported
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
-_decode_list = msgspec.json.Decoder(list[Raw]).decode
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -102,20 +108,9 @@ def user_message(text: Raw) -> Message:
     return Message("user", msgspec.json.decode(text, type=str))
 
 
-class _Kind(msgspec.Struct):
-    type: str | None = None
-
-
-_decode_kind = msgspec.json.Decoder(_Kind).decode
-
-
 def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
     """Return the items of a list. Raises InvalidRequestError naming the field."""
-    raws = _decode_list(raw)
-    if not 0 < len(raws) <= MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"`{where}` has {len(raws)} items; it must have 1 to {MAX_MESSAGES}", param=where
-        )
+    raws = read_list(raw, MAX_MESSAGES, where, 1)
     items = [_read_item(item, f"{where}[{index}]") for index, item in enumerate(raws)]
     num_parts = sum(map(_num_parts, items))
     if num_parts > MAX_CONTENT_PARTS:
@@ -127,13 +122,14 @@ def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
 
 
 def _read_item(raw: Raw, where: str) -> Item:
-    try:
-        name = _decode_kind(raw).type or "message"
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"`{where}` must be an item", param=where) from error
+    name = read_type(raw, where, "message")
     kind = _KINDS.get(name)
     if kind is None:
         raise unsupported(f"{where}.type", name)
+    if len(raw) > MAX_FIELD_BYTES:
+        for field, value in decode_fields(raw).items():
+            if begins(value, b"["):
+                read_list(value, MAX_CONTENT_PARTS, f"{where}.{field}")
     return read(kind, raw, where)
 
 

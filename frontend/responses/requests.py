@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import MAX_FIELD_BYTES, begins, read_fields
+from tandem.frontend.openai.outline import begins, check_size, read_fields
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import (
     FunctionTool,
@@ -21,7 +21,7 @@ from tandem.frontend.typed import NULL, read, unsupported
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 
-_LARGE = ("input", "instructions", "tools")  # bounded by themselves
+_LARGE = ("input", "instructions")  # bounded by the body
 _ENCRYPTED = "reasoning.encrypted_content"
 Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 MetaKey = Annotated[str, Meta(max_length=64)]
@@ -72,7 +72,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Raw] | None = None
+    tools: Raw = NULL
     tool_choice: Raw = NULL
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -117,7 +117,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def client_tools(self) -> list[Tool]:
         """Return the tools. Raises InvalidRequestError naming one that the server would run."""
-        return read_tools(self.tools or [])
+        return read_tools(self.tools)
 
     def functions(self) -> list[tuple[str | None, FunctionTool]]:
         """Return all functions, each with its namespace if it has one."""
@@ -147,10 +147,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse(raw: bytes) -> ResponsesRequest:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
     for name, value in read_fields(raw).items():
-        if name not in _LARGE and len(value) > MAX_FIELD_BYTES:
-            raise InvalidRequestError(
-                f"`{name}` has {len(value)} bytes, the most is {MAX_FIELD_BYTES}", param=name
-            )
+        if name not in _LARGE:
+            check_size(name, value)
     request = read(ResponsesRequest, raw)
     request.check()
     return request

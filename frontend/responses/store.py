@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from tandem.frontend.responses.items import Item, read_items
-from tandem.runtime.errors import NotFoundError
+from tandem.runtime.errors import InvalidRequestError, NotFoundError
 from tandem.runtime.printable import short
 
 _ENTRY_BYTES = 1024  # of an entry beside its JSON
@@ -72,12 +72,22 @@ class ResponseStore:
         self._num_bytes -= self.get(response_id, owner).num_bytes
         del self._stored[response_id]
 
-    def conversation(self, response_id: str | None, owner: str) -> list[Item]:
-        """Return all items up to the end of a response. Raises NotFoundError."""
+    def conversation(self, response_id: str | None, owner: str, max_bytes: int) -> list[Item]:
+        """Return all items up to the end of a response.
+
+        Raises NotFoundError, and InvalidRequestError for more bytes than a body may have.
+        """
         turns: list[Stored] = []
+        num_bytes = 0
         while response_id is not None:
             turns.append(self.get(response_id, owner, "previous_response_id"))
             response_id = turns[-1].previous
+            num_bytes += turns[-1].num_bytes
+            if num_bytes > max_bytes:
+                raise InvalidRequestError(
+                    f"the responses up to `previous_response_id` have over {max_bytes} bytes",
+                    param="previous_response_id",
+                )
         items: list[Item] = []
         for turn in reversed(turns):
             items += read_items(turn.inputs)

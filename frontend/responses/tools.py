@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, check_tools_size
+from tandem.frontend.openai.outline import begins, list_of_tools
 from tandem.frontend.typed import NULL, read, read_type, unsupported
 
 Mode = Literal["none", "auto", "required"]
@@ -39,12 +39,12 @@ class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["namespace"] = "namespace"
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    tools: list[Raw]
+    tools: Raw
     description: str | None = None
 
     def functions(self) -> list[FunctionTool]:
         """Return the functions. They have been checked."""
-        return [read(FunctionTool, raw) for raw in self.tools]
+        return [read(FunctionTool, raw) for raw in list_of_tools(self.tools, "tools")]
 
 
 Tool = FunctionTool | NamespaceTool
@@ -73,12 +73,14 @@ class AllowedTools(msgspec.Struct, frozen=True):
 ToolChoice = Mode | ToolName | AllowedTools
 
 
-def read_tools(raws: list[Raw]) -> list[Tool]:
+def read_tools(raw: Raw) -> list[Tool]:
     """Return the tools of a body. Raises InvalidRequestError for a tool of the server."""
     tools: list[Tool] = []
-    for tool, where in _typed(raws, "tools"):
+    for tool, where in _typed(list_of_tools(raw, "tools"), "tools"):
         if isinstance(tool, NamespaceTool):
-            for inner, field in _typed(tool.tools, f"{where}.tools"):
+            for inner, field in _typed(
+                list_of_tools(tool.tools, f"{where}.tools"), f"{where}.tools"
+            ):
                 if isinstance(inner, NamespaceTool):
                     raise unsupported(f"{field}.type", inner.type)
         tools.append(tool)
@@ -87,7 +89,6 @@ def read_tools(raws: list[Raw]) -> list[Tool]:
 
 def _typed(raws: list[Raw], where: str) -> Iterator[tuple[Tool, str]]:
     """Yield the tools of a list with their places."""
-    check_tools_size(raws, where)
     for index, raw in enumerate(raws):
         field = f"{where}[{index}]"
         kind = read_type(raw, field)

@@ -4,7 +4,7 @@ import pytest
 
 from tandem.frontend.responses.items import Message
 from tandem.frontend.responses.store import ResponseStore, Stored
-from tandem.runtime.errors import NotFoundError
+from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
 
 def stored(text: str, previous: str | None = None, owner: str = "") -> Stored:
@@ -47,7 +47,7 @@ def test_a_response_is_its_owners_alone() -> None:
         with pytest.raises(NotFoundError):
             store.delete("a", owner)
         with pytest.raises(NotFoundError):
-            store.conversation("a", owner)
+            store.conversation("a", owner, 9000)
     assert store.get("a", "alice")
 
 
@@ -55,6 +55,10 @@ def test_a_conversation_is_read_from_its_beginning() -> None:
     store = ResponseStore(10, 100_000)
     store.put("a", stored("1"))
     store.put("b", stored("2", previous="a"))
-    contents = [each.content for each in store.conversation("b", "") if isinstance(each, Message)]
+    contents = [
+        each.content for each in store.conversation("b", "", 9000) if isinstance(each, Message)
+    ]
     assert contents == ["1", "re: 1", "2", "re: 2"]
-    assert store.conversation(None, "") == []
+    assert store.conversation(None, "", 9000) == []
+    with pytest.raises(InvalidRequestError, match="over 2000 bytes"):
+        store.conversation("b", "", 2000)
