@@ -82,9 +82,7 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
 
     def _tool_fields(self) -> dict[str, Any]:
         tools, choice = read_tools(self.tools), read_choice(self.tool_choice)
-        if not tools:
-            return {}
-        fields: dict[str, Any] = {"tools": [tool.for_chat() for tool in tools]}
+        fields: dict[str, Any] = {"tools": [tool.for_chat() for tool in tools]} if tools else {}
         if choice is not None:
             fields["tool_choice"] = choice.for_chat()
             if choice.disable_parallel_tool_use:

@@ -107,14 +107,14 @@ def _response_format(given: Any) -> dict[str, Any]:
 
 def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
     tools, choice = request.functions(), request.choice()
-    if not tools:
-        return {}
     if isinstance(choice, AllowedTools):
         names = {tool.name for tool in choice.tools}
         tools, choice = [each for each in tools if each[1].name in names], choice.mode
-    named = (
-        {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, ToolName)
-        else choice
-    )
-    return {"tools": [tool.for_chat(namespace) for namespace, tool in tools], "tool_choice": named}
+    fields: dict[str, Any] = {}
+    if tools:
+        fields["tools"] = [tool.for_chat(namespace) for namespace, tool in tools]
+    if isinstance(choice, ToolName):
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif tools or choice != "auto":
+        fields["tool_choice"] = choice
+    return fields

@@ -48,7 +48,7 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [called("[" * 100_000)]}, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 4097}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 4097}]}, "messages[0].tool_calls"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),

@@ -177,6 +177,19 @@ async def test_a_response_that_is_not_to_be_stored_is_not(stack: Stack) -> None:
         assert (await other.http.delete(f"/v1/responses/{response['id']}")).status_code == 404
 
 
+async def test_reasoning_comes_back_without_a_store(stack: Stack) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "A"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "aG0="},
+        {"type": "message", "role": "assistant", "content": "One", "status": "completed"},
+        {"role": "user", "content": "B"},
+    ]
+    assert (await respond(stack, input=items)).status_code == 200
+    wrong = [{"type": "reasoning", "summary": [], "encrypted_content": "%"}]
+    error = (await respond(stack, input=wrong)).json()["error"]
+    assert error["param"] == "input[0].encrypted_content"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -197,6 +210,11 @@ async def test_a_response_that_is_not_to_be_stored_is_not(stack: Stack) -> None:
         ({"tools": [{"type": "function", "name": "f", "colour": 1}]}, "tools[0].colour"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
+        ({"tools": [{"type": "function", "name": "f"}] * 257}, "tools"),
+        ({"tools": [{"type": "function", "name": "f"}],
+          "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 1000}, "max_output_tokens"),

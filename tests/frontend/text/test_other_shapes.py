@@ -7,6 +7,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import FakeWorker, Stack
@@ -141,6 +142,20 @@ async def test_a_schema_for_the_answer_is_passed_on(stack: Stack, worker: FakeWo
     sent = json.loads(worker.text_requests[0].body)["response_format"]
     inner = {"name": "x", "schema": schema, "strict": True}
     assert sent == {"type": "json_schema", "json_schema": inner}
+
+
+async def test_the_client_parses_an_answer_by_its_own_model(
+    stack: Stack, worker: FakeWorker
+) -> None:
+    class Found(BaseModel):
+        a: int
+
+    worker.text_script = says(delta('{"a": 3}', "stop"))
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
+        response = await client.responses.parse(model=TEXT_MODEL, input="Hi", text_format=Found)
+    assert response.output_parsed == Found(a=3)
+    sent = json.loads(worker.text_requests[0].body)["response_format"]["json_schema"]
+    assert sent["strict"] is True and sent["schema"]["required"] == ["a"]
 
 
 async def test_an_error_of_the_worker_ends_the_stream_in_the_shape_of_its_api(
