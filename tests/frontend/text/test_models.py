@@ -157,7 +157,7 @@ async def test_a_token_model_beside_a_text_model_is_served_as_ever(stack: Stack)
     assert (await chat(stack)).json()["choices"][0]["message"]["content"] == "Hello"
     listed = (await stack.http.get("/v1/models")).json()["data"]
     assert {each["id"] for each in listed} == {MODEL, TEXT_MODEL}
-    assert (await stack.chat(tools=[1])).json()["error"]["param"] == "tools"
+    assert (await stack.chat(tools=[1])).json()["error"]["param"] == "tools[0]"
 
 
 async def test_a_worker_that_is_lost_before_it_answered_is_replaced(stack: Stack) -> None:
