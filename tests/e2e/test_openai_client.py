@@ -1,8 +1,10 @@
-"""The public OpenAI client, unmodified, against the whole stack."""
+"""The public clients of OpenAI and Anthropic, unmodified, against the whole stack."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -41,6 +43,40 @@ async def test_a_chat_answers_in_words(
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+async def test_one_question_has_one_answer_in_every_api(
+    client: openai.AsyncOpenAI, cluster: Cluster, place: str
+) -> None:
+    question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    headers = {"x-tandem-prefill": place}
+    common: Any = {"model": cluster.model_name, "temperature": 0, "extra_headers": headers}
+    chat = await client.chat.completions.create(messages=question, max_tokens=30, **common)
+    text = chat.choices[0].message.content
+    async with client.responses.stream(input=question, max_output_tokens=30, **common) as stream:
+        response = await stream.get_final_response()
+    assert response.output_text == text and response.status == "completed"
+    async with (
+        anthropic.AsyncAnthropic(base_url=cluster.base_url, api_key="none") as other,
+        other.messages.stream(
+            model=cluster.model_name,
+            messages=question,
+            max_tokens=30,
+            extra_headers=headers,
+            extra_body={"temperature": 0},
+        ) as messages,
+    ):
+        message = await messages.get_final_message()
+    assert message.content[0].type == "text" and message.content[0].text == text
+    assert chat.usage is not None and response.usage is not None
+    assert chat.usage.completion_tokens == response.usage.output_tokens
+    assert message.usage.output_tokens == response.usage.output_tokens
+    answer = await client.responses.create(
+        input="And of Italy?", previous_response_id=response.id, max_output_tokens=30, **common
+    )
+    assert answer.usage is not None
+    assert answer.usage.input_tokens > response.usage.total_tokens
 
 
 async def test_a_streamed_chat_is_the_unstreamed_one_in_pieces(
