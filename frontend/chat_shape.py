@@ -49,10 +49,18 @@ class ChatShape:
     async def prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
         """Return the generation of a chat with these fields. Its pieces go to `writer`.
 
-        Raises InvalidRequestError naming the field of the API.
+        Both raise InvalidRequestError naming the field of the API.
         """
         try:
-            return await self._prepare(fields, writer, call)
+            work = await self._prepare(fields, writer, call)
+        except InvalidRequestError as error:
+            raise self._names.translated(error) from error
+        return self._translated(work)
+
+    async def _translated(self, work: Work) -> None:
+        """Do the work; a worker may refuse a grammar, and so a field."""
+        try:
+            await work
         except InvalidRequestError as error:
             raise self._names.translated(error) from error
 

@@ -1,20 +1,27 @@
 """One conversation in the shapes of three APIs: the model is given the same prompt."""
 
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import GenerateRequest
+from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     MODEL,
-    FakeWorker,
     Stack,
+    answer_with,
     byte_level_tokenizer,
-    model_files,
     prompt_tokens,
 )
+from tests.frontend.test_tools import GrammarWorker, join
 
 TEMPLATE = (
-    "{{ tools | tojson }};{{ enable_thinking }};"
+    "{{ (tools or []) | tojson }};{{ enable_thinking }};{% if tools %}<tool_call>{% endif %}"
     "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|"
     "{{ (m.tool_calls or []) | map(attribute='function') | list | tojson }}|"
     "{{ m.tool_call_id }};{% endfor %}"
@@ -76,25 +83,95 @@ SHAPES = {
 }
 
 
-async def test_one_conversation_has_one_prompt_in_every_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tests.frontend.frontend_stack.CONTEXT_LENGTH", 4096)
-    async with Stack(num_workers=0) as stack:
-        worker = FakeWorker(stack.store, stack.listeners, files=model_files(TEMPLATE))
-        await stack.join(worker)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
-        for path, fields in SHAPES.items():
-            response = await stack.http.post(path, json={"model": MODEL} | fields)
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with Stack(num_workers=0) as running:
+        await join(running, GrammarWorker, TEMPLATE)
+        yield running
+
+
+async def ask(stack: Stack, path: str, **fields: object) -> httpx.Response:
+    return await stack.http.post(path, json={"model": MODEL} | SHAPES[path] | fields)
+
+
+async def test_one_conversation_has_one_prompt_in_every_shape(stack: Stack) -> None:
+    for path in SHAPES:
+        response = await ask(stack, path)
+        assert response.status_code == 200, response.text
+    prompts = [
+        byte_level_tokenizer().decode(prompt_tokens(request), skip_special_tokens=False)
+        for request in stack.worker.requests
+    ]
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert "Oslo, then." in prompts[0] and '"city": "Oslo"' in prompts[0]
+    fields = {name: value for name, value in MESSAGES.items() if name != "max_tokens"}
+    counted = await stack.http.post("/v1/messages/count_tokens", json={"model": MODEL} | fields)
+    assert counted.json()["input_tokens"] == len(prompt_tokens(stack.worker.requests[-1]))
+
+
+async def test_a_call_of_the_model_is_one_in_every_shape(stack: Stack) -> None:
+    stack.worker.script = answer_with(
+        'I see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    message = (await ask(stack, "/v1/chat/completions")).json()["choices"][0]["message"]
+    response = (await ask(stack, "/v1/responses")).json()["output"]
+    content = (await ask(stack, "/v1/messages", max_tokens=200)).json()
+    assert message["content"] == response[0]["content"][0]["text"] == content["content"][0]["text"]
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert response[1]["arguments"] == call["function"]["arguments"]
+    assert content["content"][1]["input"] == {"city": "Rome"}
+    names = [call["function"]["name"], response[1]["name"], content["content"][1]["name"]]
+    assert names == ["weather"] * 3 and content["stop_reason"] == "tool_use"
+
+
+async def test_the_same_grammar_is_sent_in_every_shape(stack: Stack) -> None:
+    required: dict[str, Any] = {
+        "/v1/chat/completions": {"tool_choice": "required"},
+        "/v1/responses": {"tool_choice": "required"},
+        "/v1/messages": {"tool_choice": {"type": "any"}},
+    }
+    form = {"type": "json_schema", "name": "answer", "schema": SCHEMA}
+    inner = {"name": "answer", "schema": SCHEMA}
+    schemas: dict[str, Any] = {
+        "/v1/chat/completions": {
+            "response_format": {"type": "json_schema", "json_schema": inner}, "tools": None
+        },
+        "/v1/responses": {"text": {"format": form}, "tools": None},
+        "/v1/messages": {
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "tools": None
+        },
+    }  # fmt: skip
+    for given in (required, schemas):
+        for path, fields in given.items():
+            response = await ask(stack, path, **fields)
             assert response.status_code == 200, response.text
-        prompts = [
-            byte_level_tokenizer().decode(prompt_tokens(request), skip_special_tokens=False)
-            for request in worker.requests
-        ]
-        assert prompts[0] == prompts[1] == prompts[2]
-        assert "Oslo, then." in prompts[0] and '"city": "Oslo"' in prompts[0]
-        counted = await stack.http.post(
-            "/v1/messages/count_tokens",
-            json={"model": MODEL} | {k: v for k, v in MESSAGES.items() if k != "max_tokens"},
-        )
-        assert counted.json()["input_tokens"] == len(prompt_tokens(worker.requests[-1]))
+    grammars = [request.grammar for request in stack.worker.requests]
+    assert None not in grammars
+    assert grammars[0] == grammars[1] == grammars[2] != grammars[3] == grammars[4] == grammars[5]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/responses", {"tool_choice": "required"}, "tool"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+         "text.format"),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+         "output_config.format"),
+    ],
+)  # fmt: skip
+async def test_a_grammar_that_the_worker_refuses_is_named_in_the_shape_of_the_client(
+    stack: Stack, path: str, fields: dict[str, Any], name: str
+) -> None:
+    async def refuse(
+        _request: GenerateRequest, _context: RequestContext, _responder: Responder
+    ) -> None:
+        raise InvalidRequestError("`grammar` cannot be compiled", param="grammar")
+
+    stack.worker.script = refuse
+    tools = {} if "tool_choice" in fields else {"tools": None}
+    response = await ask(stack, path, **fields, **tools)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert f"`{name}" in message and "response_format" not in message, message
