@@ -109,5 +109,5 @@ def test_special_tokens_stand_in_a_grammar_by_their_ids() -> None:
     harmony = REASONING_FORMATS["harmony"]
     answer = grammar.text_and_calls(TOOL_FORMATS["harmony"], FUNCTIONS, harmony, one=False)
     source = grammar.source(answer, harmony, is_open=False).source
-    assert '<[7]> "commentary to=functions.weather " ' in source
+    assert '<[7]> "commentary to=functions.weather <|constrain|>json" <[8]>' in source
     assert '<[7]> "final" <[8]> TEXT' in source and "<|channel|>" not in source
