@@ -10,6 +10,8 @@ and kind of input. The variant in force keeps all requests until its last worker
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from tandem.runtime.messages import ModelCard
 
 _MAX_BLOCK_SIZE = 65536
@@ -62,5 +64,12 @@ def agreeing(cards: Sequence[ModelCard], present: ModelCard | None) -> list[Mode
 
 
 def narrowest(cards: Sequence[ModelCard]) -> ModelCard:
-    """Return the card that stands for a variant: the one with the shortest context."""
-    return min(cards, key=lambda card: card.context_length)
+    """Return the card that stands for a variant: the one with the shortest context.
+
+    It supports grammars if all of them do.
+    """
+    card = min(cards, key=lambda card: card.context_length)
+    supports_grammar = all([each.supports_grammar for each in cards])
+    if card.supports_grammar == supports_grammar:
+        return card
+    return msgspec.structs.replace(card, supports_grammar=supports_grammar)

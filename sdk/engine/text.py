@@ -1,6 +1,6 @@
 """Text engines: OpenAI bodies to their requests, and their chunks to OpenAI chunks."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Set
 from contextlib import aclosing
 from typing import Any
 
@@ -11,6 +11,13 @@ from tandem.sdk.worker.text_requests import text_chunk
 
 Answer = Callable[[GenerateRequest, Context], AsyncGenerator[GenerateChunk, None]]
 
+_NO_EFFECT = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+)
+_READ = frozenset(
+    ("model", "messages", "prompt", "stream", "stream_options", "n", "echo", "stop", "logprobs",
+     "top_logprobs", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos")
+)  # fmt: skip
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "seed",
@@ -20,13 +27,15 @@ _SAMPLING = (
 class TextAnswers:
     """An engine's `answer` for text: OpenAI bodies in, OpenAI chunks out."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, fields: Collection[str] = ()) -> None:
+        """Answer bodies; `fields` are those that the engine reads beside the ones of all."""
         self._answer = answer
+        self._fields = frozenset(fields)
 
     async def answer(self, body: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
         """Yield an OpenAI chunk per engine chunk; the last has finish reason and usage."""
         is_chat = "messages" in body
-        request = text_request(body, context.id())
+        request = text_request(body, context.id(), self._fields)
         async with aclosing(self._answer(request, context)) as chunks:
             async for chunk in chunks:
                 whole = text_chunk(dict(chunk), is_chat=is_chat)
@@ -35,12 +44,18 @@ class TextAnswers:
                 yield whole
 
 
-def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
+def text_request(
+    body: Mapping[str, Any], request_id: str, fields: Set[str] = frozenset()
+) -> GenerateRequest:
     """Return the engine's request. Raise InvalidRequestError naming an unsupported field."""
     if body.get("n") not in (None, 1):
         raise InvalidRequestError("n: this engine generates one choice", param="n")
     if body.get("echo"):
         raise InvalidRequestError("echo: this engine gives no text of its prompt", param="echo")
+    given = {name: value for name, value in body.items() if name in fields and value is not None}
+    for name in body.keys() - fields - _READ - _NO_EFFECT - frozenset(_SAMPLING):
+        if not _asks_for_nothing(name, body):
+            raise InvalidRequestError(f"{name}: this engine does not support it", param=name)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit == 0:
         raise InvalidRequestError(
@@ -60,6 +75,8 @@ def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
         },
         "output_options": {"logprobs": _num_logprobs(body)},
     }
+    if given:
+        request["body_fields"] = given
     if "messages" in body:
         request["messages"] = body["messages"]
     elif isinstance(body.get("prompt"), str):
@@ -67,6 +84,16 @@ def text_request(body: Mapping[str, Any], request_id: str) -> GenerateRequest:
     else:
         raise InvalidRequestError("prompt: this engine takes one string", param="prompt")
     return request
+
+
+def _asks_for_nothing(name: str, body: Mapping[str, Any]) -> bool:
+    """Return True for a field whose value is the same as no field."""
+    value = body[name]
+    if name in ("tool_choice", "parallel_tool_calls") and not body.get("tools"):
+        return value not in ("required",) and not isinstance(value, dict)
+    if name == "response_format":
+        return value in (None, {"type": "text"})
+    return value is None or value == [] or value == {} or value is False
 
 
 def _num_logprobs(body: Mapping[str, Any]) -> int | None:

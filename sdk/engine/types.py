@@ -32,6 +32,7 @@ class GenerateRequest(TypedDict, total=False):
     routing: dict[str, Any]  # dp_rank
     messages: list[dict[str, Any]]
     prompt: str
+    body_fields: dict[str, Any]  # text engines: those of `EngineConfig.text_fields`, as sent
 
 
 class GenerateChunk(TypedDict, total=False):
@@ -51,6 +52,7 @@ class GenerateChunk(TypedDict, total=False):
     engine_data: dict[str, Any]
     stop_reason: int | str  # the token or string that ended the answer; not part of it
     text: str
+    delta: dict[str, Any]  # text engines, in chats: tool_calls, reasoning_content; beside `text`
 
 
 @dataclass
@@ -90,6 +92,7 @@ class EngineConfig:
     runtime_data: dict[str, Any] | None = None  # any JSON, for readers of the model card
     llm: LlmRegistration | None = None
     model_aliases: list[str] = field(default_factory=list)
+    text_fields: list[str] = field(default_factory=list)  # of bodies, that a text engine reads
 
     def card_data(self) -> dict[str, Any]:
         """Return the `user_data` of the model card, for custom routers."""

@@ -184,7 +184,9 @@ class EngineWorker:
             self.handler.prefill = stage
         await self.engine.on_endpoint_ready(self.endpoint)
         if config.model_input is ModelInput.Text:
-            self._served = self.endpoint.serve(TextAnswers(self.handler.answer).answer)
+            self._served = self.endpoint.serve(
+                TextAnswers(self.handler.answer, engine_config.text_fields).answer
+            )
         else:
             self._served = self.endpoint.serve(self.handler.answer)
         if config.enable_kv_routing:

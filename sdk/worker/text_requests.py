@@ -51,8 +51,9 @@ class TextCodec:
 
 def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """Return a piece of text as OpenAI's chunk. Raise ValueError naming the key at fault."""
-    text = piece.get("text")
-    if not isinstance(text, str | None) or (text is None and "finish_reason" not in piece):
+    text, delta = piece.get("text"), piece.get("delta") or {}
+    has_part = text is not None or bool(delta) or "finish_reason" in piece
+    if not isinstance(text, str | None) or not isinstance(delta, dict) or not has_part:
         raise ValueError("a text model's dict has neither `choices` nor a string as `text`")
     reason = piece.get("finish_reason")
     choice: dict[str, Any] = {
@@ -63,7 +64,7 @@ def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
     if not is_chat:
         choice["text"] = text or ""
     else:
-        choice["delta"] = {"content": text} if text else {}
+        choice["delta"] = delta | ({"content": text} if text else {})
     chunk: dict[str, Any] = {"choices": [choice]}
     if piece.get("completion_usage") is not None:
         chunk["usage"] = piece["completion_usage"]

@@ -107,3 +107,11 @@ def test_a_card_with_a_number_that_cannot_be_is_at_fault(
 def test_a_text_model_need_not_name_its_context() -> None:
     text = msgspec.structs.replace(OLD[0], model_input="text", context_length=0, vocab_size=0)
     assert fault_of(text) == ""
+
+
+def test_grammars_are_supported_where_all_workers_support_them() -> None:
+    able = [msgspec.structs.replace(each, supports_grammar=True) for each in NEW]
+    assert narrowest(able) == able[1]
+    for cards in itertools.permutations([able[0], able[1], NEW[2]]):
+        found = narrowest(cards)
+        assert found.context_length == 64 and not found.supports_grammar
