@@ -69,7 +69,7 @@ def narrowest(cards: Sequence[ModelCard]) -> ModelCard:
     It supports grammars if all of them do.
     """
     card = min(cards, key=lambda card: card.context_length)
-    supports_grammar = all([each.supports_grammar for each in cards])
+    supports_grammar = all(each.supports_grammar for each in cards)
     if card.supports_grammar == supports_grammar:
         return card
     return msgspec.structs.replace(card, supports_grammar=supports_grammar)

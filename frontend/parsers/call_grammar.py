@@ -12,6 +12,7 @@ from tandem.frontend.openai.constraints import quoted
 from tandem.frontend.openai.tools import Function
 from tandem.frontend.parsers.formats import ReasoningFormat, ToolFormat
 from tandem.frontend.parsers.syntaxes import is_text
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
 SpecialTokens = dict[str, int]  # text |-> id
@@ -122,7 +123,13 @@ class AnswerGrammar:
         around = _AROUND[tools.syntax]
         required = schema.get("required", [])
         parts = []
-        properties = schema.get("properties", {})
+        properties = schema.get("properties")
+        if not isinstance(required, list) or not isinstance(properties, dict | None):
+            raise InvalidRequestError(
+                "`tools`: the `properties` of a schema are an object, `required` is a list",
+                param="tools",
+            )
+        properties = properties or {}
         ordered = sorted(properties, key=lambda name: name not in required)
         for place, name in enumerate(ordered):
             rule = f"value_{index}_{place}"
@@ -136,7 +143,7 @@ class AnswerGrammar:
     def _value(self, rule: str, schema: Any, whole: dict[str, Any], after: str) -> str:
         """Return a value and the text after it. Strings stand without quotes."""
         if isinstance(schema, dict) and is_text(schema):
-            if "enum" in schema:
+            if isinstance(schema.get("enum"), list):
                 return f"({' | '.join(map(quoted, schema['enum']))}) {quoted(after)}"
             self._rules.append(f"{rule}_text[lazy]: TEXT {quoted(after)}")
             return f"{rule}_text"
@@ -163,8 +170,9 @@ class AnswerGrammar:
 
 
 def _for_slashes(regex: str) -> str:
-    """Return a regex with its slashes escaped, as between two slashes."""
-    return re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", regex, flags=re.DOTALL)
+    """Return a regex as it stands between two slashes, in one line."""
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", regex, flags=re.DOTALL)
+    return escaped.replace("\n", r"\n")
 
 
 def _function_xml(name: str) -> tuple[str, str]:

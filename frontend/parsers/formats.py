@@ -1,7 +1,8 @@
 """The output formats of model families, as data: the marks of reasoning and of tool calls.
 
 A call is one of two kinds. With a `header` its arguments are JSON, which is passed on as it grows;
-the header is a regular expression from the begin mark to the arguments. Without one the text
+the header is a regular expression from the begin mark to the arguments. It is matched again as the
+text grows, so nothing in it may go back over a run of characters. Without one the text
 between two marks is read as a whole, in a `syntax`.
 """
 
@@ -44,8 +45,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
 
 _JSON_HEADER = (
-    r'\s*\[?\s*\{\s*"name"\s*:\s*(?P<json_name>"(?:[^"\\]|\\.)*")\s*,\s*'
-    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*+\[?\s*+\{\s*+"name"\s*+:\s*+(?P<json_name>"(?:[^"\\]|\\.)*")\s*+,\s*+'
+    r'"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
 )
 _JSON_CALL = ('{"name": "%s", "arguments": ', "}")
 
@@ -80,7 +81,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "mistral": ToolFormat(
         {"[TOOL_CALLS]": ""},
         header=_JSON_HEADER
-        + r"|\s*(?P<name>[\w.\-]+)\s*(?:\[CALL_ID\](?P<id>\w+))?\s*(?:\[ARGS\])?\s*(?=\{)",
+        + r"|\s*+(?P<name>[\w.\-]++)\s*+(?:\[CALL_ID\](?P<id>\w+))?\s*+(?:\[ARGS\])?\s*+(?=\{)",
         after=("}",),
         between=(",",),
         final=("]",),
@@ -93,7 +94,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseek_v3": ToolFormat(
         {"<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>"},
         inner=("<｜tool▁sep｜>",),
-        header=r"\s*function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n",
+        header=r"\s*+function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n",
         after=("```", "<｜tool▁call▁end｜>"),
         dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call=(
@@ -105,7 +106,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseek_v31": ToolFormat(
         {"<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>"},
         inner=("<｜tool▁sep｜>",),
-        header=r"\s*(?P<name>[^\s<]+)<｜tool▁sep｜>",
+        header=r"\s*+(?P<name>[^\s<]+)<｜tool▁sep｜>",
         after=("<｜tool▁call▁end｜>",),
         dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call=("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
@@ -119,8 +120,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "kimi_k2": ToolFormat(
         {"<|tool_call_begin|>": "<|tool_call_end|>"},
-        header=r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)"
-        r"\s*<\|tool_call_argument_begin\|>",
+        header=r"\s*+(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)"
+        r"\s*+<\|tool_call_argument_begin\|>",
         inner=("<|tool_call_argument_begin|>",),
         after=("<|tool_call_end|>",),
         dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -151,8 +152,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "<|channel|>analysis to=": "<|call|>",
             "<|start|>assistant to=": "<|call|>",
         },
-        header=r"(?:functions\.)?(?P<name>[\w.\-]+)(?:\s*<\|channel\|>\s*\w+)?"
-        r"\s*(?:<\|constrain\|>)?\s*(?:\w+)?\s*<\|message\|>",
+        header=r"(?:functions\.)?(?P<name>[\w.\-]++)(?:\s*+<\|channel\|>\s*+\w+)?"
+        r"\s*+(?:<\|constrain\|>)?\s*+(?:\w+)?\s*+<\|message\|>",
         inner=("<|constrain|>", "<|message|>"),
         after=("<|call|>",),
         call=("<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", ""),

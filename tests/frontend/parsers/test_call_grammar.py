@@ -8,6 +8,7 @@ from tandem.frontend.parsers.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ToolFormat
 from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser
 from tandem.frontend.pieces import ToolCallDelta
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
 SCHEMA = {
@@ -111,3 +112,12 @@ def test_special_tokens_stand_in_a_grammar_by_their_ids() -> None:
     source = grammar.source(answer, harmony, is_open=False).source
     assert '<[7]> "commentary to=functions.weather <|constrain|>json" <[8]>' in source
     assert '<[7]> "final" <[8]> TEXT' in source and "<|channel|>" not in source
+
+
+def test_a_schema_that_is_none_is_an_error_of_the_caller() -> None:
+    for schema in ({"properties": [1]}, {"properties": {"a": {}}, "required": 5}):
+        function = Function(name="f", parameters=schema)
+        with pytest.raises(InvalidRequestError, match="tools"):
+            AnswerGrammar({}).calls(TOOL_FORMATS["glm45"], [function], one=True)
+    strange = Function(name="f", parameters={"properties": {"a": {"type": "string", "enum": 5}}})
+    assert AnswerGrammar({}).calls(TOOL_FORMATS["glm45"], [strange], one=True)

@@ -1,6 +1,7 @@
 """Answers of model families in every split, and texts that are no calls."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -116,3 +117,17 @@ def test_calls_beyond_the_most_that_are_allowed_are_content() -> None:
 def test_ids_are_as_long_as_templates_want_them() -> None:
     [call, *_] = StreamingParser(format_of("mistral", "none")).push("[TOOL_CALLS]f{}")
     assert isinstance(call, ToolCallDelta) and len(call.id) == 9
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("run", [" ", "f", '{"name": "f" ', "f ", "[ ", "f<|channel|> "])
+def test_a_long_run_after_a_mark_is_read_in_time(name: str, run: str) -> None:
+    parser = StreamingParser(format_of(name, "none"))
+    pieces = parser.push(next(iter(TOOL_FORMATS[name].begins)))
+    started_s = time.process_time()
+    pieces += parser.push(run)
+    for _ in range(200):
+        pieces += parser.push(run[-1] * 20)
+    pieces += parser.finish()
+    assert time.process_time() - started_s < 2.0  # milliseconds; minutes where it goes back
+    assert not [piece for piece in pieces if isinstance(piece, Reasoning)]
