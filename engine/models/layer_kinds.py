@@ -91,8 +91,9 @@ def _by_rule(config: JsonObject, windows: Windows, num_layers: int) -> list[bool
         return [pattern[layer % len(pattern)] == "L" for layer in range(num_layers)]
     if pattern is not None:
         every = config.positive(key)
+    end = config.positive(windows.end_key) if windows.end_key else num_layers
     if every:
-        return [(layer + 1) % every != 0 for layer in range(num_layers)]
+        return [(layer + 1) % every != 0 and layer < end for layer in range(num_layers)]
     return [layer >= first for layer in range(num_layers)]
 
 

@@ -37,7 +37,7 @@ def make_model(folder: Path, model_type: str, gain: float = 1.5, **changes: Any)
             if "embed_tokens" in name:
                 # Small, or a model with tied embeddings repeats its last token.
                 weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
-            elif weight.dim() == 2:
+            elif weight.dim() >= 2:
                 weight.normal_(0, gain * weight.shape[1] ** -0.5)
             elif name.endswith("norm.weight"):
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
