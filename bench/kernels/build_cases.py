@@ -13,7 +13,10 @@ from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
+from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.reference.experts import ExpertWeights
+from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling.rows import SamplingRows, TokenAdjustments, new_sampled_rows
 
@@ -22,6 +25,12 @@ KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
 TOKENS = {"few": 64, "many": 8192}
 # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
+# (experts, of them chosen, hidden size, width of an expert, with biases and clamped)
+EXPERT_SHAPES = (
+    (128, 8, 2048, 768, False),
+    (8, 2, 4096, 14336, False),
+    (32, 4, 2880, 2880, True),
+)
 # Other options that change an attention's build, tried on one chip: the code is the same on all.
 OTHER_GROUPS = ((128, 64, 1), (128, 64, 8), (32, 64, 3))  # the last is the bundled model's
 OTHERS_ARCH = 90
@@ -42,6 +51,7 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _prefill_cases(arch)
     yield from _decode_cases(arch)
     yield from _layer_cases()
+    yield from _expert_cases()
     yield from _transfer_cases()
     yield from _sampling_cases()
 
@@ -135,6 +145,31 @@ def _layer_cases() -> Iterator[BuildCase]:
         yield BuildCase("layers.norm", f"hidden_size={size}", call)
         call = partial(norm.add_rms_norm, x, residual, weight, EPS, x)
         yield BuildCase("layers.norm", f"hidden_size={size}, residual", call)
+
+
+def _expert_cases() -> Iterator[BuildCase]:
+    for num_experts, num_chosen, hidden_size, width, is_clamped in EXPERT_SHAPES:
+        x = meta(TOKENS["few"], hidden_size, dtype=DTYPE)
+        gate_up = meta(num_experts, 2 * width, hidden_size, dtype=DTYPE)
+        down = meta(num_experts, hidden_size, width, dtype=DTYPE)
+        weights = ExpertWeights(gate_up, down)
+        if is_clamped:
+            biases = [meta(*each.shape[:2], dtype=DTYPE) for each in (gate_up, down)]
+            weights = ExpertWeights(gate_up, down, *biases, alpha=1.702, limit=7.0)
+        ids = meta(len(x), num_chosen, dtype=torch.int32)
+        chosen = ids, meta(len(x), num_chosen, dtype=torch.float32)
+        shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
+        call = partial(experts.pack_experts(weights), x, *chosen)
+        yield BuildCase("experts.launch", shape, call)
+        logits = meta(len(x), num_experts, dtype=DTYPE)
+        call = partial(experts.route, logits, None, Routing(num_chosen), *chosen)
+        yield BuildCase("experts.launch", shape, call)
+    correction = meta(256, dtype=torch.float32)
+    routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
+    logits = meta(TOKENS["few"], 256, dtype=DTYPE)
+    chosen = meta(len(logits), 8, dtype=torch.int32), meta(len(logits), 8, dtype=torch.float32)
+    call = partial(experts.route, logits, correction, routing, *chosen)
+    yield BuildCase("experts.launch", "experts=256 in 8 groups, corrected", call)
 
 
 def _transfer_cases() -> Iterator[BuildCase]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tandem.engine.models.json_file import JsonObject
 from tandem.engine.models.spec import Architecture, Mixture
-from tandem.kernels.reference.experts import Routing
+from tandem.kernels.reference.routing import Routing
 
 _NUM_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # of names for one thing
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from tandem.kernels.cpu.launch import DTYPES, FLOAT, INT, LONG, PANEL, POINTER, fields, function
 from tandem.kernels.cpu.linear import is_for_c, pack_panels
 from tandem.kernels.reference import experts as reference
-from tandem.kernels.reference.experts import Experts, ExpertWeights, Routing
+from tandem.kernels.reference.experts import Experts, ExpertWeights
+from tandem.kernels.reference.routing import Routing
 
 HALF = PANEL // 2  # gates in a panel, and rows of up beside them
 MOST_TOKENS = 512  # in one call of C, whose buffers grow with them

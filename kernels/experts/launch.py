@@ -1,5 +1,6 @@
 """Mixtures of experts: the choice of experts for each token, and the sum of their results."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -7,13 +8,33 @@ import triton
 
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
-from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights, Routing
+from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
+from tandem.kernels.reference.routing import Routing
+from tandem.kernels.tuned import tuned_config
 
-# One shape of tiles for any number of tokens: sums run in one order in every batch. A tile that is
-# not full costs no time while weights are what is waited for, and loads no rows that it lacks.
-BLOCK_M = 64
-NUM_WARPS, NUM_STAGES = 4, 3
 COMBINE_WIDTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A program's tile of choices by columns, and the inputs of one step."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def default_config(element_bytes: int) -> ExpertsConfig:
+    """Return one shape of tiles for any number of tokens: sums run in one order in every batch.
+
+    A tile that is not full loads no rows that it lacks, and costs no time while it waits for
+    weights: with 64 rows there are 64 operations for each byte of them.
+    """
+    if element_bytes == 4:
+        return ExpertsConfig(16, 32, 32, 4, 2)
+    return ExpertsConfig(64, 64, 64, 4, 3)
 
 
 def route(
@@ -74,18 +95,19 @@ def _compute(
     starts = torch.searchsorted(ordered, each)  # of each expert's choices in `order`
     opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
     results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
-    most_tiles = num_choices // BLOCK_M + min(num_experts, num_choices)
-    block_n, block_k = (64, 64) if x.element_size() == 2 else (32, 32)
+    shape = {"hidden_size": hidden_size, "width": width, "element_bytes": x.element_size()}
+    config = tuned_config(default_config(x.element_size()), "experts", **shape)
+    most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
     sizes = {"hidden_size": hidden_size, "width": width, "num_experts": num_experts}
     tiles = {
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
-        "num_warps": NUM_WARPS,
-        "num_stages": NUM_STAGES,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
     }
-    gate_up_kernel[(most_tiles, triton.cdiv(width, block_n))](
+    gate_up_kernel[(most_tiles, triton.cdiv(width, config.block_n))](
         x,
         order,
         starts,
@@ -101,7 +123,7 @@ def _compute(
         **sizes,
         **tiles,
     )
-    down_kernel[(most_tiles, triton.cdiv(hidden_size, block_n))](
+    down_kernel[(most_tiles, triton.cdiv(hidden_size, config.block_n))](
         opened,
         order,
         starts,
@@ -119,6 +141,6 @@ def _compute(
         hidden_size=hidden_size,
         num_chosen=num_chosen,
         BLOCK_WIDTH=COMBINE_WIDTH,
-        num_warps=NUM_WARPS,
+        num_warps=4,
     )
     return out

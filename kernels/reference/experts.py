@@ -7,23 +7,12 @@ from functools import partial
 import torch
 
 from tandem.kernels.reference.linear import Linear, pack_linear
+from tandem.kernels.reference.routing import Routing
 
 # x [num_tokens, hidden_size], expert_ids and weights [num_tokens, num_chosen] |-> as x
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 LEAST_SUM = 1e-20  # keeps weights finite whose scores are all 0
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The choice of `num_chosen` experts by their scores, and the weights of their results."""
-
-    num_chosen: int
-    is_sigmoid: bool = False  # scores are sigmoids of the logits, or else their softmax
-    is_renormalized: bool = True  # the weights of a token's experts are divided by their sum
-    scale: float = 1.0  # of the weights
-    num_groups: int = 1  # equal parts of the experts, for sigmoids
-    num_open_groups: int = 1  # the groups to choose from, by the sum of their two best scores
 
 
 @dataclass(frozen=True, slots=True)

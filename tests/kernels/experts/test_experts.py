@@ -10,7 +10,8 @@ from tandem.kernels.cpu import experts as in_c
 from tandem.kernels.cpu.linear import is_for_c
 from tandem.kernels.experts import launch
 from tandem.kernels.reference import experts as reference
-from tandem.kernels.reference.experts import ExpertWeights, Routing
+from tandem.kernels.reference.experts import ExpertWeights
+from tandem.kernels.reference.routing import Routing
 from tests.kernels.tolerance import DTYPES, UNIT, on_cpu
 
 kinds = pytest.mark.parametrize(
