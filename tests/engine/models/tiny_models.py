@@ -43,5 +43,8 @@ def make_model(folder: Path, model_type: str, gain: float = 1.5, **changes: Any)
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
             else:
                 weight.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.eval().save_pretrained(folder)
     return model
