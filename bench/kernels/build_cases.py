@@ -148,28 +148,37 @@ def _layer_cases() -> Iterator[BuildCase]:
 
 
 def _expert_cases() -> Iterator[BuildCase]:
+    num_tokens = TOKENS["few"]
     for num_experts, num_chosen, hidden_size, width, is_clamped in EXPERT_SHAPES:
-        x = meta(TOKENS["few"], hidden_size, dtype=DTYPE)
-        gate_up = meta(num_experts, 2 * width, hidden_size, dtype=DTYPE)
-        down = meta(num_experts, hidden_size, width, dtype=DTYPE)
-        weights = ExpertWeights(gate_up, down)
-        if is_clamped:
-            biases = [meta(*each.shape[:2], dtype=DTYPE) for each in (gate_up, down)]
-            weights = ExpertWeights(gate_up, down, *biases, alpha=1.702, limit=7.0)
-        ids = meta(len(x), num_chosen, dtype=torch.int32)
-        chosen = ids, meta(len(x), num_chosen, dtype=torch.float32)
+        weights = ExpertWeights(
+            meta(num_experts, 2 * width, hidden_size, dtype=DTYPE),
+            meta(num_experts, hidden_size, width, dtype=DTYPE),
+            meta(num_experts, 2 * width, dtype=DTYPE) if is_clamped else None,
+            meta(num_experts, hidden_size, dtype=DTYPE) if is_clamped else None,
+            limit=7.0 if is_clamped else 0.0,
+        )
+        x, chosen = meta(num_tokens, hidden_size, dtype=DTYPE), _chosen(num_tokens, num_chosen)
         shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
-        call = partial(experts.pack_experts(weights), x, *chosen)
-        yield BuildCase("experts.launch", shape, call)
-        logits = meta(len(x), num_experts, dtype=DTYPE)
-        call = partial(experts.route, logits, None, Routing(num_chosen), *chosen)
-        yield BuildCase("experts.launch", shape, call)
+        compute = partial(experts.pack_experts(weights), x, *chosen)
+        yield BuildCase("experts.launch", shape, compute)
+        yield _route_case(shape, num_experts, None, Routing(num_chosen))
     correction = meta(256, dtype=torch.float32)
     routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
-    logits = meta(TOKENS["few"], 256, dtype=DTYPE)
-    chosen = meta(len(logits), 8, dtype=torch.int32), meta(len(logits), 8, dtype=torch.float32)
+    yield _route_case("experts=256 in 8 groups, corrected", 256, correction, routing)
+
+
+def _route_case(
+    shape: str, num_experts: int, correction: torch.Tensor | None, routing: Routing
+) -> BuildCase:
+    logits = meta(TOKENS["few"], num_experts, dtype=DTYPE)
+    chosen = _chosen(len(logits), routing.num_chosen)
     call = partial(experts.route, logits, correction, routing, *chosen)
-    yield BuildCase("experts.launch", "experts=256 in 8 groups, corrected", call)
+    return BuildCase("experts.launch", shape, call)
+
+
+def _chosen(num_tokens: int, num_chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = num_tokens, num_chosen
+    return meta(*shape, dtype=torch.int32), meta(*shape, dtype=torch.float32)
 
 
 def _transfer_cases() -> Iterator[BuildCase]:

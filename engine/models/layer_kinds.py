@@ -39,7 +39,7 @@ def read_layer_kinds(
 
 def _window(config: JsonObject, architecture: Architecture) -> int:
     """Return sliding_window, or 0 where it does not count."""
-    if config.data.get("sliding_window") is None:
+    if config.data.get("sliding_window") in (None, 0):  # transformers writes 0 for Qwen2-MoE
         return 0
     if architecture.windows is None:
         raise config.error("sliding_window", f"is set, which {architecture.name} does not have")

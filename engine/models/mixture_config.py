@@ -55,9 +55,7 @@ def _shared_width(config: JsonObject, mixture: Mixture, width: int) -> int:
 
 def _routing(config: JsonObject, mixture: Mixture, num_key: str, num_experts: int) -> Routing:
     num_chosen = config.positive("num_experts_per_tok")
-    is_renormalized = mixture.is_renormalized
-    if is_renormalized is None:
-        is_renormalized = config.flag("norm_topk_prob")
+    is_renormalized = mixture.is_renormalized or config.flag("norm_topk_prob")
     if not mixture.is_sigmoid:
         _check_at_most(config, "num_experts_per_tok", num_chosen, num_experts)
         return Routing(num_chosen, is_renormalized=is_renormalized)

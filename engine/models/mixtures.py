@@ -82,7 +82,7 @@ QWEN3_MOE = Architecture(
     _QWEN3_ATTENTION + _DENSE_MLP + _QWEN_ROUTER + _QWEN_EXPERTS,
     defaults={"num_key_value_heads": 4, "sliding_window": 4096},
     windows=Windows(asked=True, by_layer_types=False),
-    mixture=Mixture(is_renormalized=None),
+    mixture=Mixture(is_renormalized=False),
     stacked_tensors=_QWEN3_ATTENTION + _DENSE_MLP + _QWEN_ROUTER + _stacked("mlp.experts."),
     models="Qwen3 30B-A3B, 235B-A22B and Coder",
 )
@@ -107,7 +107,7 @@ QWEN2_MOE = Architecture(
     _QWEN2_MOE + _QWEN_EXPERTS,
     defaults={"qkv_bias": True, "max_window_layers": 28, "sliding_window": 4096},
     windows=Windows(asked=True, full_every=2, end_key="max_window_layers"),
-    mixture=Mixture(shared_width_key="shared_expert_intermediate_size", is_renormalized=None),
+    mixture=Mixture(shared_width_key="shared_expert_intermediate_size", is_renormalized=False),
     stacked_tensors=_QWEN2_MOE + _stacked("mlp.experts."),
     models="Qwen1.5-MoE, Qwen2-57B-A14B",
 )
@@ -117,7 +117,7 @@ OLMOE = Architecture(
     "olmoe",
     _OLMOE + _QWEN_EXPERTS,
     defaults={"rms_norm_eps": 1e-5},
-    mixture=Mixture(width_key="intermediate_size", is_renormalized=None),
+    mixture=Mixture(width_key="intermediate_size", is_renormalized=False),
     stacked_tensors=_OLMOE + _stacked("mlp.experts."),
     models="OLMoE",
 )
@@ -211,7 +211,7 @@ GLM4_MOE = Architecture(
         "first_k_dense_replace": 1,
         "n_shared_experts": 1,
     },
-    mixture=Mixture(shared_width_key="n_shared_experts", is_sigmoid=True, is_renormalized=None),
+    mixture=Mixture(shared_width_key="n_shared_experts", is_sigmoid=True, is_renormalized=False),
     stacked_tensors=_GLM4_MOE + _stacked("mlp.experts."),
     models="GLM-4.5, GLM-4.6",
 )

@@ -94,7 +94,7 @@ class Mixture:
     width_key: str = "moe_intermediate_size"  # of config.json
     shared_width_key: str = ""  # of the feed-forward layer beside the experts; "": there is none
     is_sigmoid: bool = False  # of the router, with groups and a correction of the choice
-    is_renormalized: bool | None = True  # weights of chosen experts; None: as norm_topk_prob says
+    is_renormalized: bool = True  # weights of chosen experts; False: where norm_topk_prob says so
     is_clamped: bool = False  # gates and ups, by swiglu_limit
 
 

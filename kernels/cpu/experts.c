@@ -152,6 +152,12 @@ INLINE void weigh(const struct experts *a, const struct group *group, const floa
     }
 }
 
+// Panels that one thread takes in turn: enough to be read in a stream, few enough that threads end
+// together although experts have different numbers of tokens.
+INLINE long share_of(long num_pieces, int num_threads) {
+    return most(1, num_pieces / (4 * num_threads));
+}
+
 INLINE void compute(const struct experts *a, int num_threads, int in_pairs) {
     long num_choices = a->num_tokens * a->num_chosen, size = SIZE[a->dtype];
     int32_t order[num_choices];
@@ -169,7 +175,7 @@ INLINE void compute(const struct experts *a, int num_threads, int in_pairs) {
             memcpy((char *)a->gathered + i * a->hidden_size * size,
                    (const char *)a->x + order[i] / a->num_chosen * a->x_stride * size,
                    a->hidden_size * size);
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, share_of(num_groups * num_open_panels, num_threads))
         for (long piece = 0; piece < num_groups * num_open_panels; piece++) {
             const struct group *group = groups + piece / num_open_panels;
             long panel = piece % num_open_panels;
@@ -179,7 +185,7 @@ INLINE void compute(const struct experts *a, int num_threads, int in_pairs) {
             multiply_panel(x, weights, sums, group->count, hidden, hidden, in_pairs);
             open_gates(a, group, sums, panel * HALF);
         }
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, share_of(num_groups * num_down_panels, num_threads))
         for (long piece = 0; piece < num_groups * num_down_panels; piece++) {
             const struct group *group = groups + piece / num_down_panels;
             long panel = piece % num_down_panels;
