@@ -36,8 +36,8 @@ _NOTES = """\
   whole model.
 - Activations: {activations}. Rotary embeddings:
   {ropes}, of a part of each head with `partial_rotary_factor`.
-- Experts may be stored one by one, or stacked as transformers holds them. All of them are in memory;
-  a token reads those that it chose.
+- Experts may be stored one by one, or stacked as transformers holds them. All of them are in
+  memory; a token reads those that it chose.
 - A layer with a sliding window computes over its window alone, and keeps the blocks before it: the
   memory of a sequence is that of a model without windows, and a handoff sends all of it. A window
   that is not shorter than `max_position_embeddings` is none.

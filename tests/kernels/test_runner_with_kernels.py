@@ -19,14 +19,6 @@ VARIED = {
     "gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "olmo3": {"sliding_window": 7},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
-    "glm4_moe": {
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 0,
-        "n_group": 4,
-        "topk_group": 2,
-    },
     "smollm3": {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 1},
 }
 
