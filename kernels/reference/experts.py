@@ -42,7 +42,7 @@ def route(
     scores = logits.sigmoid() if routing.is_sigmoid else logits.softmax(1)
     choice = scores if correction is None else scores + correction
     if routing.num_open_groups < routing.num_groups:
-        groups = choice.unflatten(1, (routing.num_groups, logits.shape[1] // routing.num_groups))
+        groups = choice.view(len(choice), routing.num_groups, choice.shape[1] // routing.num_groups)
         best_two = groups.topk(min(2, groups.shape[2]), 2).values.sum(2)
         closed = best_two.sort(dim=1, descending=True, stable=True).indices[
             :, routing.num_open_groups :

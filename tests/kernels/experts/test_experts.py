@@ -202,7 +202,7 @@ def test_results_are_the_weighted_sum_of_the_chosen_experts(
 
 
 @kinds
-@pytest.mark.parametrize("num_tokens", [1, 200])
+@pytest.mark.parametrize("num_tokens", [1, 70])
 def test_all_tokens_may_choose_one_expert(
     kernels: ModuleType, num_tokens: int, device: str
 ) -> None:
@@ -227,19 +227,14 @@ def test_a_token_has_the_same_result_in_every_batch(
         is_interpreted and dtype.itemsize == 2
     ):
         pytest.skip("bfloat16 is not multiplied here")
-    num_tokens = 70 if is_interpreted else 1200
+    num_tokens = 24 if is_interpreted else 1200
     x = make_tokens(num_tokens, 98, dtype, device)
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(num_tokens, 5, generator=generator).to(device)
     expert_ids, weights = choose(kernels, logits, None, Routing(2))
     compute = kernels.pack_experts(experts)
     together = compute(x, expert_ids, weights)
-    for first, end in (
-        (0, 1),
-        (7, 9),
-        (num_tokens - 40, num_tokens - 3),
-        (num_tokens - 1, num_tokens),
-    ):
+    for first, end in ((0, 1), (3, num_tokens - 2)):
         part = slice(first, end)
         alone = compute(x[part], expert_ids[part], weights[part])
         assert torch.equal(alone, together[part])
