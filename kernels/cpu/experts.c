@@ -158,7 +158,8 @@ INLINE long share_of(long num_pieces, int num_threads) {
     return most(1, num_pieces / (4 * num_threads));
 }
 
-INLINE void compute(const struct experts *a, int num_threads, int in_pairs) {
+void experts(const struct experts *a, int num_threads) {
+    int in_pairs = a->dtype == BFLOAT16;
     long num_choices = a->num_tokens * a->num_chosen, size = SIZE[a->dtype];
     int32_t order[num_choices];
     struct group groups[a->num_experts + num_choices / BLOCK];
@@ -206,12 +207,4 @@ INLINE void compute(const struct experts *a, int num_threads, int in_pairs) {
                 store(a->out, token * a->hidden_size + i, count, total, a->dtype);
             }
     }
-}
-
-void experts(const struct experts *a, int num_threads) {
-    // Two calls, so that `in_pairs` is a constant in each.
-    if (a->dtype == BFLOAT16)
-        compute(a, num_threads, 1);
-    else
-        compute(a, num_threads, 0);
 }
