@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from tandem.engine.step.batch import Batch
 from tandem.kernels.cpu.build import BuildError, load_library
+from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.kv_store import plan_store
 from tandem.kernels.reference.linear import Linear, activation_dtype
 from tandem.kernels.reference.paged_attention import plan_decode
@@ -27,6 +28,7 @@ Kind = Literal["c", "torch", "triton"]
 _FILES_IN_TRITON = {
     "activation": "layers.activation",
     "embedding": "layers.embedding",
+    "experts": "experts.launch",
     "kv_store": "layers.kv_store",
     "norm": "layers.norm",
     "paged_attention": "attention.decode",
@@ -36,6 +38,7 @@ _FILES_IN_TRITON = {
 # Files of tandem.kernels.cpu by the same names; a kernel that is not in C computes with PyTorch.
 _FILES_IN_C = {
     "activation": "launch",
+    "experts": "experts",
     "kv_store": "launch",
     "linear": "linear",
     "norm": "launch",
@@ -72,8 +75,8 @@ class Kernels:
     """The functions that a model and its sampler call, as defined by files of tandem.kernels.
 
     `pack_linear` returns the multiplication by a weight matrix [out, in], `activation_dtype` the
-    dtype of its operands and results. `step_options` computes what the layers of a step share that
-    have one rope and one window.
+    dtype of its operands and results, `pack_experts` the sum of the results of `route`'s choice.
+    `step_options` computes what the layers of a step share that have one rope and one window.
     """
 
     embed: Callable[..., None]
@@ -84,6 +87,8 @@ class Kernels:
     prefill_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     gelu_mul: Callable[..., None]
+    route: Callable[..., None]
+    pack_experts: Callable[[ExpertWeights], Experts]
     sample: Callable[..., None]
     token_logprobs: Callable[..., None]
     pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
@@ -142,6 +147,8 @@ def load_kernels(kind: Kind) -> Kernels:
         prefill_attention=find("prefill_attention", "prefill_attention"),
         silu_mul=find("activation", "silu_mul"),
         gelu_mul=find("activation", "gelu_mul"),
+        route=find("experts", "route"),
+        pack_experts=find("experts", "pack_experts"),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
         **own,

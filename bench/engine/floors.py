@@ -5,13 +5,25 @@ import math
 import torch
 
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.spec import TensorSpec
 
 
 def linear_params(model: ModelConfig) -> int:
-    """Return the number of weights of all matrices that every token passes, without the head."""
-    specs = model.layer_tensors
-    matrices = (spec.stored_shape(model) for spec in specs if spec.kind == "matrix")
-    return model.num_layers * sum(map(math.prod, matrices))
+    """Return the number of weights of the matrices that a token passes, without the head."""
+    return sum(
+        _passed(spec, model)
+        for layer in range(model.num_layers)
+        for spec in model.layer_tensors(layer)
+        if spec.kind == "matrix"
+    )
+
+
+def _passed(spec: TensorSpec, model: ModelConfig) -> int:
+    """Return the weights of a matrix, or of a token's experts alone."""
+    num_weights = math.prod(spec.slot_shape(model))
+    if not spec.slot.startswith("experts_") or model.mixture is None:
+        return num_weights
+    return num_weights // model.num_experts * model.mixture.routing.num_chosen
 
 
 def kv_bytes_per_token(model: ModelConfig) -> int:

@@ -13,7 +13,10 @@ from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
+from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.reference.experts import ExpertWeights
+from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling.rows import SamplingRows, TokenAdjustments, new_sampled_rows
 
@@ -22,6 +25,12 @@ KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
 TOKENS = {"few": 64, "many": 8192}
 # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
+# (experts, of them chosen, hidden size, width of an expert, with biases and clamped)
+EXPERT_SHAPES = (
+    (128, 8, 2048, 768, False),
+    (8, 2, 4096, 14336, False),
+    (32, 4, 2880, 2880, True),
+)
 # Other options that change an attention's build, tried on one chip: the code is the same on all.
 OTHER_GROUPS = ((128, 64, 1), (128, 64, 8), (32, 64, 3))  # the last is the bundled model's
 OTHERS_ARCH = 90
@@ -42,6 +51,7 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _prefill_cases(arch)
     yield from _decode_cases(arch)
     yield from _layer_cases()
+    yield from _expert_cases()
     yield from _transfer_cases()
     yield from _sampling_cases()
 
@@ -135,6 +145,40 @@ def _layer_cases() -> Iterator[BuildCase]:
         yield BuildCase("layers.norm", f"hidden_size={size}", call)
         call = partial(norm.add_rms_norm, x, residual, weight, EPS, x)
         yield BuildCase("layers.norm", f"hidden_size={size}, residual", call)
+
+
+def _expert_cases() -> Iterator[BuildCase]:
+    num_tokens = TOKENS["few"]
+    for num_experts, num_chosen, hidden_size, width, is_clamped in EXPERT_SHAPES:
+        weights = ExpertWeights(
+            meta(num_experts, 2 * width, hidden_size, dtype=DTYPE),
+            meta(num_experts, hidden_size, width, dtype=DTYPE),
+            meta(num_experts, 2 * width, dtype=DTYPE) if is_clamped else None,
+            meta(num_experts, hidden_size, dtype=DTYPE) if is_clamped else None,
+            limit=7.0 if is_clamped else 0.0,
+        )
+        x, chosen = meta(num_tokens, hidden_size, dtype=DTYPE), _chosen(num_tokens, num_chosen)
+        shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
+        compute = partial(experts.pack_experts(weights), x, *chosen)
+        yield BuildCase("experts.launch", shape, compute)
+        yield _route_case(shape, num_experts, None, Routing(num_chosen))
+    correction = meta(256, dtype=torch.float32)
+    routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
+    yield _route_case("experts=256 in 8 groups, corrected", 256, correction, routing)
+
+
+def _route_case(
+    shape: str, num_experts: int, correction: torch.Tensor | None, routing: Routing
+) -> BuildCase:
+    logits = meta(TOKENS["few"], num_experts, dtype=DTYPE)
+    chosen = _chosen(len(logits), routing.num_chosen)
+    call = partial(experts.route, logits, correction, routing, *chosen)
+    return BuildCase("experts.launch", shape, call)
+
+
+def _chosen(num_tokens: int, num_chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = num_tokens, num_chosen
+    return meta(*shape, dtype=torch.int32), meta(*shape, dtype=torch.float32)
 
 
 def _transfer_cases() -> Iterator[BuildCase]:

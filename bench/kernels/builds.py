@@ -40,7 +40,9 @@ BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of
 VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
-SINGLE_TOKENS = "adjust_kernel"  # reads the logits of listed tokens, wherever they stand
+PRODUCTS = ("gate_up_kernel", "down_kernel")  # use tensor cores too
+# The logits of listed tokens, wherever they stand, and those of a token for some experts.
+NARROW = ("adjust_kernel", "route_kernel")
 # Any load of these families narrower than an int64 would read the data themselves.
 WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
 
@@ -72,7 +74,8 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
     def broken_rules(self) -> list[str]:
         """Return the rules that this build breaks, in words."""
         limit = MAX_SHARED_BYTES[self.arch]
-        uses_tensor_cores = self.family in TENSOR_CORE and not self.shape.endswith(FLOAT32)
+        is_product = self.family in TENSOR_CORE or self.kernel in PRODUCTS
+        uses_tensor_cores = is_product and not self.shape.endswith(FLOAT32)
         widest = max(self.load_bytes, default=0)
         narrowest = min(self.load_bytes, default=VECTOR_BYTES)
         rules = {
@@ -86,7 +89,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
             < 2 * self.num_wgmma_waits,
             f"widest load {widest} bytes": widest < VECTOR_BYTES
             and not self.has_tma
-            and self.kernel != SINGLE_TOKENS,
+            and self.kernel not in NARROW,
             f"loads of {narrowest} bytes": self.family in WIDE_LOADS_ONLY
             and narrowest < METADATA_BYTES,
         }

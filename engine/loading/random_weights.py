@@ -23,7 +23,7 @@ def random_weights(
     for part in weight_parts(weights, config):
         mean, std = _MEAN_AND_STD[part.spec.kind]
         tensor = part.stored
-        tensor.normal_(mean, std or tensor.shape[-1] ** -0.5, generator=generator)
-        part.repeat()
+        tensor.normal_(mean, std or part.rows.shape[-1] ** -0.5, generator=generator)
+        part.settle()
     weights.final_norm.mul_(_LOGIT_STD)
     return weights

@@ -4,86 +4,38 @@ To add one, list the tensors of its layers and how it varies, and enter it in AR
 Weights, random weights, the figures of benchmarks and docs/models.md follow these tables.
 """
 
-from tandem.engine.models.spec import Architecture, Size, TensorSpec, Windows
-
-_HIDDEN: tuple[Size, ...] = ("hidden_size",)
-_QKV = (
-    TensorSpec("self_attn.q_proj.weight", "qkv", ("q_size", "hidden_size")),
-    TensorSpec("self_attn.k_proj.weight", "qkv", ("kv_size", "hidden_size")),
-    TensorSpec("self_attn.v_proj.weight", "qkv", ("kv_size", "hidden_size")),
+from tandem.engine.models.layer_parts import (
+    ATTENTION_BIAS,
+    DENSE,
+    GEMMA_NORMS,
+    GLM4_NORMS,
+    MLP,
+    MLP_BIAS,
+    OUTPUT,
+    PACKED_MLP,
+    PACKED_QKV,
+    POST_NORMS,
+    PRE_NORMS,
+    QK_NORM,
+    QKV,
+    WIDE_QK_NORM,
+    output_bias,
+    qkv_bias,
 )
-_PACKED_QKV = (TensorSpec("self_attn.qkv_proj.weight", "qkv", ("qkv_size", "hidden_size")),)
-_OUTPUT = (TensorSpec("self_attn.o_proj.weight", "output", ("hidden_size", "q_size")),)
-_DOWN = (TensorSpec("mlp.down_proj.weight", "down", ("hidden_size", "intermediate_size")),)
-_MLP = (
-    TensorSpec("mlp.gate_proj.weight", "gate_up", ("intermediate_size", "hidden_size")),
-    TensorSpec("mlp.up_proj.weight", "gate_up", ("intermediate_size", "hidden_size")),
-    *_DOWN,
-)
-_PACKED_MLP = (
-    TensorSpec("mlp.gate_up_proj.weight", "gate_up", ("gate_up_size", "hidden_size")),
-    *_DOWN,
-)
-_PRE_NORMS = (
-    TensorSpec("input_layernorm.weight", "input_norm", _HIDDEN),
-    TensorSpec("post_attention_layernorm.weight", "post_norm", _HIDDEN),
-)
-_POST_NORMS = (
-    TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
-    TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
-)
-_GEMMA_NORMS = (
-    TensorSpec("input_layernorm.weight", "input_norm", _HIDDEN),
-    TensorSpec("post_attention_layernorm.weight", "attention_out_norm", _HIDDEN),
-    TensorSpec("pre_feedforward_layernorm.weight", "post_norm", _HIDDEN),
-    TensorSpec("post_feedforward_layernorm.weight", "mlp_out_norm", _HIDDEN),
-)
-_GLM4_NORMS = (
-    *_PRE_NORMS,
-    TensorSpec("post_self_attn_layernorm.weight", "attention_out_norm", _HIDDEN),
-    TensorSpec("post_mlp_layernorm.weight", "mlp_out_norm", _HIDDEN),
-)
-_QK_NORM = (
-    TensorSpec("self_attn.q_norm.weight", "qk_norm", ("head_dim",), repeats="num_heads"),
-    TensorSpec("self_attn.k_norm.weight", "qk_norm", ("head_dim",), repeats="num_kv_heads"),
-)
-_WIDE_QK_NORM = (
-    TensorSpec("self_attn.q_norm.weight", "wide_q_norm", ("q_size",)),
-    TensorSpec("self_attn.k_norm.weight", "wide_k_norm", ("kv_size",)),
-)
-_DENSE = _PRE_NORMS + _QKV + _OUTPUT + _MLP
-
-
-def _qkv_bias(flag: str = "attention_bias") -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("self_attn.q_proj.bias", "qkv_bias", ("q_size",), flag=flag),
-        TensorSpec("self_attn.k_proj.bias", "qkv_bias", ("kv_size",), flag=flag),
-        TensorSpec("self_attn.v_proj.bias", "qkv_bias", ("kv_size",), flag=flag),
-    )
-
-
-def _output_bias(flag: str = "attention_bias") -> tuple[TensorSpec, ...]:
-    return (TensorSpec("self_attn.o_proj.bias", "output_bias", _HIDDEN, flag=flag),)
-
-
-_ATTENTION_BIAS = _qkv_bias() + _output_bias()
-_MLP_BIAS = (
-    TensorSpec("mlp.gate_proj.bias", "gate_up_bias", ("intermediate_size",), flag="mlp_bias"),
-    TensorSpec("mlp.up_proj.bias", "gate_up_bias", ("intermediate_size",), flag="mlp_bias"),
-    TensorSpec("mlp.down_proj.bias", "down_bias", _HIDDEN, flag="mlp_bias"),
-)
+from tandem.engine.models.mixtures import MIXTURES
+from tandem.engine.models.spec import Architecture, Windows
 
 LLAMA = Architecture(
     "LlamaForCausalLM",
     "llama",
-    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    DENSE + ATTENTION_BIAS + MLP_BIAS,
     models="Llama 2 and 3, DeepSeek-R1-Distill-Llama, SmolLM2, TinyLlama",
 )
 _QWEN_WINDOWS = Windows(first_key="max_window_layers", asked=True)
 QWEN2 = Architecture(
     "Qwen2ForCausalLM",
     "qwen2",
-    _DENSE + _qkv_bias(flag=""),
+    DENSE + qkv_bias(flag=""),
     defaults={"max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
     models="Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
@@ -91,7 +43,7 @@ QWEN2 = Architecture(
 QWEN3 = Architecture(
     "Qwen3ForCausalLM",
     "qwen3",
-    _DENSE + _QK_NORM + _ATTENTION_BIAS,
+    DENSE + QK_NORM + ATTENTION_BIAS,
     defaults={"head_dim": 128, "max_window_layers": 28, "sliding_window": 4096},
     windows=_QWEN_WINDOWS,
     models="Qwen3",
@@ -99,7 +51,7 @@ QWEN3 = Architecture(
 MISTRAL = Architecture(
     "MistralForCausalLM",
     "mistral",
-    _DENSE,
+    DENSE,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     windows=Windows(by_layer_types=False),
     models="Mistral 7B, Nemo, Small",
@@ -107,7 +59,7 @@ MISTRAL = Architecture(
 MINISTRAL = Architecture(
     "MinistralForCausalLM",
     "ministral",
-    _DENSE,
+    DENSE,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     windows=Windows(),
     models="Ministral",
@@ -115,7 +67,7 @@ MINISTRAL = Architecture(
 MINISTRAL3 = Architecture(
     "Ministral3ForCausalLM",
     "ministral3",
-    _DENSE,
+    DENSE,
     reads=("llama_4_scaling_beta",),
     defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     windows=Windows(by_layer_types=False),
@@ -124,7 +76,7 @@ MINISTRAL3 = Architecture(
 PHI3 = Architecture(
     "Phi3ForCausalLM",
     "phi3",
-    _PRE_NORMS + _PACKED_QKV + _OUTPUT + _PACKED_MLP,
+    PRE_NORMS + PACKED_QKV + OUTPUT + PACKED_MLP,
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     windows=Windows(by_layer_types=False),
     models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
@@ -142,7 +94,7 @@ _GEMMA_READS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_
 GEMMA2 = Architecture(
     "Gemma2ForCausalLM",
     "gemma2",
-    _GEMMA_NORMS + _QKV + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    GEMMA_NORMS + QKV + OUTPUT + MLP + ATTENTION_BIAS,
     reads=_GEMMA_READS,
     defaults=_GEMMA_DEFAULTS
     | {
@@ -159,7 +111,7 @@ GEMMA2 = Architecture(
 GEMMA3 = Architecture(
     "Gemma3ForCausalLM",
     "gemma3_text",
-    _GEMMA_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    GEMMA_NORMS + QKV + QK_NORM + OUTPUT + MLP + ATTENTION_BIAS,
     reads=_GEMMA_READS,
     defaults=_GEMMA_DEFAULTS
     | {
@@ -177,14 +129,14 @@ GEMMA3 = Architecture(
 OLMO2 = Architecture(
     "Olmo2ForCausalLM",
     "olmo2",
-    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    POST_NORMS + QKV + WIDE_QK_NORM + OUTPUT + MLP + ATTENTION_BIAS,
     defaults={"rms_norm_eps": 1e-5},
     models="OLMo 2",
 )
 OLMO3 = Architecture(
     "Olmo3ForCausalLM",
     "olmo3",
-    _POST_NORMS + _QKV + _WIDE_QK_NORM + _OUTPUT + _MLP + _ATTENTION_BIAS,
+    POST_NORMS + QKV + WIDE_QK_NORM + OUTPUT + MLP + ATTENTION_BIAS,
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
     windows=Windows(full_every=4),
     local_rope="rope_theta",
@@ -193,7 +145,7 @@ OLMO3 = Architecture(
 GRANITE = Architecture(
     "GraniteForCausalLM",
     "granite",
-    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    DENSE + ATTENTION_BIAS + MLP_BIAS,
     reads=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
     defaults={"attention_multiplier": 1.0},
     models="Granite 3",
@@ -201,7 +153,7 @@ GRANITE = Architecture(
 SMOLLM3 = Architecture(
     "SmolLM3ForCausalLM",
     "smollm3",
-    _DENSE + _ATTENTION_BIAS + _MLP_BIAS,
+    DENSE + ATTENTION_BIAS + MLP_BIAS,
     defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
     windows=Windows(asked=True, of_no_rope=True),
     no_rope="no_rope_layers",
@@ -211,7 +163,7 @@ _GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "atten
 GLM4 = Architecture(
     "Glm4ForCausalLM",
     "glm4",
-    _GLM4_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    GLM4_NORMS + QKV + qkv_bias() + OUTPUT + PACKED_MLP,
     defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
     rope_interleaved=True,
     models="GLM-4-0414, GLM-Z1",
@@ -219,7 +171,7 @@ GLM4 = Architecture(
 GLM = Architecture(
     "GlmForCausalLM",
     "glm",
-    _PRE_NORMS + _QKV + _qkv_bias() + _OUTPUT + _PACKED_MLP,
+    PRE_NORMS + QKV + qkv_bias() + OUTPUT + PACKED_MLP,
     defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
     rope_interleaved=True,
     models="GLM-4-9B, GLM-Edge",
@@ -227,14 +179,14 @@ GLM = Architecture(
 SEED_OSS = Architecture(
     "SeedOssForCausalLM",
     "seed_oss",
-    _DENSE + _qkv_bias() + _output_bias("attention_out_bias") + _MLP_BIAS,
+    DENSE + qkv_bias() + output_bias("attention_out_bias") + MLP_BIAS,
     defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
     models="Seed-OSS",
 )
 EXAONE4 = Architecture(
     "Exaone4ForCausalLM",
     "exaone4",
-    _POST_NORMS + _QKV + _QK_NORM + _OUTPUT + _MLP,
+    POST_NORMS + QKV + QK_NORM + OUTPUT + MLP,
     defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
     windows=Windows(full_every=4, full_every_key="sliding_window_pattern"),
     no_rope="full_attention",
@@ -243,7 +195,7 @@ EXAONE4 = Architecture(
 
 _LLAMAS = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, MINISTRAL3, PHI3, GRANITE, SMOLLM3, SEED_OSS)
 _OTHERS = (GEMMA2, GEMMA3, OLMO2, OLMO3, GLM, GLM4, EXAONE4)
-ARCHITECTURES = {each.name: each for each in _LLAMAS + _OTHERS}
+ARCHITECTURES = {each.name: each for each in _LLAMAS + _OTHERS + MIXTURES}
 
 # Models of several media whose text part, at text_config, is one of these architectures.
 WITH_TEXT_CONFIG = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.json_file import JsonObject, read_json
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
+from tandem.engine.models.mixture_config import MixtureConfig, read_mixture
 from tandem.engine.models.rope_config import RopeConfig, read_ropes
 from tandem.engine.models.spec import Architecture, TensorSpec
 
@@ -43,6 +44,7 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer adds to the residual stream
     logit_multiplier: float = 1.0
+    mixture: MixtureConfig | None = None  # None: every layer is dense
     text_config: bool = False  # the text part of a model of several media
 
     @property
@@ -62,9 +64,33 @@ class ModelConfig:
         return 2 * self.intermediate_size
 
     @property
-    def layer_tensors(self) -> tuple[TensorSpec, ...]:
-        """The stored tensors of each layer."""
-        return self.architecture.tensors(self.flags)
+    def num_experts(self) -> int:
+        return self.mixture.num_experts if self.mixture else 0
+
+    @property
+    def expert_size(self) -> int:
+        return self.mixture.width if self.mixture else 0
+
+    @property
+    def expert_gate_up_size(self) -> int:
+        return 2 * self.expert_size
+
+    @property
+    def shared_size(self) -> int:
+        return self.mixture.shared_width if self.mixture else 0
+
+    @property
+    def shared_gate_size(self) -> int:
+        return 1
+
+    def has_experts(self, layer: int) -> bool:
+        """Return True for a layer, counted from 0, with experts."""
+        return self.mixture is not None and self.mixture.sparse_layers[layer]
+
+    def layer_tensors(self, layer: int, *, is_stacked: bool = False) -> tuple[TensorSpec, ...]:
+        """Return the stored tensors of a layer, counted from 0."""
+        kind: Literal["dense", "sparse"] = "sparse" if self.has_experts(layer) else "dense"
+        return self.architecture.tensors(self.flags, kind, is_stacked=is_stacked)
 
     @property
     def kv_form(self) -> str:
@@ -142,6 +168,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         flags=tuple(flag for flag in architecture.flags if config.flag(flag)),
         layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
         activation=config.choice(_activation_key(config), ACTIVATIONS, "silu"),
+        mixture=read_mixture(config, architecture, num_layers),
         text_config=config.prefix != whole.prefix,
     )
     return _with_scales(plain, config)
@@ -176,8 +203,9 @@ def _refuse_unsupported(whole: JsonObject, config: JsonObject, architecture: Arc
     for part in (whole, config):
         if part.data.get("quantization_config"):
             raise part.error("quantization_config", "is set, which is not supported")
-    if config.data.get("use_bidirectional_attention"):
-        raise config.error("use_bidirectional_attention", "is set, which is not supported")
+    for key in ("use_bidirectional_attention", "clip_qkv"):
+        if config.data.get(key):
+            raise config.error(key, "is set, which is not supported")
 
 
 def _activation_key(config: JsonObject) -> str:

@@ -10,6 +10,7 @@ from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.linears import capped, scaled, with_bias
+from tandem.engine.models.mixture import MixtureOfExperts
 from tandem.engine.models.rope import RopeTables, query_scales
 from tandem.engine.models.weights import LayerWeights, ModelWeights
 from tandem.engine.step.batch import Batch, Rows
@@ -30,14 +31,16 @@ class _Layer:
     output: Linear
     attention_out_norm: torch.Tensor | None  # [hidden_size]
     post_norm: torch.Tensor | None  # [hidden_size]
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None  # None: the layer is its experts alone
+    down: Linear | None
+    experts: MixtureOfExperts | None
+    shared_gate: Linear | None  # of what is beside the experts
     mlp_out_norm: torch.Tensor | None  # [hidden_size]
     next_norm: torch.Tensor | None  # [hidden_size] the next layer's input norm, or the final one
 
 
 class Model:
-    """A dense decoder over `weights`; holds no state between batches.
+    """A decoder over `weights`; holds no state between batches.
 
     The matrices may be copies in a layout of the kernels' own.
     """
@@ -156,6 +159,12 @@ class Model:
         assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
         rope_table = self._rope_tables[kind.rope]
         q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
+
+        def linear(
+            weight: torch.Tensor | None, bias: torch.Tensor | None = None, factor: float = 1.0
+        ) -> Linear | None:
+            return None if weight is None else scaled(with_bias(pack(weight), bias, dtype), factor)
+
         return _Layer(
             kind=self._kinds.index(kind),
             rope_table=rope_table,
@@ -167,11 +176,20 @@ class Model:
             output=scaled(with_bias(pack(layer.output), layer.output_bias, dtype), residual),
             attention_out_norm=self._norm(layer.attention_out_norm),
             post_norm=self._norm(layer.post_norm),
-            gate_up=with_bias(pack(layer.gate_up), layer.gate_up_bias, dtype),
-            down=scaled(with_bias(pack(layer.down), layer.down_bias, dtype), residual),
+            gate_up=linear(layer.gate_up, layer.gate_up_bias),
+            down=linear(layer.down, layer.down_bias, residual),
+            experts=self._experts(layer),
+            shared_gate=linear(layer.shared_gate),
             mlp_out_norm=self._norm(layer.mlp_out_norm),
             next_norm=next_norm,
         )
+
+    def _experts(self, layer: LayerWeights) -> MixtureOfExperts | None:
+        mixture = self._config.mixture
+        if mixture is None or layer.router is None:
+            return None
+        residual = self._config.residual_multiplier
+        return MixtureOfExperts(mixture, layer, self._kernels, self._dtype, residual)
 
     def _attention_options(self, layer: LayerWeights, kind: LayerKind) -> dict[str, Any]:
         """Return the options of attention that differ from the kernels' defaults."""
@@ -302,9 +320,18 @@ class Model:
         normed: torch.Tensor,  # [num_tokens, hidden_size]
         layer: _Layer,
     ) -> torch.Tensor:
-        gate_up = layer.gate_up(normed)
+        if layer.gate_up is None or layer.down is None:
+            assert layer.experts is not None
+            return layer.experts(normed)
+        dense = self._dense(normed, layer.gate_up, layer.down)
+        if layer.shared_gate is not None:
+            dense.mul_(layer.shared_gate(normed).sigmoid_())
+        return dense if layer.experts is None else dense.add_(layer.experts(normed))
+
+    def _dense(self, normed: torch.Tensor, gate_up_of: Linear, down: Linear) -> torch.Tensor:
+        gate_up = gate_up_of(normed)
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         is_gelu = self._config.activation == "gelu_tanh"
         activate = self._kernels.gelu_mul if is_gelu else self._kernels.silu_mul
         activate(gate_up, out)
-        return layer.down(out)
+        return down(out)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.config import ACTIVATIONS, DTYPES
 from tandem.engine.models.rope_config import ROPE_KINDS
-from tandem.engine.models.spec import Architecture
+from tandem.engine.models.spec import Architecture, Mixture
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -36,6 +36,8 @@ _NOTES = """\
   whole model.
 - Activations: {activations}. Rotary embeddings:
   {ropes}, of a part of each head with `partial_rotary_factor`.
+- Experts may be stored one by one, or stacked as transformers holds them. All of them are in
+  memory; a token reads those that it chose.
 - A layer with a sliding window computes over its window alone, and keeps the blocks before it: the
   memory of a sequence is that of a model without windows, and a handoff sends all of it. A window
   that is not shorter than `max_position_embeddings` is none.
@@ -72,24 +74,33 @@ def _listed(names: Iterable[str]) -> str:
 def _variations(architecture: Architecture) -> Iterator[str]:
     """Yield the differences from a plain decoder."""
     slots = {spec.slot for spec in architecture.layer_tensors}
-    names = {spec.name for spec in architecture.layer_tensors}
     if "attention_out_norm" in slots:
         yield "four norms a layer" if "input_norm" in slots else "norms after both parts of a layer"
     if architecture.norm_offset:
         yield f"norms by {architecture.norm_offset:g} + weight"
-    if "qk_norm" in slots:
-        yield "norms of each query and key head"
+    qk_norms = [spec for spec in architecture.layer_tensors if spec.slot == "qk_norm"]
+    if qk_norms:
+        where = f" where `{qk_norms[0].flag}`" if qk_norms[0].flag else ""
+        yield "norms of each query and key head" + where
     if "wide_q_norm" in slots:
         yield "norms of queries and of keys over all heads"
     packed = [
-        name.split(".")[1] for name in sorted(names) if "qkv_proj" in name or "gate_up" in name
+        spec.name.split(".")[1]
+        for spec in sorted(architecture.layer_tensors, key=lambda spec: spec.name)
+        if "qkv_proj" in spec.name or spec.name == "mlp.gate_up_proj.weight"
     ]
     if packed:
         yield "packed " + " and ".join(f"`{name}`" for name in packed)
     if any(spec.slot == "qkv_bias" and not spec.flag for spec in architecture.layer_tensors):
         yield "query, key and value biases"
-    if architecture.flags:
-        yield "biases where " + ", ".join(f"`{flag}`" for flag in architecture.flags)
+    biases = {spec.flag for spec in architecture.layer_tensors if spec.kind == "bias"}
+    flags = [flag for flag in architecture.flags if flag in biases]
+    if flags:
+        yield "biases where " + ", ".join(f"`{flag}`" for flag in flags)
+    if "sinks" in slots:
+        yield "attention sinks"
+    if architecture.mixture is not None:
+        yield from _mixture(architecture, architecture.mixture)
     if architecture.windows is not None:
         yield _windows(architecture)
     if architecture.local_rope:
@@ -103,6 +114,20 @@ def _variations(architecture: Architecture) -> Iterator[str]:
         yield "embeddings times the square root of `hidden_size`"
     if architecture.reads:
         yield "scales and caps: " + ", ".join(f"`{key}`" for key in architecture.reads)
+
+
+def _mixture(architecture: Architecture, mixture: Mixture) -> Iterator[str]:
+    tensors = architecture.layer_tensors
+    scores = "sigmoids in groups" if mixture.is_sigmoid else "softmax"
+    where = "" if mixture.is_renormalized else " where `norm_topk_prob`"
+    yield f"experts weighed by {scores}, divided by their sum{where}"
+    if mixture.shared_width_key:
+        gate = " behind a gate" if any(spec.slot == "shared_gate" for spec in tensors) else ""
+        yield f"a shared expert{gate}"
+    if any(spec.layers == "dense" for spec in tensors):
+        yield "layers without experts"
+    if mixture.is_clamped:
+        yield "SwiGLU clamped by `swiglu_limit`, experts with biases"
 
 
 def _ordinal(number: int) -> str:

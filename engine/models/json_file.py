@@ -24,6 +24,17 @@ MOST = {
     "max_window_layers": 1 << 12,
     "no_rope_layer_interval": 1 << 12,
     "sliding_window_pattern": 1 << 12,
+    "num_experts": 1 << 12,
+    "num_local_experts": 1 << 12,
+    "n_routed_experts": 1 << 12,
+    "n_shared_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 6,
+    "moe_intermediate_size": 1 << 20,
+    "shared_expert_intermediate_size": 1 << 20,
+    "n_group": 1 << 12,
+    "topk_group": 1 << 12,
+    "decoder_sparse_step": 1 << 12,
+    "first_k_dense_replace": 1 << 12,
 }
 # Of the base of rotary angles and the like; their roots and products stay within float32.
 LEAST_REAL, MOST_REAL = 1e-12, 1e12

@@ -39,7 +39,7 @@ def read_layer_kinds(
 
 def _window(config: JsonObject, architecture: Architecture) -> int:
     """Return sliding_window, or 0 where it does not count."""
-    if config.data.get("sliding_window") is None:
+    if config.data.get("sliding_window") in (None, 0):  # transformers writes 0 for Qwen2-MoE
         return 0
     if architecture.windows is None:
         raise config.error("sliding_window", f"is set, which {architecture.name} does not have")
@@ -91,8 +91,9 @@ def _by_rule(config: JsonObject, windows: Windows, num_layers: int) -> list[bool
         return [pattern[layer % len(pattern)] == "L" for layer in range(num_layers)]
     if pattern is not None:
         every = config.positive(key)
+    end = config.positive(windows.end_key) if windows.end_key else num_layers
     if every:
-        return [(layer + 1) % every != 0 for layer in range(num_layers)]
+        return [(layer + 1) % every != 0 and layer < end for layer in range(num_layers)]
     return [layer >= first for layer in range(num_layers)]
 
 

@@ -35,8 +35,8 @@ class LayerWeights:
 
     qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     output: torch.Tensor  # [hidden_size, num_heads * head_dim]
-    gate_up: torch.Tensor  # [2 * intermediate_size, hidden_size]
-    down: torch.Tensor  # [hidden_size, intermediate_size]
+    gate_up: torch.Tensor | None = None  # [2 * width, hidden_size], of a shared expert too
+    down: torch.Tensor | None = None  # [hidden_size, width]
     input_norm: torch.Tensor | None = None  # [hidden_size] of the attention's input
     attention_out_norm: torch.Tensor | None = None  # [hidden_size] of what attention adds
     post_norm: torch.Tensor | None = None  # [hidden_size] of the feed-forward layer's input
@@ -49,6 +49,14 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None = None  # [2 * intermediate_size]
     down_bias: torch.Tensor | None = None  # [hidden_size]
     sinks: torch.Tensor | None = None  # [num_heads] scores of a position without a value
+    router: torch.Tensor | None = None  # [num_experts, hidden_size]
+    router_bias: torch.Tensor | None = None  # [num_experts]
+    router_correction: torch.Tensor | None = None  # [num_experts] float32, of the choice alone
+    experts_gate_up: torch.Tensor | None = None  # [num_experts, 2 * width, hidden_size]
+    experts_gate_up_bias: torch.Tensor | None = None  # [num_experts, 2 * width]
+    experts_down: torch.Tensor | None = None  # [num_experts, hidden_size, width]
+    experts_down_bias: torch.Tensor | None = None  # [num_experts, hidden_size]
+    shared_gate: torch.Tensor | None = None  # [1, hidden_size] of the shared expert's results
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +74,25 @@ class WeightPart(NamedTuple):
 
     name: str  # in the files
     spec: TensorSpec
-    rows: torch.Tensor  # spec.slot_shape
+    rows: torch.Tensor  # spec.slot_shape, without the experts where each has a tensor
 
     @property
     def stored(self) -> torch.Tensor:
         """The destination of the stored tensor: all rows, or the first of its copies."""
-        return self.rows if self.spec.repeats is None else self.rows[0]
+        rows = self.rows if self.spec.repeats is None else self.rows[0]
+        if self.spec.is_transposed:
+            return rows.view(*rows.shape[:-2], rows.shape[-1], rows.shape[-2])
+        return rows
 
-    def repeat(self) -> None:
-        """Copy the stored tensor to its other rows, if it has some."""
+    def settle(self) -> None:
+        """Bring the stored tensor into the form of its slot: in its order, and in all copies."""
         if self.spec.repeats is not None:
             self.rows[1:] = self.rows[0]
+        if self.spec.is_transposed or self.spec.is_interleaved:
+            for rows, stored in zip(self.rows, self.stored, strict=True):
+                outputs = stored.T if self.spec.is_transposed else stored
+                halves = [outputs[0::2], outputs[1::2]] if self.spec.is_interleaved else [outputs]
+                rows.copy_(torch.cat(halves).clone())
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
@@ -84,23 +100,33 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
     def slots(specs: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
         shapes: dict[str, list[int]] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for spec in specs:
-            num_rows, *row = spec.slot_shape(config)
-            shapes.setdefault(spec.slot, [0, *row])[0] += num_rows
+            shape, axis = list(spec.slot_shape(config)), spec.row_axis
+            if spec.slot in shapes:
+                shape[axis] += shapes[spec.slot][axis]
+            shapes[spec.slot] = shape
+            dtypes[spec.slot] = torch.float32 if spec.is_float32 else dtype
         return {
-            slot: torch.empty(shape, dtype=dtype, device=device) for slot, shape in shapes.items()
+            slot: torch.empty(shape, dtype=dtypes[slot], device=device)
+            for slot, shape in shapes.items()
         }
 
-    layers = tuple(LayerWeights(**slots(config.layer_tensors)) for _ in range(config.num_layers))
+    layers = tuple(
+        LayerWeights(**slots(config.layer_tensors(layer))) for layer in range(config.num_layers)
+    )
     outside = slots(model_tensors(config.tie_word_embeddings))
     outside.setdefault("lm_head", outside["embedding"])
     return ModelWeights(layers=layers, **outside)
 
 
-def weight_parts(weights: ModelWeights, config: ModelConfig) -> Iterator[WeightPart]:
+def weight_parts(
+    weights: ModelWeights, config: ModelConfig, *, is_stacked: bool = False
+) -> Iterator[WeightPart]:
     """Yield every stored tensor of the model with its part of `weights`."""
     for index, layer in enumerate(weights.layers):
-        yield from _parts(layer, config.layer_tensors, config, f"model.layers.{index}.")
+        specs = config.layer_tensors(index, is_stacked=is_stacked)
+        yield from _parts(layer, specs, config, f"model.layers.{index}.")
     yield from _parts(weights, model_tensors(config.tie_word_embeddings), config, "")
 
 
@@ -113,9 +139,14 @@ def _parts(
     num_used: Counter[str] = Counter()  # rows of each slot
     for spec in specs:
         start = num_used[spec.slot]
-        num_used[spec.slot] += spec.slot_shape(config)[0]
-        rows: torch.Tensor = getattr(owner, spec.slot)[start : num_used[spec.slot]]
-        yield WeightPart(prefix + spec.name, spec, rows)
+        num_rows = spec.slot_shape(config)[spec.row_axis]
+        num_used[spec.slot] += num_rows
+        rows: torch.Tensor = getattr(owner, spec.slot).narrow(spec.row_axis, start, num_rows)
+        if not spec.is_per_expert:
+            yield WeightPart(prefix + spec.name, spec, rows)
+            continue
+        for expert, its_rows in enumerate(rows):
+            yield WeightPart(prefix + spec.name.format(expert), spec, its_rows)
 
 
 def load_weights(
@@ -131,13 +162,14 @@ def load_weights(
     rename = _naming(checkpoint, config)
     # On no device at first: an error about a tensor comes before its memory is taken.
     planned = empty_weights(config, dtype, torch.device("meta"))
+    is_stacked = _is_stacked(checkpoint, config)
     stored = [
         checkpoint.find(rename(part.name), *part.stored.shape)
-        for part in weight_parts(planned, config)
+        for part in weight_parts(planned, config, is_stacked=is_stacked)
     ]
     _warn_of_others(folder, checkpoint, {tensor.name for tensor in stored}, config)
     weights = empty_weights(config, dtype, device)
-    parts = list(weight_parts(weights, config))
+    parts = list(weight_parts(weights, config, is_stacked=is_stacked))
     pieces = cut(zip(stored, (part.stored for part in parts), strict=True))
     num_bytes = sum(piece.num_bytes for piece in pieces)
     lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
@@ -146,7 +178,7 @@ def load_weights(
         read_pieces(pieces, lanes, lambda advance: progress.update(bar, advance=advance))
     _check_finite(folder, parts)
     for part in parts:
-        part.repeat()
+        part.settle()
     for index, layer in enumerate(weights.layers):
         _reorder_heads(layer, config, index)
     seconds, num_gib = time.perf_counter() - started, num_bytes / 2**30
@@ -169,6 +201,13 @@ def _reorder_heads(layer: LayerWeights, config: ModelConfig, index: int) -> None
             # [heads, head_dim, ...], without the values of qkv
             heads = rows.view(-1, config.head_dim, *rows.shape[1:])[:num_rotated]
             heads.copy_(heads.index_select(1, order.to(rows.device)))
+
+
+def _is_stacked(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Return True where the files have the stacked form of the architecture's experts."""
+    slot = "experts_gate_up"
+    names = {spec.name for spec in config.architecture.stacked_tensors if spec.slot == slot}
+    return any(name.endswith(tuple(names)) for name in checkpoint) if names else False
 
 
 def _naming(checkpoint: Checkpoint, config: ModelConfig) -> Callable[[str], str]:

@@ -9,51 +9,53 @@ import torch
 from tandem.kernels.cpu.build import load_library
 
 PANEL = 64  # rows of a weight matrix that stand side by side, as in linear.c
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
-_P, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
+POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
 
-def _fields(*kinds: tuple[type, str]) -> list[tuple[str, type]]:
+def fields(*kinds: tuple[type, str]) -> list[tuple[str, type]]:
+    """Return the fields of a structure, from their types and names apart by spaces."""
     return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
 class _Storing(ctypes.Structure):
     """struct storing"""
 
-    _fields_ = _fields(
-        (_P, "qkv qk_norm rope_table positions slots kv_cache q_out"),
-        (_LONG, "qkv_stride q_stride block_stride"),
-        (_LONG, "num_heads num_kv_heads head_dim block_size"),
-        (_FLOAT, "eps"),
-        (_INT, "qkv_dtype norm_dtype table_dtype cache_dtype"),
+    _fields_ = fields(
+        (POINTER, "qkv qk_norm rope_table positions slots kv_cache q_out"),
+        (LONG, "qkv_stride q_stride block_stride"),
+        (LONG, "num_heads num_kv_heads head_dim block_size"),
+        (FLOAT, "eps"),
+        (INT, "qkv_dtype norm_dtype table_dtype cache_dtype"),
     )
 
 
 class _Attention(ctypes.Structure):
     """struct attention"""
 
-    _fields_ = _fields(
-        (_P, "q kv_cache out block_tables cu_seqlens context_lens sinks"),
-        (_LONG, "q_stride out_stride table_stride block_stride"),
-        (_LONG, "num_heads num_kv_heads head_dim block_size window"),
-        (_FLOAT, "scale soft_cap"),
-        (_INT, "q_dtype cache_dtype out_dtype"),
+    _fields_ = fields(
+        (POINTER, "q kv_cache out block_tables cu_seqlens context_lens sinks"),
+        (LONG, "q_stride out_stride table_stride block_stride"),
+        (LONG, "num_heads num_kv_heads head_dim block_size window"),
+        (FLOAT, "scale soft_cap"),
+        (INT, "q_dtype cache_dtype out_dtype"),
     )
 
 
-def _function(name: str, *types: type) -> Callable[..., int]:
-    function = load_library()[name]
-    function.argtypes = types
-    return function
+def function(name: str, *types: type) -> Callable[..., int]:
+    """Return a function in C of arguments of these types."""
+    found = load_library()[name]
+    found.argtypes = types
+    return found
 
 
-_rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
-_silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
-_gelu_mul = _function("gelu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
-_store_qkv = _function("store_qkv", _P, _LONG, _INT)
-_attend = _function("attend", _P, _LONG, _INT)
-_linear = _function("linear", *[_P] * 3, *[_LONG] * 5, *[_INT] * 2)
-multiplies_bfloat16 = _function("multiplies_bfloat16")
+_rms_norm = function("rms_norm", *[POINTER] * 4, *[LONG] * 5, FLOAT, *[INT] * 5)
+_silu_mul = function("silu_mul", *[POINTER] * 2, *[LONG] * 4, *[INT] * 2)
+_gelu_mul = function("gelu_mul", *[POINTER] * 2, *[LONG] * 4, *[INT] * 2)
+_store_qkv = function("store_qkv", POINTER, LONG, INT)
+_attend = function("attend", POINTER, LONG, INT)
+_linear = function("linear", *[POINTER] * 3, *[LONG] * 5, *[INT] * 2)
+multiplies_bfloat16 = function("multiplies_bfloat16")
 
 
 def rms_norm(
@@ -94,10 +96,10 @@ def _norm(
         0 if residual is None else residual.stride(0),
         out.stride(0),
         eps,
-        _DTYPES[x.dtype],
-        0 if residual is None else _DTYPES[residual.dtype],
-        _DTYPES[weight.dtype],
-        _DTYPES[out.dtype],
+        DTYPES[x.dtype],
+        0 if residual is None else DTYPES[residual.dtype],
+        DTYPES[weight.dtype],
+        DTYPES[out.dtype],
         torch.get_num_threads(),
     )
 
@@ -125,7 +127,7 @@ def _activate_mul(function: Callable[..., int], gate_up: torch.Tensor, out: torc
         *out.shape,
         gate_up.stride(0),
         out.stride(0),
-        _DTYPES[gate_up.dtype],
+        DTYPES[gate_up.dtype],
         torch.get_num_threads(),
     )
 
@@ -160,10 +162,10 @@ def store_qkv(
         head_dim,
         block_size,
         eps,
-        _DTYPES[qkv.dtype],
-        _DTYPES[qkv.dtype if qk_norm is None else qk_norm.dtype],
-        _DTYPES[rope_table.dtype],
-        _DTYPES[kv_cache.dtype],
+        DTYPES[qkv.dtype],
+        DTYPES[qkv.dtype if qk_norm is None else qk_norm.dtype],
+        DTYPES[rope_table.dtype],
+        DTYPES[kv_cache.dtype],
     )
     _store_qkv(ctypes.addressof(call), num_tokens, torch.get_num_threads())
 
@@ -191,7 +193,7 @@ def linear(
         out_size,
         x.stride(0),
         out_size,
-        _DTYPES[x.dtype],
+        DTYPES[x.dtype],
         torch.get_num_threads(),
     )
     return out
@@ -279,9 +281,9 @@ def _attention(
         window,
         scale,
         soft_cap,
-        _DTYPES[q.dtype],
-        _DTYPES[kv_cache.dtype],
-        _DTYPES[out.dtype],
+        DTYPES[q.dtype],
+        DTYPES[kv_cache.dtype],
+        DTYPES[out.dtype],
     )
     if _attend(ctypes.addressof(call), len(context_lens), torch.get_num_threads()):
         raise MemoryError("no memory for attention")

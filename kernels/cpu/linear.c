@@ -1,20 +1,16 @@
 // Tokens times a weight matrix; launch.py documents the arguments.
 
-#include "tiles.h"
+#include "panels.h"
 
-#define PANEL 64                        // rows of the matrix that stand side by side
 #define LINES (4 * PANEL / LINE_BYTES)  // of a panel, for one input
-#define BLOCK 192                       // tokens whose sums stay in the cache
 #define FEW_TOKENS 48
 #define CHUNK 64                        // inputs whose part of a panel stays in the cache
-#define LEAST_SHARED_WEIGHTS 65536  // as LEAST_SHARED
 
-// sums [num_tokens, PANEL] = x [num_tokens, in] panel [in, PANEL]. In pairs, `in` counts these.
 // Few tokens are bound by memory, which is read once: the first group of tokens loads a chunk into
 // the cache, and every group prefetches its share of the next chunk. Many tokens are bound by
 // arithmetic and go without chunks.
-INLINE void multiply_panel(const float *x, const float *panel, float *sums, long num_tokens,
-                           long in, long x_stride, int in_pairs) {
+INLINE void multiply_chunks(const float *x, const float *panel, float *sums, long num_tokens,
+                            long in, long x_stride, int in_pairs) {
     const long width = TILE_VECS * LANES;
     long num_groups = (num_tokens + TILE_ROWS - 1) / TILE_ROWS;
     long num_tiles = num_groups * (PANEL / width), share = (LINES + num_tiles - 1) / num_tiles;
@@ -38,8 +34,17 @@ INLINE void multiply_panel(const float *x, const float *panel, float *sums, long
     }
 }
 
+void multiply_panel(const float *x, const float *panel, float *sums, long num_tokens, long in,
+                    long x_stride, int in_pairs) {
+    // Two calls, so that `in_pairs` is a constant in each.
+    if (in_pairs)
+        multiply_chunks(x, panel, sums, num_tokens, in, x_stride, 1);
+    else
+        multiply_chunks(x, panel, sums, num_tokens, in, x_stride, 0);
+}
+
 // out [num_tokens, count] = x times one panel.
-INLINE void multiply_columns_of(const float *x, const float *panel, void *out, long num_tokens,
+static void multiply_columns_of(const float *x, const float *panel, void *out, long num_tokens,
                                 long in, long count, long x_stride, long out_stride,
                                 int in_pairs) {
     float sums[BLOCK * PANEL];
@@ -65,13 +70,8 @@ void linear(const char *x, const float *panels, char *out, long num_tokens, long
         const float *from = (const float *)(x + first * x_stride * size);
         void *to = out + (first * out_stride + panel * PANEL) * size;
         long width = least(PANEL, out_size - panel * PANEL);
-        // Two calls, so that `in_pairs` is a constant in each.
-        if (in_pairs)
-            multiply_columns_of(from, panels + panel * panel_size, to, count, in / 2, width,
-                                x_stride / 2, out_stride, 1);
-        else
-            multiply_columns_of(from, panels + panel * panel_size, to, count, in, width, x_stride,
-                                out_stride, 0);
+        multiply_columns_of(from, panels + panel * panel_size, to, count, in >> in_pairs, width,
+                            x_stride >> in_pairs, out_stride, in_pairs);
     }
 }
 

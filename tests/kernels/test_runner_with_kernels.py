@@ -18,6 +18,7 @@ from tests.engine.step_doubles import CallAgain, Pipeline
 VARIED = {
     "gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "olmo3": {"sliding_window": 7},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
     "smollm3": {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 1},
 }
 
@@ -53,7 +54,7 @@ def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
 
 @pytest.mark.parametrize("model_type", VARIED)
 def test_every_kind_of_kernels_varies_alike(model_type: str, tmp_path: Path) -> None:
-    """Windows, caps, norms over all heads, GELU, biases and layers without rope."""
+    """Windows, caps, norms over all heads, GELU, biases, experts, layers without rope."""
     narrow = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
     make_model(tmp_path, model_type, **(narrow | VARIED[model_type]))
     assert_alike(tmp_path)

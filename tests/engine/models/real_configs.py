@@ -11,7 +11,7 @@ _LLAMA31_ROPE = {
 }
 
 
-def _config(
+def config(
     architecture: str,
     widths: tuple[int, int, int],  # hidden, intermediate, vocabulary
     layers_and_heads: tuple[int, int, int],  # layers, heads, KV heads
@@ -44,10 +44,10 @@ _QWEN3_8B = (4096, 12_288, 151_936), (36, 32, 8)
 _THREE_TO_ONE = ["sliding_attention"] * 3 + ["full_attention"]
 
 REAL: dict[str, dict[str, Any]] = {
-    "Qwen2.5-7B": _config(
+    "Qwen2.5-7B": config(
         "Qwen2", (3584, 18_944, 152_064), (28, 28, 4), 32_768, 1e6, 1e-6, **_QWEN2
     ),
-    "DeepSeek-R1-Distill-Qwen-7B": _config(
+    "DeepSeek-R1-Distill-Qwen-7B": config(
         "Qwen2",
         (3584, 18_944, 152_064),
         (28, 28, 4),
@@ -56,7 +56,7 @@ REAL: dict[str, dict[str, Any]] = {
         1e-6,
         **(_QWEN2 | {"sliding_window": 4096}),
     ),
-    "Qwen3-0.6B": _config(
+    "Qwen3-0.6B": config(
         "Qwen3",
         (1024, 3072, 151_936),
         (28, 16, 8),
@@ -66,8 +66,8 @@ REAL: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         **_QWEN3,
     ),
-    "Qwen3-8B": _config("Qwen3", *_QWEN3_8B, 40_960, 1e6, 1e-6, **_QWEN3),
-    "Qwen3-8B with YaRN": _config(
+    "Qwen3-8B": config("Qwen3", *_QWEN3_8B, 40_960, 1e6, 1e-6, **_QWEN3),
+    "Qwen3-8B with YaRN": config(
         "Qwen3",
         *_QWEN3_8B,
         131_072,
@@ -80,7 +80,7 @@ REAL: dict[str, dict[str, Any]] = {
         },
         **_QWEN3,
     ),
-    "Llama-3.1-8B": _config(
+    "Llama-3.1-8B": config(
         "Llama",
         (4096, 14_336, 128_256),
         (32, 32, 8),
@@ -90,7 +90,7 @@ REAL: dict[str, dict[str, Any]] = {
         rope_scaling=_LLAMA31_ROPE,
         eos_token_id=[128_001, 128_008, 128_009],
     ),
-    "Llama-3.2-1B": _config(
+    "Llama-3.2-1B": config(
         "Llama",
         (2048, 8192, 128_256),
         (16, 32, 8),
@@ -101,7 +101,7 @@ REAL: dict[str, dict[str, Any]] = {
         rope_scaling=_LLAMA31_ROPE | {"factor": 32.0},
         tie_word_embeddings=True,
     ),
-    "Mistral-7B-v0.3": _config(
+    "Mistral-7B-v0.3": config(
         "Mistral",
         (4096, 14_336, 32_768),
         (32, 32, 8),
@@ -113,7 +113,7 @@ REAL: dict[str, dict[str, Any]] = {
     "Mistral-Small-3.2": {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "torch_dtype": "bfloat16",
-        "text_config": _config(
+        "text_config": config(
             "Mistral",
             (5120, 32_768, 131_072),
             (40, 32, 8),
@@ -125,7 +125,7 @@ REAL: dict[str, dict[str, Any]] = {
             model_type="mistral",
         ),
     },
-    "Phi-4": _config(
+    "Phi-4": config(
         "Phi3",
         (5120, 17_920, 100_352),
         (40, 40, 10),
@@ -136,7 +136,7 @@ REAL: dict[str, dict[str, Any]] = {
         rope_scaling=None,
         sliding_window=None,
     ),
-    "Phi-4-mini": _config(
+    "Phi-4-mini": config(
         "Phi3",
         (3072, 8192, 200_064),
         (32, 24, 8),
@@ -154,7 +154,7 @@ REAL: dict[str, dict[str, Any]] = {
         sliding_window=262_144,
         tie_word_embeddings=True,
     ),
-    "Gemma-2-9B": _config(
+    "Gemma-2-9B": config(
         "Gemma2",
         (3584, 14_336, 256_000),
         (42, 16, 8),
@@ -182,7 +182,7 @@ REAL: dict[str, dict[str, Any]] = {
             "sliding_window": 1024,
         },
     },
-    "OLMo-3-7B": _config(
+    "OLMo-3-7B": config(
         "Olmo3",
         (4096, 11_008, 100_278),
         (32, 32, 32),
@@ -200,7 +200,7 @@ REAL: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 8192,
         },
     ),
-    "Granite-3.3-8B": _config(
+    "Granite-3.3-8B": config(
         "Granite",
         (4096, 12_800, 49_159),
         (40, 32, 8),
@@ -213,7 +213,7 @@ REAL: dict[str, dict[str, Any]] = {
         logits_scaling=16.0,
         tie_word_embeddings=True,
     ),
-    "SmolLM2-1.7B": _config(
+    "SmolLM2-1.7B": config(
         "Llama",
         (2048, 8192, 49_152),
         (24, 32, 32),
@@ -222,7 +222,7 @@ REAL: dict[str, dict[str, Any]] = {
         1e-5,
         tie_word_embeddings=True,
     ),
-    "SmolLM3-3B": _config(
+    "SmolLM3-3B": config(
         "SmolLM3",
         (2048, 11_008, 128_256),
         (36, 16, 4),
@@ -234,8 +234,8 @@ REAL: dict[str, dict[str, Any]] = {
         sliding_window=None,
         use_sliding_window=False,
     ),
-    "TinyLlama-1.1B": _config("Llama", (2048, 5632, 32_000), (22, 32, 4), 2048, 1e4, 1e-5),
-    "GLM-4-9B": _config(
+    "TinyLlama-1.1B": config("Llama", (2048, 5632, 32_000), (22, 32, 4), 2048, 1e4, 1e-5),
+    "GLM-4-9B": config(
         "Glm4",
         (4096, 13_696, 151_552),
         (40, 32, 2),
@@ -247,7 +247,7 @@ REAL: dict[str, dict[str, Any]] = {
         attention_bias=True,
         eos_token_id=[151_329, 151_336, 151_338],
     ),
-    "Seed-OSS-36B": _config(
+    "Seed-OSS-36B": config(
         "SeedOss",
         (5120, 27_648, 155_136),
         (64, 80, 8),
@@ -259,7 +259,7 @@ REAL: dict[str, dict[str, Any]] = {
         attention_bias=True,
         attention_out_bias=False,
     ),
-    "EXAONE-4.0-32B": _config(
+    "EXAONE-4.0-32B": config(
         "Exaone4",
         (5120, 27_392, 102_400),
         (64, 40, 8),

@@ -119,7 +119,7 @@ def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "architectures"),
+        ({"architectures": ["BloomForCausalLM"]}, "architectures"),
         ({"architectures": ...}, "architectures"),
         ({"hidden_size": ...}, "hidden_size"),
         ({"hidden_size": "64"}, "hidden_size"),

@@ -11,20 +11,23 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.engine.models.config import ModelConfig, load_model_config
+from tandem.engine.models.mixtures import OLMOE, QWEN2_MOE
 from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import empty_weights, weight_parts
 from tandem.runtime.errors import ModelError
 from tests.engine.models.parity import assert_same_logits, make_engine
 from tests.engine.models.real_configs import REAL
+from tests.engine.models.real_mixtures import MIXTURES
 from tests.engine.models.tiny_models import make_model
 
+ALL = REAL | MIXTURES
 META = torch.device("meta")
 NARROW = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 2}
 
 
 def two_layers(name: str) -> dict[str, Any]:
     """Return the configuration of the text model, with the first layer and the last."""
-    config = REAL[name].get("text_config", REAL[name]) | {"num_hidden_layers": 2}
+    config = ALL[name].get("text_config", ALL[name]) | {"num_hidden_layers": 2}
     for key in ("layer_types", "no_rope_layers"):
         if key in config:
             config[key] = [config[key][0], config[key][-1]]
@@ -36,14 +39,16 @@ def load(folder: Path, config: dict[str, Any]) -> ModelConfig:
     return load_model_config(folder)
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", ALL)
 def test_the_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    whole = load(tmp_path, REAL[name])
+    whole = load(tmp_path, ALL[name])
     assert len(whole.layer_kinds) == whole.num_layers > 2 and whole.dtype == "bfloat16"
     text = two_layers(name)
-    ours = load(tmp_path, REAL[name] | ({"text_config": text} if whole.text_config else text))
+    ours = load(tmp_path, ALL[name] | ({"text_config": text} if whole.text_config else text))
     weights = empty_weights(ours, torch.bfloat16, META)
-    shapes = {part.name: part.stored.shape for part in weight_parts(weights, ours)}
+    is_stacked = bool(ours.architecture.stacked_tensors)
+    parts = weight_parts(weights, ours, is_stacked=is_stacked)
+    shapes = {part.name: part.stored.shape for part in parts}
     model_type = text.pop("model_type", ours.architecture.model_type)
     with META:
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **text))
@@ -54,10 +59,10 @@ def test_the_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> Non
     assert shapes == expected
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", ALL)
 def test_two_narrow_layers_compute_as_in_transformers(name: str, tmp_path: Path) -> None:
     """With the published ropes, windows, heads and scales; LongRoPE beyond its first context."""
-    whole = load(tmp_path, REAL[name])
+    whole = load(tmp_path, ALL[name])
     changes = two_layers(name) | NARROW
     changes |= {
         "head_dim": whole.head_dim,
@@ -65,10 +70,14 @@ def test_two_narrow_layers_compute_as_in_transformers(name: str, tmp_path: Path)
         "num_key_value_heads": whole.num_kv_heads,
     }
     tolerance = 1e-5
-    if whole.rope.long_factors:
+    if whole.mixture is not None:
+        changes |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+        tolerance = 1e-4
+    if whole.rope.long_factors or whole.architecture in (OLMOE, QWEN2_MOE):
         # Its heads are as wide as hidden_size tells.
         changes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
         changes["hidden_size"] = 2 * whole.head_dim
+    if whole.rope.long_factors:
         changes["original_max_position_embeddings"] = 64
         tolerance = 1e-4
     model_type = changes.pop("model_type", whole.architecture.model_type)
@@ -105,12 +114,14 @@ def keys_of(config: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
             yield from keys_of(value, *before, key)
 
 
-@pytest.mark.parametrize("name", ["Phi-4-mini", "Gemma-3-4B", "EXAONE-4.0-32B"])
+@pytest.mark.parametrize(
+    "name", ["Phi-4-mini", "Gemma-3-4B", "EXAONE-4.0-32B", "Qwen3-30B-A3B", "GLM-4.5-Air"]
+)
 def test_a_value_of_any_kind_is_taken_or_refused_by_file_and_key(name: str, tmp_path: Path) -> None:
     num_refused = 0
-    for *before, key in keys_of(REAL[name]):
+    for *before, key in keys_of(ALL[name]):
         for value in ODD:
-            changed = copy.deepcopy(REAL[name])
+            changed = copy.deepcopy(ALL[name])
             part = changed
             for each in before:
                 part = part[each]

@@ -37,11 +37,14 @@ def make_model(folder: Path, model_type: str, gain: float = 1.5, **changes: Any)
             if "embed_tokens" in name:
                 # Small, or a model with tied embeddings repeats its last token.
                 weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
-            elif weight.dim() == 2:
+            elif weight.dim() >= 2:
                 weight.normal_(0, gain * weight.shape[1] ** -0.5)
             elif name.endswith("norm.weight"):
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
             else:
                 weight.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.eval().save_pretrained(folder)
     return model

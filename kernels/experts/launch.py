@@ -1,0 +1,146 @@
+"""Mixtures of experts: the choice of experts for each token, and the sum of their results."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+
+from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
+from tandem.kernels.experts.route import route_kernel
+from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
+from tandem.kernels.reference.routing import Routing
+from tandem.kernels.tuned import tuned_config
+
+COMBINE_WIDTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A program's tile of choices by columns, and the inputs of one step."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def default_config(element_bytes: int) -> ExpertsConfig:
+    """Return one shape of tiles for any number of tokens: sums run in one order in every batch.
+
+    A tile that is not full loads no rows that it lacks, and costs no time while it waits for
+    weights: with 64 rows there are 64 operations for each byte of them.
+    """
+    if element_bytes == 4:
+        return ExpertsConfig(16, 32, 32, 4, 2)
+    return ExpertsConfig(64, 64, 64, 4, 3)
+
+
+def route(
+    logits: torch.Tensor,  # [num_tokens, num_experts]
+    correction: torch.Tensor | None,  # [num_experts] float32, added to sigmoids for the choice
+    routing: Routing,
+    expert_ids: torch.Tensor,  # [num_tokens, num_chosen] int32
+    weights: torch.Tensor,  # [num_tokens, num_chosen] float32
+) -> None:
+    """Fill expert_ids, the best first, and weights; of equal scores the first expert's is best."""
+    num_tokens, num_experts = logits.shape
+    if num_tokens == 0:
+        return
+    assert expert_ids.shape == weights.shape == (num_tokens, routing.num_chosen)
+    assert logits.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
+    route_kernel[(num_tokens,)](
+        logits,
+        logits if correction is None else correction,
+        expert_ids,
+        weights,
+        logits.stride(0),
+        routing.scale,
+        LEAST_SUM,
+        num_experts=num_experts,
+        num_chosen=routing.num_chosen,
+        num_groups=routing.num_groups,
+        num_open_groups=routing.num_open_groups,
+        IS_SIGMOID=routing.is_sigmoid,
+        IS_RENORMALIZED=routing.is_renormalized,
+        HAS_CORRECTION=correction is not None,
+        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_CHOSEN=triton.next_power_of_2(routing.num_chosen),
+        num_warps=1,
+    )
+
+
+def pack_experts(experts: ExpertWeights) -> Experts:
+    """Return the weighted sum of the chosen experts' results, over the weights as they are."""
+    return partial(_compute, experts=experts)
+
+
+def _compute(
+    x: torch.Tensor,  # [num_tokens, hidden_size]
+    expert_ids: torch.Tensor,  # [num_tokens, num_chosen] int32
+    weights: torch.Tensor,  # [num_tokens, num_chosen] float32
+    experts: ExpertWeights,
+) -> torch.Tensor:
+    (num_tokens, hidden_size), num_chosen = x.shape, expert_ids.shape[1]
+    out = torch.empty((num_tokens, hidden_size), dtype=x.dtype, device=x.device)
+    if num_tokens == 0:
+        return out
+    num_experts, _, width = experts.down.shape
+    assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
+    assert experts.gate_up.is_contiguous() and experts.down.is_contiguous()
+    num_choices = num_tokens * num_chosen
+    ordered, order = expert_ids.view(-1).sort(stable=True)
+    each = torch.arange(num_experts + 1, dtype=torch.int32, device=x.device)
+    starts = torch.searchsorted(ordered, each)  # of each expert's choices in `order`
+    opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
+    results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
+    shape = {"hidden_size": hidden_size, "width": width, "element_bytes": x.element_size()}
+    config = tuned_config(default_config(x.element_size()), "experts", **shape)
+    most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
+    sizes = {"hidden_size": hidden_size, "width": width, "num_experts": num_experts}
+    tiles = {
+        "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    gate_up_kernel[(most_tiles, triton.cdiv(width, config.block_n))](
+        x,
+        order,
+        starts,
+        experts.gate_up,
+        x if experts.gate_up_bias is None else experts.gate_up_bias,
+        opened,
+        x.stride(0),
+        experts.alpha,
+        experts.limit,
+        num_chosen=num_chosen,
+        HAS_BIAS=experts.gate_up_bias is not None,
+        IS_CLAMPED=experts.limit > 0,
+        **sizes,
+        **tiles,
+    )
+    down_kernel[(most_tiles, triton.cdiv(hidden_size, config.block_n))](
+        opened,
+        order,
+        starts,
+        experts.down,
+        x if experts.down_bias is None else experts.down_bias,
+        weights,
+        results,
+        HAS_BIAS=experts.down_bias is not None,
+        **sizes,
+        **tiles,
+    )
+    combine_kernel[(num_tokens, triton.cdiv(hidden_size, COMBINE_WIDTH))](
+        results,
+        out,
+        hidden_size=hidden_size,
+        num_chosen=num_chosen,
+        BLOCK_WIDTH=COMBINE_WIDTH,
+        num_warps=4,
+    )
+    return out
