@@ -17,6 +17,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Role = Literal["frontend", "worker", "prefill", "decode"]  # of a process
 RoleName = Literal["decode", "prefill"]  # of a worker, which may have both
 WorkerRole = Literal["both", "decode", "prefill"]
+GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
 DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
@@ -71,6 +72,13 @@ class StopConditions(Message, frozen=True):
     ignore_eos: bool = False
 
 
+class Grammar(Message, frozen=True, tag=False):
+    """The rules that an answer follows. Workers whose card has `supports_grammar` take one."""
+
+    kind: GrammarKind
+    source: str  # a JSON schema as JSON, a regex, or a grammar of that kind
+
+
 class TokenLogprobs(Message, frozen=True, array_like=True, tag=False):
     """Natural-log probabilities of one generated token; `top` is sorted, best first."""
 
@@ -107,6 +115,7 @@ class GenerateRequest(Message, frozen=True):
     cache_salt: str = ""  # tenants with different salts never share blocks
     prefill_place: PrefillPlace | None = None  # the caller's choice, instead of the policy's
     num_generated: int = 0
+    grammar: Grammar | None = None  # None: any answer
 
 
 class TextRequest(Message, frozen=True):
@@ -193,6 +202,7 @@ class Claimed(Message, frozen=True):
     cache_salt: str = ""
     stop: StopConditions = StopConditions(max_tokens=1)  # its min_tokens bears on the first token
     num_generated: int = 0  # the last of `token_ids`, of an answer that was begun elsewhere
+    grammar: Grammar | None = None  # of the answer, which the first token begins
 
 
 class ClaimRefused(Message, frozen=True):
@@ -298,6 +308,7 @@ class ModelCard(Message, frozen=True, tag=False):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     weights_digest: str = ""  # workers with other weights do not replace one another
+    supports_grammar: bool = False  # of GenerateRequest
 
 
 class RankMetadata(Message, frozen=True, tag=False):

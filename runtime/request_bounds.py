@@ -4,6 +4,7 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     Claimed,
     GenerateRequest,
+    Grammar,
     SamplingParams,
     StopConditions,
     unpack_tokens,
@@ -14,6 +15,7 @@ LARGEST_REAL = 1e6  # logits that are multiplied by it, or it by a count, stay f
 LARGEST_INT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_PROMPT_LOGPROBS = 2**18  # log probabilities of prompts in one answer
+LARGEST_GRAMMAR_BYTES = 2**18  # of a grammar's source in UTF-8
 
 
 def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> list[int]:
@@ -31,7 +33,19 @@ def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> li
     _check_sampling(request.sampling, vocab_size)
     _check_prompt_logprobs(request.sampling, len(token_ids))
     _check_stop(request.stop, vocab_size)
+    if request.grammar is not None:
+        check_grammar_size(request.grammar)
     return token_ids
+
+
+def check_grammar_size(grammar: Grammar) -> None:
+    """Raise InvalidRequestError for a grammar that is longer than any worker takes."""
+    num_bytes = len(grammar.source.encode())
+    if num_bytes > LARGEST_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"the {grammar.kind} has {num_bytes} bytes, at most {LARGEST_GRAMMAR_BYTES} are taken",
+            param="grammar",
+        )
 
 
 def check_token_id(token_id: int, vocab_size: int) -> None:

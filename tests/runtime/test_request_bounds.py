@@ -9,12 +9,14 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     Claimed,
     GenerateRequest,
+    Grammar,
     SamplingParams,
     StopConditions,
     encode,
     pack_tokens,
 )
 from tandem.runtime.request_bounds import (
+    LARGEST_GRAMMAR_BYTES,
     LARGEST_PROMPT_LOGPROBS,
     check_token_id,
     checked_token_ids,
@@ -120,3 +122,14 @@ def test_a_grant_is_checked_like_a_request() -> None:
     bad = msgspec.structs.replace(grant, sampling=SamplingParams(repetition_penalty=1e-40))
     with pytest.raises(InvalidRequestError, match="repetition_penalty"):
         checked_token_ids(bad, VOCAB_SIZE)
+
+
+def test_a_grammar_is_bounded_in_bytes() -> None:
+    def with_grammar(source: str) -> GenerateRequest:
+        grammar = Grammar("regex", source)
+        return msgspec.structs.replace(request(), grammar=grammar)
+
+    assert checked_token_ids(with_grammar("é" * (LARGEST_GRAMMAR_BYTES // 2)), VOCAB_SIZE)
+    with pytest.raises(InvalidRequestError, match=str(LARGEST_GRAMMAR_BYTES)) as caught:
+        checked_token_ids(with_grammar("é" * (LARGEST_GRAMMAR_BYTES // 2) + "a"), VOCAB_SIZE)
+    assert caught.value.param == "grammar"
