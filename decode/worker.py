@@ -20,6 +20,7 @@ from tandem.decode.thresholds import LiveThresholds
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.grammar.compiler import matcher_of
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.address import EndpointAddress
@@ -101,8 +102,14 @@ class DecodeRole:
     async def take_up(self) -> None:
         """Publish the model, and accept requests."""
         self._is_draining = False
-        digest = self._worker.weights_digest
-        card = model_card(self.node, self.endpoint, self.engine, self._model_files, digest)
+        card = model_card(
+            self.node,
+            self.endpoint,
+            self.engine,
+            self._model_files,
+            self._worker.weights_digest,
+            supports_grammar=self._worker.grammars is not None,
+        )
         self._card_key = await register_model(self.node, self._namespace, card)
 
     async def drain(self, patience_s: float | None = None) -> None:
@@ -185,6 +192,9 @@ class DecodeRole:
             responder,
             model=self._model_name,
             vocab_size=self.engine.runner.model_config.vocab_size,
+        )
+        active.seq.matcher = await matcher_of(
+            self._worker.grammars, active.request.grammar, active.seq
         )
         request_id = active.request.request_id
         if request_id in self.active:

@@ -28,6 +28,7 @@ _FILES_IN_TRITON = {
     "activation": "layers.activation",
     "embedding": "layers.embedding",
     "kv_store": "layers.kv_store",
+    "masks": "sampling.masks",
     "norm": "layers.norm",
     "paged_attention": "attention.decode",
     "prefill_attention": "attention.prefill",
@@ -38,6 +39,7 @@ _FILES_IN_C = {
     "activation": "launch",
     "kv_store": "launch",
     "linear": "linear",
+    "masks": "launch",
     "norm": "launch",
     "paged_attention": "launch",
     "prefill_attention": "launch",
@@ -86,6 +88,7 @@ class Kernels:
     gelu_mul: Callable[..., None]
     sample: Callable[..., None]
     token_logprobs: Callable[..., None]
+    mask_logits: Callable[..., None]
     pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
@@ -144,6 +147,7 @@ def load_kernels(kind: Kind) -> Kernels:
         gelu_mul=find("activation", "gelu_mul"),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
+        mask_logits=find("masks", "mask_logits"),
         **own,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress
+from tandem.grammar.compiler import GrammarCompiler
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.runtime.discovery import TypedView
@@ -30,6 +31,7 @@ class JobTools:
     metrics: PrefillMetrics
     trace: TraceFile
     puller: PrefixPuller
+    grammars: GrammarCompiler | None
     deployment: str
     block_size: int
     vocab_size: int

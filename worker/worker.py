@@ -16,6 +16,7 @@ from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.step.outcome import DeviceLostError
+from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
@@ -166,6 +167,7 @@ class Worker:
         )
         node.deployment = self.deployment
         self.own_prompts = OwnPrompts()
+        self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         self._initial_role = role
@@ -200,6 +202,8 @@ class Worker:
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
+        if self.grammars is not None:
+            stack.push_async_callback(self.grammars.close)
         if self.group.pool.memory == "VRAM":
             self._kernel_builds.count()
         node.server.register("status", self._status)
@@ -374,6 +378,11 @@ class Worker:
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
+
+
+def _grammar_compiler(engine: Engine, model: Path) -> GrammarCompiler | None:
+    model_config = engine.runner.model_config
+    return GrammarCompiler.of_model(model, model_config.vocab_size, model_config.eos_token_ids)
 
 
 def _ignore(rank: int, data: bytes) -> None:

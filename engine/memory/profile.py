@@ -60,7 +60,11 @@ class StepProfile:
             self._max_num_seqs, num_blocks_of(longest, config.block_size), device
         )
         self._sampler = Sampler(
-            model_config.vocab_size, model_config.eos_token_ids, kernels.sample, self._batch_rows
+            model_config.vocab_size,
+            model_config.eos_token_ids,
+            kernels.sample,
+            kernels.mask_logits,
+            self._batch_rows,
         )
         self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
@@ -107,7 +111,7 @@ class StepProfile:
             self._scorer.score(hidden, step.scored)
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.logits(hidden)
-        self._sample(logits, batch, self._sampler.plan(step.sampled))
+        self._sample(logits, batch, self._sampler.plan(step.sampled, len(chunks)))
 
     def run_decode(self) -> None:
         """Run a decode step of all batch rows, as padding, with room for contexts of any length."""

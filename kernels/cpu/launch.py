@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from tandem.kernels.cpu.build import load_library
+from tandem.kernels.sampling.rows import TokenMasks
 
 PANEL = 64  # rows of a weight matrix that stand side by side, as in linear.c
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
@@ -51,6 +52,7 @@ _rms_norm = _function("rms_norm", *[_P] * 4, *[_LONG] * 5, _FLOAT, *[_INT] * 5)
 _silu_mul = _function("silu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
 _gelu_mul = _function("gelu_mul", *[_P] * 2, *[_LONG] * 4, *[_INT] * 2)
 _store_qkv = _function("store_qkv", _P, _LONG, _INT)
+_mask_logits = _function("mask_logits", *[_P] * 3, *[_LONG] * 4, _INT)
 _attend = _function("attend", _P, _LONG, _INT)
 _linear = _function("linear", *[_P] * 3, *[_LONG] * 5, *[_INT] * 2)
 multiplies_bfloat16 = _function("multiplies_bfloat16")
@@ -166,6 +168,26 @@ def store_qkv(
         _DTYPES[kv_cache.dtype],
     )
     _store_qkv(ctypes.addressof(call), num_tokens, torch.get_num_threads())
+
+
+def mask_logits(
+    logits: torch.Tensor,  # [num_rows, vocab_size], changed in place
+    masks: TokenMasks,
+) -> None:
+    """Put -inf where a masked row may not draw a token."""
+    num_masked, num_words = masks.bits.shape
+    assert masks.bits.dtype == torch.int32 and masks.bits.is_contiguous()
+    assert 32 * num_words >= logits.shape[1] > 32 * (num_words - 1) and logits.stride(1) == 1
+    _mask_logits(
+        logits.data_ptr(),
+        _indices(masks.rows).data_ptr(),
+        masks.bits.data_ptr(),
+        num_masked,
+        num_words,
+        logits.shape[1],
+        logits.stride(0),
+        _DTYPES[logits.dtype],
+    )
 
 
 def linear(

@@ -1,0 +1,106 @@
+"""The masks of one answer, computed on threads beside the engine's."""
+
+import logging
+import threading
+from queue import SimpleQueue
+
+import torch
+from llguidance import LLMatcher
+
+from tandem.grammar.compiled import grammar_error
+from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError
+from tandem.runtime.messages import Grammar
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 4  # a mask that takes long holds one of them
+
+
+class MaskThreads:
+    """Threads that compute masks; started by the first, and ended by `close`."""
+
+    def __init__(self) -> None:
+        self._due: SimpleQueue[GrammarMatcher | None] = SimpleQueue()
+        self._is_started = False
+
+    def put(self, matcher: "GrammarMatcher") -> None:
+        """Have a thread compute the next mask of `matcher`."""
+        if not self._is_started:
+            self._is_started = True
+            for i in range(NUM_THREADS):
+                threading.Thread(target=self._run, name=f"tandem-mask-{i}", daemon=True).start()
+        self._due.put(matcher)
+
+    def close(self) -> None:
+        for _ in range(NUM_THREADS):
+            self._due.put(None)
+
+    def _run(self) -> None:
+        while (matcher := self._due.get()) is not None:
+            matcher.compute()
+
+
+class GrammarMatcher:
+    """The engine's Matcher: the tokens that a grammar allows after an answer so far."""
+
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, vocab_size: int, threads: MaskThreads
+    ) -> None:
+        self._matcher = matcher
+        self._grammar = grammar
+        self._threads = threads
+        self._mask = torch.zeros(-(-vocab_size // 32), dtype=torch.int32)
+        self._new_tokens: list[int] = []
+        self._error: TandemError | None = None
+        self._has_mask = False
+        self._is_done = threading.Event()
+        self._is_done.set()
+        self.num_tokens = 0
+
+    def replay(self, answer: list[int]) -> None:
+        """Move behind tokens that were generated elsewhere. Raises InvalidRequestError."""
+        num_taken = self._matcher.try_consume_tokens(answer)
+        if num_taken < len(answer):
+            raise InvalidRequestError(
+                f"the {self._grammar.kind} does not allow token {num_taken} of the answer so far",
+                param="grammar",
+            )
+        self.num_tokens = num_taken
+
+    def begin(self, new_tokens: list[int]) -> None:
+        if not new_tokens and self._has_mask:
+            return
+        assert self._is_done.is_set(), "a token was drawn without the mask that is being computed"
+        self._has_mask = True
+        self._new_tokens = new_tokens
+        self.num_tokens += len(new_tokens)
+        self._is_done.clear()
+        self._threads.put(self)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return self._is_done.wait(timeout_s)
+
+    def mask(self) -> torch.Tensor:
+        assert self._is_done.is_set()
+        if self._error is not None:
+            raise self._error
+        return self._mask
+
+    def compute(self) -> None:
+        """Compute the mask that `begin` has asked for."""
+        matcher = self._matcher
+        try:
+            for token_id in self._new_tokens:
+                matcher.consume_token(token_id)
+            matcher.unsafe_compute_mask_ptr(self._mask.data_ptr(), self._mask.nbytes)
+            if matcher.is_error():
+                self._error = grammar_error(self._grammar, matcher.get_error())
+            elif not self._mask.any():
+                self._error = grammar_error(
+                    self._grammar, f"no token can follow after {self.num_tokens} of the answer"
+                )
+        except Exception:
+            logger.exception("a mask could not be computed")
+            self._error = InternalError("a mask of the answer's grammar could not be computed")
+        finally:
+            self._is_done.set()
