@@ -20,7 +20,6 @@ from tandem.decode.thresholds import LiveThresholds
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
-from tandem.grammar.compiler import matcher_of
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.address import EndpointAddress
@@ -193,9 +192,7 @@ class DecodeRole:
             model=self._model_name,
             vocab_size=self.engine.runner.model_config.vocab_size,
         )
-        active.seq.matcher = await matcher_of(
-            self._worker.grammars, active.request.grammar, active.seq
-        )
+        active.seq.matcher = await self._worker.matcher_of(active.request.grammar, active.seq)
         request_id = active.request.request_id
         if request_id in self.active:
             raise InvalidRequestError(f"request {request_id} is running already")

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from tandem.engine.schedule.sequence import Sequence
 from tandem.grammar.compiled import compile_source, load_tokenizer
 from tandem.grammar.matcher import GrammarMatcher, MaskThreads
 from tandem.grammar.trial import TrialProcess
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
 logger = logging.getLogger(__name__)
@@ -103,18 +101,3 @@ class GrammarCompiler:
         while len(self._compiled) > MAX_CACHED or num_bytes > MAX_CACHED_BYTES:
             grammar, _ = self._compiled.popitem(last=False)
             num_bytes -= len(grammar.source)
-
-
-async def matcher_of(
-    compiler: GrammarCompiler | None, grammar: Grammar | None, seq: Sequence
-) -> GrammarMatcher | None:
-    """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
-
-    None for a request without a grammar. Raises what `compile` raises, and InvalidRequestError
-    where the model has no compiler.
-    """
-    if grammar is None:
-        return None
-    if compiler is None:
-        raise InvalidRequestError("the model has no tokenizer.json for grammars", param="grammar")
-    return await compiler.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])

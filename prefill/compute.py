@@ -5,7 +5,6 @@ import time
 
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, Sequence
-from tandem.grammar.compiler import matcher_of
 from tandem.prefill.claim import Claimant
 from tandem.prefill.tools import JobTools, Step
 from tandem.prefill.writer import BlockWriter
@@ -50,7 +49,7 @@ class PromptComputation:
     async def _run(self) -> None:
         tools, writer = self._tools, self._writer
         seq = self._sequence()
-        seq.matcher = await matcher_of(tools.grammars, writer.machine.grant.grammar, seq)
+        seq.matcher = await tools.matcher_of(writer.machine.grant.grammar, seq)
         num_pulled = await self._pull_prefix(seq)
         started_at = time.perf_counter()
         await tools.loop.call(lambda engine: engine.add(seq))

@@ -15,6 +15,8 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
@@ -32,6 +34,7 @@ from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
 from tandem.runtime.messages import (
     DECODE_ERRORS,
+    Grammar,
     LoadReport,
     ModelCard,
     PrefillJob,
@@ -223,6 +226,18 @@ class Worker:
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
+
+    async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
+        """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
+
+        None for a request without a grammar. Raises InvalidRequestError for a grammar that does not
+        compile within its limits, or that the answer does not follow.
+        """
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
+        return await self.grammars.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for name in self._started:

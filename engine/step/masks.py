@@ -17,8 +17,8 @@ from tandem.runtime.errors import TandemError
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk, Sequence
 
-BUDGET_S = 2e-3  # for which a step waits, from when its masks were begun
-ALONE_BUDGET_S = 20e-3  # of a step that computes nothing else; commands wait meanwhile
+WAIT_S = 1e-3  # of a step for its masks, after its computation was launched
+ALONE_WAIT_S = 20e-3  # of a step that computes nothing else; commands wait meanwhile
 
 
 class Matcher(Protocol):
@@ -50,18 +50,17 @@ class MaskedRows:
     rows: list[tuple[int, "Sequence"]]
     has_others: bool  # chunks that would wait too
     eos_token_ids: tuple[int, ...]
-    begun_at: float = field(default_factory=time.perf_counter)
     undrawn: dict[int, TandemError | None] = field(default_factory=dict)
 
     def tensors(self, device: torch.device) -> TokenMasks | None:
         """Wait for the masks, and return those in time; None when there are none."""
         found: dict[int, torch.Tensor] = {}
+        deadline = time.perf_counter() + (WAIT_S if self.has_others else ALONE_WAIT_S)
         for row, seq in self.rows:
             assert seq.matcher is not None
             timeout_s = None  # the first token of a handoff is not put off: its K/V is being sent
             if not seq.prefill_only:
-                budget_s = BUDGET_S if self.has_others else ALONE_BUDGET_S
-                timeout_s = max(0.0, self.begun_at + budget_s - time.perf_counter())
+                timeout_s = max(0.0, deadline - time.perf_counter())
             if not seq.matcher.wait(timeout_s):
                 self.undrawn[row] = None
                 continue

@@ -31,7 +31,8 @@ class UndrawnError(InternalError):
     def __init__(
         self, tokens: "SequenceOf[SampledToken]", reasons: dict[int, TandemError | None]
     ) -> None:
-        super().__init__(f"{len(reasons)} of {len(tokens)} rows drew no token")
+        errors = [str(error) for error in reasons.values() if error is not None]
+        super().__init__("; ".join(errors) or "a row waits for its mask")
         self.tokens = tokens
         self.reasons = reasons
 

@@ -1,26 +1,21 @@
-"""The bundled model's tokenizer, and a compiler of grammars for it."""
+"""The bundled model's tokenizer, and compilers of grammars."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
-from llguidance import LLTokenizer
+import pytest_asyncio
+from tokenizers import Tokenizer
 
-from tandem.grammar.compiled import load_tokenizer
 from tandem.grammar.compiler import GrammarCompiler
+from tandem.models.paths import BUNDLED_MODEL
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "tandem-tiny"
 VOCAB_SIZE, EOS = 2048, 2
+TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> LLTokenizer:
-    return load_tokenizer(MODEL / "tokenizer.json", VOCAB_SIZE, (EOS,))
-
-
-@pytest.fixture
+# One for a file: its process of trials takes a while to start.
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compiler() -> AsyncIterator[GrammarCompiler]:
-    compiler = GrammarCompiler.of_model(MODEL, VOCAB_SIZE, (EOS,))
+    compiler = GrammarCompiler.of_model(BUNDLED_MODEL, VOCAB_SIZE, (EOS,))
     assert compiler is not None
     yield compiler
     await compiler.close()
