@@ -12,7 +12,7 @@ MAX_ERROR_BYTES = 400
 
 # Lower than llguidance's own, which let one regex compute for seconds.
 LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000,
+    initial_lexer_fuel=100_000,
     step_lexer_fuel=100_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,

@@ -114,9 +114,9 @@ async def valid_answers(crowd: Crowd, num_each: int) -> None:
 
 
 WAYS = {
-    "in turn": {"max_num_seqs": 24},
+    "in turn": {"max_num_seqs": 48},
     "overlap": {"max_num_seqs": 24, "overlap": True},
-    "preempted": {"max_num_seqs": 24, "num_blocks": 110, "overlap": True},
+    "preempted": {"max_num_seqs": 24, "num_blocks": 90, "overlap": True},
     "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
 }
 
@@ -126,7 +126,7 @@ async def test_answers_follow_their_grammars(
     model: Path, compiler: GrammarCompiler, way: dict[str, object]
 ) -> None:
     crowd = Crowd(model, compiler, make_engine(model, **way))
-    await valid_answers(crowd, 8)
+    await valid_answers(crowd, 4)
     assert (crowd.engine.scheduler.num_preemptions > 0) == ("num_blocks" in way)
 
 
@@ -142,11 +142,11 @@ async def test_an_answer_cut_anywhere_follows_its_grammar_elsewhere(
     cuts = {}
     for kind in CASES:
         tokens = whole.answers[kind]
-        for cut in random.Random(4).sample(range(1, len(tokens)), min(6, len(tokens) - 1)):
+        for cut in random.Random(4).sample(range(1, len(tokens)), min(3, len(tokens) - 1)):
             cuts[f"{kind} {cut}"] = kind
             await rest.add(f"{kind} {cut}", kind, 3, tokens[:cut])
     rest.run()
-    assert len(cuts) > 15
+    assert len(cuts) > 10
     for name, kind in cuts.items():
         assert rest.answers[name] == whole.answers[kind], name
         rest.check(name, kind)
@@ -166,8 +166,8 @@ async def test_a_step_that_failed_is_computed_again_under_its_grammars(
         return launch(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(crowd.engine.runner, "launch", failing)
-    await valid_answers(crowd, 2)
-    assert num_launches > 100
+    await valid_answers(crowd, 1)
+    assert num_launches > 50
 
 
 @pytest.mark.slow
