@@ -10,9 +10,8 @@ from tandem.runtime.printable import one_line
 
 MAX_ERROR_BYTES = 400
 
-# Lower than llguidance's own, which let one regex compute for seconds.
+# Lower than llguidance's own, for masks; a trial bounds the time of compilation.
 LIMITS = LLParserLimits(
-    initial_lexer_fuel=100_000,
     step_lexer_fuel=100_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,

@@ -19,7 +19,7 @@ from tests.grammar.answers import CASES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VOCAB_SIZE = 512
-MAX_TOKENS = 700
+MAX_TOKENS = 600
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ async def valid_answers(crowd: Crowd, num_each: int) -> None:
 WAYS = {
     "in turn": {"max_num_seqs": 48},
     "overlap": {"max_num_seqs": 24, "overlap": True},
-    "preempted": {"max_num_seqs": 24, "num_blocks": 90, "overlap": True},
+    "preempted": {"max_num_seqs": 24, "num_blocks": 80, "overlap": True},
     "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
 }
 
