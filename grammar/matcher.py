@@ -2,9 +2,11 @@
 
 import logging
 import threading
+from collections import deque
 from queue import SimpleQueue
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from tandem.grammar.compiled import grammar_error
@@ -17,27 +19,48 @@ NUM_THREADS = 4  # a mask that takes long holds one of them
 
 
 class MaskThreads:
-    """Threads that compute masks; started by the first, and ended by `close`."""
+    """Threads that compute masks; started by the first, and ended by `close`.
+
+    One of them computes all masks of a step, which take a few microseconds each: several would
+    compete with the engine's thread for the GIL. The others take over behind a mask that takes
+    long.
+    """
 
     def __init__(self) -> None:
-        self._due: SimpleQueue[GrammarMatcher | None] = SimpleQueue()
+        self._due: deque[GrammarMatcher] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # False: end
         self._is_started = False
 
     def put(self, matcher: "GrammarMatcher") -> None:
         """Have a thread compute the next mask of `matcher`."""
+        is_first = not self._due
+        self._due.append(matcher)
+        if is_first:
+            self.call()
+
+    def call(self) -> None:
+        """Wake one more thread, for masks that no other has begun."""
         if not self._is_started:
             self._is_started = True
             for i in range(NUM_THREADS):
                 threading.Thread(target=self._run, name=f"tandem-mask-{i}", daemon=True).start()
-        self._due.put(matcher)
+        if self._due:
+            self._calls.put(True)
 
     def close(self) -> None:
         for _ in range(NUM_THREADS):
-            self._due.put(None)
+            self._calls.put(False)
 
     def _run(self) -> None:
-        while (matcher := self._due.get()) is not None:
-            matcher.compute()
+        while self._calls.get():
+            while (matcher := self._next()) is not None:
+                matcher.compute()
+
+    def _next(self) -> "GrammarMatcher | None":
+        try:
+            return self._due.popleft()
+        except IndexError:
+            return None
 
 
 class GrammarMatcher:
@@ -49,7 +72,8 @@ class GrammarMatcher:
         self._matcher = matcher
         self._grammar = grammar
         self._threads = threads
-        self._mask = torch.zeros(-(-vocab_size // 32), dtype=torch.int32)
+        self._mask = np.zeros(-(-vocab_size // 32), np.int32)
+        self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
         self._new_tokens: list[int] = []
         self._error: TandemError | None = None
         self._has_mask = False
@@ -78,9 +102,12 @@ class GrammarMatcher:
         self._threads.put(self)
 
     def wait(self, timeout_s: float | None) -> bool:
+        if self._is_done.is_set():
+            return True
+        self._threads.call()  # the one that was called for this mask may be held up by another
         return self._is_done.wait(timeout_s)
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> "npt.NDArray[np.int32]":
         assert self._is_done.is_set()
         if self._error is not None:
             raise self._error
@@ -92,7 +119,7 @@ class GrammarMatcher:
         try:
             for token_id in self._new_tokens:
                 matcher.consume_token(token_id)
-            matcher.unsafe_compute_mask_ptr(self._mask.data_ptr(), self._mask.nbytes)
+            matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             if matcher.is_error():
                 self._error = grammar_error(self._grammar, matcher.get_error())
             elif not self._mask.any():

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.kernels.sampling.rows import TokenMasks
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 WAIT_S = 1e-3  # of a step for its masks, after its computation was launched
 ALONE_WAIT_S = 20e-3  # of a step that computes nothing else; commands wait meanwhile
+
+
+Words = npt.NDArray[np.int32]
 
 
 class Matcher(Protocol):
@@ -32,7 +37,7 @@ class Matcher(Protocol):
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the mask; False: it is not ready in time."""
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Words:
         """Return the mask, int32 [ceil(vocab_size / 32)], valid until `begin`; bit i is token i.
 
         Raises the TandemError for which the answer cannot go on.
@@ -54,7 +59,7 @@ class MaskedRows:
 
     def tensors(self, device: torch.device) -> TokenMasks | None:
         """Wait for the masks, and return those in time; None when there are none."""
-        found: dict[int, torch.Tensor] = {}
+        found: dict[int, Words] = {}
         deadline = time.perf_counter() + (WAIT_S if self.has_others else ALONE_WAIT_S)
         for row, seq in self.rows:
             assert seq.matcher is not None
@@ -70,20 +75,21 @@ class MaskedRows:
                 self.undrawn[row] = error
         if not found:
             return None
-        rows, bits = torch.tensor(list(found)), torch.stack(list(found.values()))
+        rows, bits = torch.tensor(list(found)), torch.from_numpy(np.stack(list(found.values())))
         if device.type == "cuda":
             rows, bits = rows.pin_memory(), bits.pin_memory()
         return TokenMasks(rows.to(device, non_blocking=True), bits.to(device, non_blocking=True))
 
-    def _mask(self, seq: "Sequence", matcher: Matcher) -> torch.Tensor:
+    def _mask(self, seq: "Sequence", matcher: Matcher) -> Words:
         """Return the mask without the tokens that are held back, unless no others are left."""
         mask = matcher.mask()
-        held = _held(seq, self.eos_token_ids)
+        held = [token_id for token_id in _held(seq, self.eos_token_ids) if _allows(mask, token_id)]
         if not held:
             return mask
-        rest = mask.clone()
+        rest = mask.copy()
+        bits = rest.view(np.uint32)
         for token_id in held:
-            rest[token_id // 32] &= ~_bit(token_id)
+            bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         return rest if rest.any() else mask
 
 
@@ -107,7 +113,5 @@ def _held(seq: "Sequence", eos_token_ids: tuple[int, ...]) -> set[int]:
     return set(held)
 
 
-def _bit(token_id: int) -> int:
-    """Return a word with the bit of a token, as an int32."""
-    bit = 1 << token_id % 32
-    return bit - 2**32 if bit >= 2**31 else bit
+def _allows(mask: Words, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> token_id % 32 & 1)

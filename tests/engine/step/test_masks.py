@@ -3,8 +3,9 @@
 from pathlib import Path
 from threading import Event
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -38,13 +39,13 @@ class ListedTokens:
     def wait(self, timeout_s: float | None) -> bool:
         return self.num_tokens not in self.slow_places or self.go_on.is_set()
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> "npt.NDArray[np.int32]":
         if (error := self.errors.get(self.num_tokens)) is not None:
             raise error
         bits = [0] * (VOCAB_SIZE // 32)
         for token_id in self.allowed[min(self.num_tokens, len(self.allowed) - 1)]:
             bits[token_id // 32] |= 1 << token_id % 32
-        return torch.tensor(bits, dtype=torch.int64).to(torch.int32)
+        return np.array(bits, np.uint32).view(np.int32)
 
 
 @pytest.fixture(scope="module")
