@@ -1,8 +1,12 @@
-"""The masks of one answer, computed on threads beside the engine's."""
+"""The masks of one answer.
+
+Most take a few microseconds, less than a thread takes to wake: the engine's thread computes them
+itself while the device computes. After one that took long those that follow go to other threads.
+"""
 
 import logging
 import threading
-from collections import deque
+import time
 from queue import SimpleQueue
 
 import numpy as np
@@ -16,51 +20,32 @@ from tandem.runtime.messages import Grammar
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4  # a mask that takes long holds one of them
+QUICK_S = 0.3e-3  # of the processor
+NUM_WATCHED = 8  # masks on other threads, at first and after each that was not quick
 
 
 class MaskThreads:
-    """Threads that compute masks; started by the first, and ended by `close`.
-
-    One of them computes all masks of a step, which take a few microseconds each: several would
-    compete with the engine's thread for the GIL. The others take over behind a mask that takes
-    long.
-    """
+    """Threads that compute masks; started by the first, and ended by `close`."""
 
     def __init__(self) -> None:
-        self._due: deque[GrammarMatcher] = deque()
-        self._calls: SimpleQueue[bool] = SimpleQueue()  # False: end
+        self._due: SimpleQueue[GrammarMatcher | None] = SimpleQueue()
         self._is_started = False
 
     def put(self, matcher: "GrammarMatcher") -> None:
         """Have a thread compute the next mask of `matcher`."""
-        is_first = not self._due
-        self._due.append(matcher)
-        if is_first:
-            self.call()
-
-    def call(self) -> None:
-        """Wake one more thread, for masks that no other has begun."""
         if not self._is_started:
             self._is_started = True
             for i in range(NUM_THREADS):
                 threading.Thread(target=self._run, name=f"tandem-mask-{i}", daemon=True).start()
-        if self._due:
-            self._calls.put(True)
+        self._due.put(matcher)
 
     def close(self) -> None:
         for _ in range(NUM_THREADS):
-            self._calls.put(False)
+            self._due.put(None)
 
     def _run(self) -> None:
-        while self._calls.get():
-            while (matcher := self._next()) is not None:
-                matcher.compute()
-
-    def _next(self) -> "GrammarMatcher | None":
-        try:
-            return self._due.popleft()
-        except IndexError:
-            return None
+        while (matcher := self._due.get()) is not None:
+            matcher.compute()
 
 
 class GrammarMatcher:
@@ -75,6 +60,8 @@ class GrammarMatcher:
         self._mask = np.zeros(-(-vocab_size // 32), np.int32)
         self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
         self._new_tokens: list[int] = []
+        self._num_watched = NUM_WATCHED
+        self._is_due_here = False
         self._error: TandemError | None = None
         self._has_mask = False
         self._is_done = threading.Event()
@@ -94,17 +81,22 @@ class GrammarMatcher:
     def begin(self, new_tokens: list[int]) -> None:
         if not new_tokens and self._has_mask:
             return
-        assert self._is_done.is_set(), "a token was drawn without the mask that is being computed"
+        assert self._is_done.is_set() and not self._is_due_here, (
+            "a token was drawn without the mask that is being computed"
+        )
         self._has_mask = True
         self._new_tokens = new_tokens
         self.num_tokens += len(new_tokens)
-        self._is_done.clear()
-        self._threads.put(self)
+        if self._num_watched:
+            self._is_done.clear()
+            self._threads.put(self)
+        else:
+            self._is_due_here = True
 
     def wait(self, timeout_s: float | None) -> bool:
-        if self._is_done.is_set():
-            return True
-        self._threads.call()  # the one that was called for this mask may be held up by another
+        if self._is_due_here:
+            self._is_due_here = False
+            self.compute()
         return self._is_done.wait(timeout_s)
 
     def mask(self) -> "npt.NDArray[np.int32]":
@@ -115,7 +107,7 @@ class GrammarMatcher:
 
     def compute(self) -> None:
         """Compute the mask that `begin` has asked for."""
-        matcher = self._matcher
+        matcher, started = self._matcher, time.thread_time()
         try:
             for token_id in self._new_tokens:
                 matcher.consume_token(token_id)
@@ -130,4 +122,6 @@ class GrammarMatcher:
             logger.exception("a mask could not be computed")
             self._error = InternalError("a mask of the answer's grammar could not be computed")
         finally:
+            is_quick = time.thread_time() - started < QUICK_S
+            self._num_watched = max(0, self._num_watched - 1) if is_quick else NUM_WATCHED
             self._is_done.set()
