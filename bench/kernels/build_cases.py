@@ -15,7 +15,13 @@ from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.sampling import launch as sampling
-from tandem.kernels.sampling.rows import SamplingRows, TokenAdjustments, new_sampled_rows
+from tandem.kernels.sampling import masks
+from tandem.kernels.sampling.rows import (
+    SamplingRows,
+    TokenAdjustments,
+    TokenMasks,
+    new_sampled_rows,
+)
 
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
@@ -162,6 +168,9 @@ def _sampling_cases() -> Iterator[BuildCase]:
         logprob_rows=_integers(num_rows),
     )
     yield BuildCase("sampling.launch", f"{shape}, penalties, logprobs", call)
+    bits = meta(num_rows, -(-VOCABULARY // 32), dtype=torch.int32)
+    call = partial(masks.mask_logits, logits, TokenMasks(_integers(num_rows), bits))
+    yield BuildCase("sampling.masks", shape, call)
 
 
 def _sampling_rows(num_rows: int) -> SamplingRows:

@@ -40,7 +40,8 @@ BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of
 VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
-SINGLE_TOKENS = "adjust_kernel"  # reads the logits of listed tokens, wherever they stand
+# Of listed tokens one reads the logits, wherever they stand; the other reads one bit per token.
+NARROW_READERS = ("adjust_kernel", "mask_kernel")
 # Any load of these families narrower than an int64 would read the data themselves.
 WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
 
@@ -86,7 +87,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
             < 2 * self.num_wgmma_waits,
             f"widest load {widest} bytes": widest < VECTOR_BYTES
             and not self.has_tma
-            and self.kernel != SINGLE_TOKENS,
+            and self.kernel not in NARROW_READERS,
             f"loads of {narrowest} bytes": self.family in WIDE_LOADS_ONLY
             and narrowest < METADATA_BYTES,
         }

@@ -20,6 +20,7 @@ from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.prompt_scoring import PromptScorer
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
+from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -66,6 +67,7 @@ class StepProfile:
             kernels.mask_logits,
             self._batch_rows,
         )
+        self._mask_logits = kernels.mask_logits
         self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
         shape = (2, model_config.num_layers, 2, model_config.num_kv_heads, config.block_size)
@@ -95,6 +97,14 @@ class StepProfile:
         self.run_mixed()
         for params in _OTHER_PARAMS:
             self._run([self._chunk(0, 1, params)])
+        self._run_masks()
+
+    def _run_masks(self) -> None:
+        device, num_words = self._batch_rows.device, -(-self._vocab_size // 32)
+        logits = torch.zeros(1, self._vocab_size, dtype=self._pool.dtype, device=device)
+        rows = torch.zeros(1, dtype=torch.int64, device=device)
+        bits = torch.zeros(1, num_words, dtype=torch.int32, device=device)
+        self._mask_logits(logits, TokenMasks(rows, bits))
 
     def run_mixed(self) -> None:
         """Run a step full of tokens and of sequences: decodes, and prompts that end in it."""
