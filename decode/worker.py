@@ -183,8 +183,6 @@ class DecodeRole:
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder
     ) -> None:
-        if self._is_draining:
-            raise UnavailableError(f"{self.node.instance_id} is draining")
         active = ActiveRequest.from_wire(
             payload,
             context,
@@ -193,6 +191,8 @@ class DecodeRole:
             vocab_size=self.engine.runner.model_config.vocab_size,
         )
         active.seq.matcher = await self._worker.matcher_of(active.request.grammar, active.seq)
+        if self._is_draining:
+            raise UnavailableError(f"{self.node.instance_id} is draining")
         request_id = active.request.request_id
         if request_id in self.active:
             raise InvalidRequestError(f"request {request_id} is running already")

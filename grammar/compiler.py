@@ -47,7 +47,7 @@ class GrammarCompiler:
             return None
         try:
             tokenizer = load_tokenizer(path, vocab_size, eos_token_ids)
-        except ValueError as error:
+        except Exception as error:  # by the file of a stranger; answers without a grammar go on
             logger.warning("answers cannot follow a grammar: %s: %s", path, error)
             return None
         return cls(tokenizer, path, vocab_size, eos_token_ids)

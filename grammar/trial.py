@@ -8,6 +8,7 @@ from its standard input.
 import asyncio
 import contextlib
 import resource
+import signal
 import struct
 import sys
 import threading
@@ -21,6 +22,7 @@ from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.messages import Grammar
 
 TRIAL_TIMEOUT_S = 0.8  # a refusal takes under a second, with all that is around the trial
+LONGEST_TRIAL_S = 5.0  # then the process ends by itself, in case its worker is gone
 START_TIMEOUT_S = 60.0  # of the process, which loads a tokenizer
 MAX_MEMORY_BYTES = 4 * 2**30
 STACK_BYTES = 2 * 2**20  # a quarter of a worker's: what passes here has room to spare there
@@ -104,6 +106,7 @@ async def _ask(process: asyncio.subprocess.Process, payload: bytes) -> Verdict:
 
 def main() -> None:
     """Answer each grammar on standard input with a Verdict, until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the worker
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer_path, vocab_size, *eos_token_ids = sys.argv[1:]
     tokenizer = load_tokenizer(
@@ -125,7 +128,9 @@ def main() -> None:
         answers.flush()
         while length := requests.read(_LENGTH.size):
             grammar = _REQUEST.decode(requests.read(*_LENGTH.unpack(length)))
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_TRIAL_S)
             payload = msgspec.msgpack.encode(verdict_on(grammar))
+            signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(_LENGTH.pack(len(payload)) + payload)
             answers.flush()
 

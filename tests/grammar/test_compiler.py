@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import signal
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem.grammar import compiler as compiler_module
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.grammar.matcher import GrammarMatcher
+from tandem.grammar.trial import LONGEST_TRIAL_S
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar, GrammarKind
 from tests.grammar.conftest import EOS, TOKENIZER, VOCAB_SIZE
@@ -245,3 +248,19 @@ async def test_a_model_without_a_tokenizer_that_fits_has_no_compiler(tmp_path: A
     (tmp_path / "tokenizer.json").write_text(TOKENIZER.to_str())
     assert GrammarCompiler.of_model(tmp_path, VOCAB_SIZE - 100, (EOS,)) is None
     assert GrammarCompiler.of_model(tmp_path, VOCAB_SIZE, ()) is None
+
+
+@pytest.mark.slow
+async def test_a_trial_whose_worker_is_gone_ends_by_itself(
+    compiler: GrammarCompiler,
+) -> None:
+    """The grammar would compute for a minute."""
+    trial = compiler._trial
+    await compiler.compile(Grammar("regex", "started"), [])
+    process = trial._process
+    assert process is not None and process.stdin is not None
+    payload = msgspec.msgpack.encode(Grammar(*HOSTILE["patterns"]))
+    process.stdin.write(len(payload).to_bytes(4, "little") + payload)
+    process.stdin.close()
+    async with asyncio.timeout(2 * LONGEST_TRIAL_S):
+        assert await process.wait() == -signal.SIGALRM
