@@ -170,7 +170,7 @@ def _sampling_cases() -> Iterator[BuildCase]:
     yield BuildCase("sampling.launch", f"{shape}, penalties, logprobs", call)
     bits = meta(num_rows, -(-VOCABULARY // 32), dtype=torch.int32)
     call = partial(masks.mask_logits, logits, TokenMasks(_integers(num_rows), bits))
-    yield BuildCase("sampling.masks", shape, call)
+    yield BuildCase("sampling.launch", f"{shape}, masks", call)
 
 
 def _sampling_rows(num_rows: int) -> SamplingRows:
