@@ -157,6 +157,7 @@ class RemotePrefills:
             cached_ordinals=reservation.cached_ordinals,
             cache_salt=request.cache_salt,
             num_generated=request.num_generated,
+            grammar=request.grammar,
         )
         return DecodeHandoff(
             secrets.token_bytes(16),

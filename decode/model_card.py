@@ -15,6 +15,8 @@ def model_card(
     engine: Engine,
     files: ModelFiles,
     weights_digest: str,
+    *,
+    supports_grammar: bool,
 ) -> ModelCard:
     """Return the card of the model that a decode worker serves at `endpoint`."""
     return ModelCard(
@@ -28,4 +30,5 @@ def model_card(
         endpoint=str(endpoint),
         sends_kv_events=True,
         weights_digest=weights_digest,
+        supports_grammar=supports_grammar,
     )

@@ -101,8 +101,14 @@ class DecodeRole:
     async def take_up(self) -> None:
         """Publish the model, and accept requests."""
         self._is_draining = False
-        digest = self._worker.weights_digest
-        card = model_card(self.node, self.endpoint, self.engine, self._model_files, digest)
+        card = model_card(
+            self.node,
+            self.endpoint,
+            self.engine,
+            self._model_files,
+            self._worker.weights_digest,
+            supports_grammar=self._worker.grammars is not None,
+        )
         self._card_key = await register_model(self.node, self._namespace, card)
 
     async def drain(self, patience_s: float | None = None) -> None:
@@ -177,8 +183,6 @@ class DecodeRole:
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder
     ) -> None:
-        if self._is_draining:
-            raise UnavailableError(f"{self.node.instance_id} is draining")
         active = ActiveRequest.from_wire(
             payload,
             context,
@@ -186,6 +190,9 @@ class DecodeRole:
             model=self._model_name,
             vocab_size=self.engine.runner.model_config.vocab_size,
         )
+        active.seq.matcher = await self._worker.matcher_of(active.request.grammar, active.seq)
+        if self._is_draining:
+            raise UnavailableError(f"{self.node.instance_id} is draining")
         request_id = active.request.request_id
         if request_id in self.active:
             raise InvalidRequestError(f"request {request_id} is running already")

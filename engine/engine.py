@@ -16,9 +16,10 @@ from tandem.engine.schedule.step_cost import StepCost, longest_step_s
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
 from tandem.engine.step.outcome import (
     DeviceLostError,
-    NotFiniteError,
+    UndrawnError,
     count_step,
     count_token,
+    drawn_chunks,
     fail,
     fail_undrawn,
     keep_prompt_scores,
@@ -57,7 +58,8 @@ class Engine:
 
     With `overlap` a step is launched before the tokens of the one before it are collected, so that
     the device goes from one to the next. A sequence that ends is then computed for one step longer,
-    whose result is discarded. Any method may be called between `launch` and `collect`.
+    whose result is discarded. A sequence under a grammar is in every other step, since the mask of
+    its next token follows from the last. Any method may be called between `launch` and `collect`.
 
     When a step raises, its chunks are computed again one by one, so that only a sequence that fails
     alone ends. A sequence whose logits are not finite fails alone at once. DeviceLostError is
@@ -118,10 +120,10 @@ class Engine:
         launched = self._in_flight.popleft()
         chunks, step, _ = launched
         try:
-            tokens: SequenceOf[SampledToken | None] = step.tokens()
-        except NotFiniteError as error:
-            tokens = error.tokens
-            outputs = fail_undrawn(scheduler, chunks, tokens)  # first: their K/V is not published
+            tokens: SequenceOf[SampledToken] = step.tokens()
+        except UndrawnError as error:
+            outputs = fail_undrawn(scheduler, chunks, error)  # first: their K/V is not published
+            chunks, tokens = drawn_chunks(scheduler, chunks, error)
         except DeviceLostError:
             raise
         except Exception as error:
@@ -253,7 +255,9 @@ class Engine:
         pool = self.block_pool
         check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size)
         stop_token_ids = seq.stop.stop_token_ids
-        seq.stop_ids = frozenset() if seq.stop.ignore_eos else self._eos_token_ids
+        # A grammar that has ended allows nothing else than the end of text.
+        is_endless = seq.stop.ignore_eos and seq.matcher is None
+        seq.stop_ids = frozenset() if is_endless else self._eos_token_ids
         if stop_token_ids:
             seq.stop_ids = seq.stop_ids.union(stop_token_ids)
 

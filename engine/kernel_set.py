@@ -30,6 +30,7 @@ _FILES_IN_TRITON = {
     "embedding": "layers.embedding",
     "experts": "experts.launch",
     "kv_store": "layers.kv_store",
+    "masks": "sampling.masks",
     "norm": "layers.norm",
     "paged_attention": "attention.decode",
     "prefill_attention": "attention.prefill",
@@ -41,6 +42,7 @@ _FILES_IN_C = {
     "experts": "experts",
     "kv_store": "launch",
     "linear": "linear",
+    "masks": "launch",
     "norm": "launch",
     "paged_attention": "launch",
     "prefill_attention": "launch",
@@ -91,6 +93,7 @@ class Kernels:
     pack_experts: Callable[[ExpertWeights], Experts]
     sample: Callable[..., None]
     token_logprobs: Callable[..., None]
+    mask_logits: Callable[..., None]
     pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
@@ -151,6 +154,7 @@ def load_kernels(kind: Kind) -> Kernels:
         pack_experts=find("experts", "pack_experts"),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
+        mask_logits=find("masks", "mask_logits"),
         **own,
     )
 

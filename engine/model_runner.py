@@ -131,7 +131,11 @@ class ModelRunner:
             pads_tables=config.kernels == "torch",
         )
         self._sampler = Sampler(
-            model_config.vocab_size, model_config.eos_token_ids, kernels.sample, self._batch_rows
+            model_config.vocab_size,
+            model_config.eos_token_ids,
+            kernels.sample,
+            kernels.mask_logits,
+            self._batch_rows,
         )
         self._scorer = PromptScorer(self._model, kernels.token_logprobs, config.max_num_seqs)
 
@@ -206,7 +210,7 @@ class ModelRunner:
             return LaunchedStep(self._device, start_timing(self._device), None)
         step = pack_step(chunks)
         changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
-        plan = self._sampler.plan(step.sampled)
+        plan = self._sampler.plan(step.sampled, len(chunks))
         timing = start_timing(self._device)
         if changes is not None:
             self._batch_rows.apply(changes)

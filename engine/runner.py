@@ -24,7 +24,7 @@ class Step(Protocol):
         """Return one token per chunk that samples, in the order of the chunks.
 
         Blocks until the tokens are on the host and all K/V of the step is in the pool. Raises
-        NotFiniteError, with the tokens of the other chunks, or the error of the whole step; nothing
+        UndrawnError, with the tokens of the other chunks, or the error of the whole step; nothing
         of the step is under way then either.
         """
 

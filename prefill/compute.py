@@ -49,6 +49,7 @@ class PromptComputation:
     async def _run(self) -> None:
         tools, writer = self._tools, self._writer
         seq = self._sequence()
+        seq.matcher = await tools.matcher_of(writer.machine.grant.grammar, seq)
         num_pulled = await self._pull_prefix(seq)
         started_at = time.perf_counter()
         await tools.loop.call(lambda engine: engine.add(seq))

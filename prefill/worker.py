@@ -153,6 +153,7 @@ class PrefillRole:
             trace=self._worker.trace,
             deployment=self._worker.deployment,
             puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
+            matcher_of=self._worker.matcher_of,
             block_size=block_size,
             vocab_size=self.engine.runner.model_config.vocab_size,
             max_chunk_tokens=settings.engine.max_num_batched_tokens,

@@ -15,7 +15,10 @@ from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
+from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
@@ -31,6 +34,7 @@ from tandem.runtime.events import load_subject
 from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
 from tandem.runtime.messages import (
     DECODE_ERRORS,
+    Grammar,
     LoadReport,
     ModelCard,
     PrefillJob,
@@ -166,6 +170,7 @@ class Worker:
         )
         node.deployment = self.deployment
         self.own_prompts = OwnPrompts()
+        self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         self._initial_role = role
@@ -200,6 +205,8 @@ class Worker:
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
+        if self.grammars is not None:
+            stack.push_async_callback(self.grammars.close)
         if self.group.pool.memory == "VRAM":
             self._kernel_builds.count()
         node.server.register("status", self._status)
@@ -219,6 +226,18 @@ class Worker:
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
+
+    async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
+        """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
+
+        None for a request without a grammar. Raises InvalidRequestError for a grammar that does not
+        compile within its limits, or that the answer does not follow.
+        """
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
+        return await self.grammars.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for name in self._started:
@@ -374,6 +393,11 @@ class Worker:
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
+
+
+def _grammar_compiler(engine: Engine, model: Path) -> GrammarCompiler | None:
+    model_config = engine.runner.model_config
+    return GrammarCompiler.of_model(model, model_config.vocab_size, model_config.eos_token_ids)
 
 
 def _ignore(rank: int, data: bytes) -> None:

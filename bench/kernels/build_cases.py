@@ -18,7 +18,13 @@ from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sampling import launch as sampling
-from tandem.kernels.sampling.rows import SamplingRows, TokenAdjustments, new_sampled_rows
+from tandem.kernels.sampling import masks
+from tandem.kernels.sampling.rows import (
+    SamplingRows,
+    TokenAdjustments,
+    TokenMasks,
+    new_sampled_rows,
+)
 
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
@@ -206,6 +212,9 @@ def _sampling_cases() -> Iterator[BuildCase]:
         logprob_rows=_integers(num_rows),
     )
     yield BuildCase("sampling.launch", f"{shape}, penalties, logprobs", call)
+    bits = meta(num_rows, -(-VOCABULARY // 32), dtype=torch.int32)
+    call = partial(masks.mask_logits, logits, TokenMasks(_integers(num_rows), bits))
+    yield BuildCase("sampling.launch", f"{shape}, masks", call)
 
 
 def _sampling_rows(num_rows: int) -> SamplingRows:

@@ -41,8 +41,8 @@ VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
 PRODUCTS = ("gate_up_kernel", "down_kernel")  # use tensor cores too
-# The logits of listed tokens, wherever they stand, and those of a token for some experts.
-NARROW = ("adjust_kernel", "route_kernel")
+# The logits of listed tokens, wherever they stand; one bit per token; those of a token for experts.
+NARROW = ("adjust_kernel", "mask_kernel", "route_kernel")
 # Any load of these families narrower than an int64 would read the data themselves.
 WIDE_LOADS_ONLY = ("layers.kv_store", "layers.norm", "layers.activation", "layers.embedding")
 

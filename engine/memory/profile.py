@@ -20,6 +20,7 @@ from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.prompt_scoring import PromptScorer
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
+from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -60,8 +61,13 @@ class StepProfile:
             self._max_num_seqs, num_blocks_of(longest, config.block_size), device
         )
         self._sampler = Sampler(
-            model_config.vocab_size, model_config.eos_token_ids, kernels.sample, self._batch_rows
+            model_config.vocab_size,
+            model_config.eos_token_ids,
+            kernels.sample,
+            kernels.mask_logits,
+            self._batch_rows,
         )
+        self._mask_logits = kernels.mask_logits
         self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
         shape = (2, model_config.num_layers, 2, model_config.num_kv_heads, config.block_size)
@@ -91,6 +97,14 @@ class StepProfile:
         self.run_mixed()
         for params in _OTHER_PARAMS:
             self._run([self._chunk(0, 1, params)])
+        self._run_masks()
+
+    def _run_masks(self) -> None:
+        device, num_words = self._batch_rows.device, -(-self._vocab_size // 32)
+        logits = torch.zeros(1, self._vocab_size, dtype=self._pool.dtype, device=device)
+        rows = torch.zeros(1, dtype=torch.int64, device=device)
+        bits = torch.zeros(1, num_words, dtype=torch.int32, device=device)
+        self._mask_logits(logits, TokenMasks(rows, bits))
 
     def run_mixed(self) -> None:
         """Run a step full of tokens and of sequences: decodes, and prompts that end in it."""
@@ -107,7 +121,7 @@ class StepProfile:
             self._scorer.score(hidden, step.scored)
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.logits(hidden)
-        self._sample(logits, batch, self._sampler.plan(step.sampled))
+        self._sample(logits, batch, self._sampler.plan(step.sampled, len(chunks)))
 
     def run_decode(self) -> None:
         """Run a decode step of all batch rows, as padding, with room for contexts of any length."""

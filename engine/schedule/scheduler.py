@@ -103,6 +103,12 @@ class Scheduler:
                     publish_full_blocks(seq, self.pool)
         self._free_drained()
 
+    def put_off(self, seq: Sequence, end: int) -> None:
+        """Take back the last token of a chunk that drew none: the next step computes it again."""
+        if seq.status is SequenceStatus.RUNNING:
+            seq.num_launched_tokens = end - 1
+            del seq.token_ids[seq.num_known_tokens :]
+
     def discard_launched(self) -> None:
         """Undo the launches of all steps that are not collected; none of them writes any more."""
         self.num_in_flight = 0
@@ -213,6 +219,8 @@ class Scheduler:
         new = tuple.__new__  # what a NamedTuple's constructor does, at half its cost
         for seq in list(self.running.values()):
             start, end = seq.num_launched_tokens, len(seq.token_ids)
+            if seq.matcher is not None and seq.token_ids[-1] == PENDING:
+                continue  # its next mask follows from the token that is being drawn
             if end - start == 1 and start < len(seq.block_table) * block_size:
                 chunks.append(new(Chunk, (seq, start, end, True)))
             elif start == end or seq.status is not SequenceStatus.RUNNING:

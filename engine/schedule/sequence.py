@@ -13,6 +13,8 @@ from tandem.runtime.prompt_logprobs import PromptScores
 if TYPE_CHECKING:
     import torch
 
+    from tandem.engine.step.masks import Matcher
+
 # Stands in `token_ids` for the token that a launched step draws, until the step is collected.
 PENDING = -1
 
@@ -48,6 +50,7 @@ class Sequence:
     stop: StopConditions
     cache_salt: str = ""
     prefill_only: bool = False  # ends with its first token and keeps its blocks until it is dropped
+    matcher: "Matcher | None" = None  # of the grammar that the answer follows
     num_layer_groups: int = 1  # groups that the last chunk of a prefill_only prompt is announced in
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
@@ -100,9 +103,12 @@ class Sequence:
         """Return why `token_id` at `position` of `token_ids` ends the sequence. None: it does not.
 
         A prefill_only sequence hands over its first token even if that is a stop token. A token
-        beyond `max_num_tokens`, drawn where `max_tokens` is 0, is no part of the answer.
+        beyond `max_num_tokens`, drawn where `max_tokens` is 0, is no part of the answer. A grammar
+        gives a stop token before `min_tokens` where it allows no other token.
         """
-        may_stop = position - self.num_prompt_tokens >= self.stop.min_tokens
+        may_stop = (
+            position - self.num_prompt_tokens >= self.stop.min_tokens or self.matcher is not None
+        )
         is_within = position < self.max_num_tokens
         if token_id in self.stop_ids and is_within and may_stop and not self.prefill_only:
             return "stop"

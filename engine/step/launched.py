@@ -79,7 +79,7 @@ class LaunchedStep:
         """Return one token per chunk that samples, in the order of the chunks.
 
         Blocks until they are on the host and all K/V of the step is in the pool. Raises
-        NotFiniteError when a sequence's logits are not finite, and DeviceLostError.
+        UndrawnError when a sequence has no token, and DeviceLostError.
         """
         with noticing_device_loss(self._device):
             self.seconds = self._timing.wait()

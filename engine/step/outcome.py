@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
-from tandem.runtime.errors import InternalError, TandemError, UnavailableError
+from tandem.runtime.errors import (
+    InternalError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from tandem.engine.step.prompt_scoring import ScoredPart
@@ -16,12 +21,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class NotFiniteError(InternalError):
-    """Some rows of a step have no finite best logit; `tokens` has None for those."""
+class UndrawnError(InternalError):
+    """Some rows of a step drew no token.
 
-    def __init__(self, message: str, tokens: "list[SampledToken | None]") -> None:
-        super().__init__(message)
+    `reasons` has their errors, by row; None: the row waits for its mask. `tokens` are meaningless
+    for them.
+    """
+
+    def __init__(
+        self, tokens: "SequenceOf[SampledToken]", reasons: dict[int, TandemError | None]
+    ) -> None:
+        errors = [str(error) for error in reasons.values() if error is not None]
+        super().__init__("; ".join(errors) or "a row waits for its mask")
         self.tokens = tokens
+        self.reasons = reasons
 
 
 class DeviceLostError(UnavailableError):
@@ -97,21 +110,42 @@ def count_token(
 
 
 def fail_undrawn(
-    scheduler: Scheduler, chunks: list[Chunk], tokens: "SequenceOf[SampledToken | None]"
+    scheduler: Scheduler, chunks: list[Chunk], undrawn: UndrawnError
 ) -> list[SequenceOutput]:
-    """End the running sequences of a step that got no token."""
+    """End the running sequences of a step that cannot get a token."""
     sampled = [chunk.seq for chunk in chunks if chunk.samples]
     outputs: list[SequenceOutput] = []
-    for seq, token in zip(sampled, tokens, strict=True):
-        if token is None and seq.status is SequenceStatus.RUNNING:
-            error = InternalError(f"logits are not finite for request {seq.request_id}")
-            outputs += fail(scheduler, [seq], error)
+    for row, error in undrawn.reasons.items():
+        if error is not None and sampled[row].status is SequenceStatus.RUNNING:
+            outputs += fail(scheduler, [sampled[row]], error)
     return outputs
+
+
+def drawn_chunks(
+    scheduler: Scheduler, chunks: list[Chunk], undrawn: UndrawnError
+) -> "tuple[list[Chunk], list[SampledToken]]":
+    """Return a step's chunks and tokens as if it had not computed the rows that drew none."""
+    rest: list[Chunk] = []
+    tokens: list[SampledToken] = []
+    row = 0
+    for chunk in chunks:
+        seq, start, end, samples = chunk
+        if samples and row in undrawn.reasons:
+            scheduler.put_off(seq, end)
+            chunk = Chunk(seq, start, end - 1, False)
+        elif samples:
+            tokens.append(undrawn.tokens[row])
+        row += samples
+        rest.append(chunk)
+    return rest, tokens
 
 
 def fail(scheduler: Scheduler, seqs: list[Sequence], error: Exception) -> list[SequenceOutput]:
     """End waiting and running sequences with `error`, or InternalError if it is no TandemError."""
-    logger.error("a step failed, and with it %d sequences", len(seqs), exc_info=error)
+    if isinstance(error, InvalidRequestError):  # of a client, by the grammar of its answer
+        logger.info("request %s: %s", ", ".join(seq.request_id for seq in seqs), error)
+    else:
+        logger.error("a step failed, and with it %d sequences", len(seqs), exc_info=error)
     typed = error
     if not isinstance(typed, TandemError):
         typed = InternalError(f"the engine failed: {type(error).__name__}")

@@ -18,6 +18,7 @@ from tandem.kernels.sampling.rows import SamplingRows
 DRAWS = 1
 ADJUSTS = 2
 WANTS_LOGPROBS = 4
+FOLLOWS_GRAMMAR = 8
 
 
 def _column() -> "array[int]":
@@ -140,7 +141,7 @@ class BatchRows:
             self._seeds.index_copy_(0, taken, seeds)
 
     def needs(self, seqs: Iterable[Sequence]) -> int:
-        """Return those of DRAWS, ADJUSTS and WANTS_LOGPROBS that at least one of `seqs` has."""
+        """Return the needs, of those above, that at least one of `seqs` has."""
         seen = self._needs
         together = 0
         for needs in {seen[seq.batch_row] for seq in seqs}:
@@ -176,12 +177,13 @@ def _needs(seq: Sequence) -> int:
         or params.frequency_penalty
         or params.presence_penalty
         or params.logit_bias
-        or seq.stop.min_tokens
+        or (seq.stop.min_tokens and seq.matcher is None)
     )
     return (
         (DRAWS if params.temperature > 0 else 0)
         | (ADJUSTS if adjusts else 0)
         | (WANTS_LOGPROBS if params.logprobs is not None else 0)
+        | (FOLLOWS_GRAMMAR if seq.matcher is not None else 0)
     )
 
 

@@ -39,7 +39,8 @@ def adjusted_tokens(
     for token_id, bias in (params.logit_bias or {}).items():
         if 0 <= token_id < vocab_size:
             changed[token_id] = changed.get(token_id, Entry())._replace(bias=bias)
-    if seq.num_generated_tokens < seq.stop.min_tokens:
+    # Under a grammar the mask holds tokens back (masks.py), which may leave no others.
+    if seq.matcher is None and seq.num_generated_tokens < seq.stop.min_tokens:
         held = {*seq.stop.stop_token_ids, *(() if seq.stop.ignore_eos else eos_token_ids)}
         for token_id in held:
             if 0 <= token_id < vocab_size:

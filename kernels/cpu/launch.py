@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from tandem.kernels.cpu.build import load_library
+from tandem.kernels.sampling.rows import TokenMasks
 
 PANEL = 64  # rows of a weight matrix that stand side by side, as in linear.c
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum dtype
@@ -53,6 +54,7 @@ _rms_norm = function("rms_norm", *[POINTER] * 4, *[LONG] * 5, FLOAT, *[INT] * 5)
 _silu_mul = function("silu_mul", *[POINTER] * 2, *[LONG] * 4, *[INT] * 2)
 _gelu_mul = function("gelu_mul", *[POINTER] * 2, *[LONG] * 4, *[INT] * 2)
 _store_qkv = function("store_qkv", POINTER, LONG, INT)
+_mask_logits = function("mask_logits", *[POINTER] * 3, *[LONG] * 4, INT)
 _attend = function("attend", POINTER, LONG, INT)
 _linear = function("linear", *[POINTER] * 3, *[LONG] * 5, *[INT] * 2)
 multiplies_bfloat16 = function("multiplies_bfloat16")
@@ -168,6 +170,26 @@ def store_qkv(
         DTYPES[kv_cache.dtype],
     )
     _store_qkv(ctypes.addressof(call), num_tokens, torch.get_num_threads())
+
+
+def mask_logits(
+    logits: torch.Tensor,  # [num_rows, vocab_size], changed in place
+    masks: TokenMasks,
+) -> None:
+    """Put -inf where a masked row may not draw a token."""
+    num_masked, num_words = masks.bits.shape
+    assert masks.bits.dtype == torch.int32 and masks.bits.is_contiguous()
+    assert 32 * num_words >= logits.shape[1] > 32 * (num_words - 1) and logits.stride(1) == 1
+    _mask_logits(
+        logits.data_ptr(),
+        _indices(masks.rows).data_ptr(),
+        masks.bits.data_ptr(),
+        num_masked,
+        num_words,
+        logits.shape[1],
+        logits.stride(0),
+        DTYPES[logits.dtype],
+    )
 
 
 def linear(

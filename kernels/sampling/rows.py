@@ -62,6 +62,14 @@ class TokenAdjustments:
 
 
 @dataclass(slots=True, frozen=True)
+class TokenMasks:
+    """The tokens that some rows may draw: bit i % 32 of word i // 32 is set for token i."""
+
+    rows: torch.Tensor  # int64 [num_masked], each once
+    bits: torch.Tensor  # int32 [num_masked, ceil(vocab_size / 32)]
+
+
+@dataclass(slots=True, frozen=True)
 class SampledRows:
     """The results of sampling: contiguous tensors on the device of the logits."""
 

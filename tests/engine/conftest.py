@@ -14,8 +14,9 @@ from tandem.engine.engine import Engine
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
-from tandem.engine.step.outcome import NotFiniteError
+from tandem.engine.step.outcome import UndrawnError
 from tandem.engine.step.prompt_scoring import ScoredPart
+from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6
@@ -71,9 +72,12 @@ class FakeStep:
             raise self.error
         sampled = [record.seq.request_id for record in self.records if record.samples]
         if self.runner.not_finite.intersection(sampled):
-            pairs = zip(sampled, self.drawn, strict=True)
-            tokens = [None if name in self.runner.not_finite else token for name, token in pairs]
-            raise NotFiniteError("not finite", tokens)
+            reasons = {
+                row: InternalError(f"logits are not finite for request {name}")
+                for row, name in enumerate(sampled)
+                if name in self.runner.not_finite
+            }
+            raise UndrawnError(self.drawn, reasons)
         return self.drawn
 
     def prompt_scores(self) -> list[ScoredPart]:

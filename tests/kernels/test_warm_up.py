@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
@@ -36,7 +38,9 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0, "presence_penalty": 0.5, "logit_bias": {7: 1.0}},
     {"temperature": 0, "logprobs": 1, "prompt_logprobs": True},
     {"temperature": 0, "logprobs": 0, "prompt_logprobs": True},
+    {"temperature": 0.5},
 ]
+UNDER_A_GRAMMAR = 8
 
 
 @contextlib.contextmanager
@@ -88,6 +92,21 @@ def profile(runner: ModelRunner) -> StepProfile:
     return StepProfile(config, model_config, runner._model, kernels, config.max_model_len, cpu)
 
 
+class AnyToken:
+    """A matcher that allows every token."""
+
+    num_tokens = 0
+
+    def begin(self, new_tokens: list[int]) -> None:
+        self.num_tokens += len(new_tokens)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return True
+
+    def mask(self) -> "npt.NDArray[np.int32]":
+        return np.full(9, -1, np.int32)
+
+
 def sequence(index: int, num_tokens: int, sampling: dict[str, Any]) -> Sequence:
     token_ids = [5 + (3 * index + position) % 90 for position in range(num_tokens)]
     params = SamplingParams(**sampling)
@@ -113,9 +132,12 @@ def test_serving_launches_no_build_that_the_warm_up_did_not(engine: Engine) -> N
             [(2, 2), (3, 3)],
             [(4, 5), (5, 35)],
             [(6, 23), (7, 4)],
+            [(8, 3), (0, 5)],
         ):
             for index, num_tokens in group:
                 seq = sequence(index, num_tokens, REQUESTS[index])
+                if index == UNDER_A_GRAMMAR:
+                    seq.matcher = AnyToken()
                 engine.add(seq)
             while engine.has_work:
                 for output in engine.step():

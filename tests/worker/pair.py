@@ -88,8 +88,9 @@ class Pair:
         *,
         num_tokens: int = 6,
         place: PrefillPlace | None = None,
+        **changes: object,
     ) -> Answer:
-        """Send a prompt to a worker."""
+        """Send a prompt to a worker. `changes` are of the request."""
         request = GenerateRequest(
             request_id=new_id(),
             model=MODEL,
@@ -99,6 +100,7 @@ class Pair:
             deadline_ms=20_000,
             prefill_place=place,
         )
+        request = msgspec.structs.replace(request, **changes)
         answer = Answer(RequestContext(timeout_s=20))
         stream = await self.peer.node.client.open(
             worker.node.server.address,

@@ -9,6 +9,7 @@ from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import HostTokens, SampledToken, Sampler
 from tandem.kernels.reference import sampling as reference
+from tandem.kernels.reference.masks import mask_logits
 from tandem.kernels.sampling.rows import NO_TOKEN, uniform
 from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
@@ -40,13 +41,13 @@ def run_sampler(
     for batch_row, seq in enumerate({id(row.seq): row.seq for row in rows}.values()):
         seq.batch_row = batch_row
     batch_rows = BatchRows(len(rows) + 1, 1, logits.device)
-    sampler = Sampler(logits.shape[1], (EOS,), reference.sample, batch_rows)
+    sampler = Sampler(logits.shape[1], (EOS,), reference.sample, mask_logits, batch_rows)
     changes = batch_rows.take_changes([row.seq for row in rows])
     if changes is not None:
         batch_rows.apply(changes)
     for row, token_id in (drawn or {}).items():
         batch_rows.drawn[rows[row].seq.batch_row] = token_id
-    plan = sampler.plan(rows)
+    plan = sampler.plan(rows, len(rows))
     index = torch.tensor([row.seq.batch_row for row in rows], dtype=torch.int64)
     positions = torch.tensor([row.end for row in rows], dtype=torch.int64)
     before = logits.clone()

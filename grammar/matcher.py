@@ -1,0 +1,127 @@
+"""The masks of one answer.
+
+Most take a few microseconds, less than a thread takes to wake: the engine's thread computes them
+itself while the device computes. After one that took long those that follow go to other threads.
+"""
+
+import logging
+import threading
+import time
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from tandem.grammar.compiled import grammar_error
+from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError
+from tandem.runtime.messages import Grammar
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 4  # a mask that takes long holds one of them
+QUICK_S = 0.3e-3  # of the processor
+NUM_WATCHED = 8  # masks on other threads, at first and after each that was not quick
+
+
+class MaskThreads:
+    """Threads that compute masks; started by the first, and ended by `close`."""
+
+    def __init__(self) -> None:
+        self._due: SimpleQueue[GrammarMatcher | None] = SimpleQueue()
+        self._is_started = False
+
+    def put(self, matcher: "GrammarMatcher") -> None:
+        """Have a thread compute the next mask of `matcher`."""
+        if not self._is_started:
+            self._is_started = True
+            for i in range(NUM_THREADS):
+                threading.Thread(target=self._run, name=f"tandem-mask-{i}", daemon=True).start()
+        self._due.put(matcher)
+
+    def close(self) -> None:
+        for _ in range(NUM_THREADS):
+            self._due.put(None)
+
+    def _run(self) -> None:
+        while (matcher := self._due.get()) is not None:
+            matcher.compute()
+
+
+class GrammarMatcher:
+    """The engine's Matcher: the tokens that a grammar allows after an answer so far."""
+
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, vocab_size: int, threads: MaskThreads
+    ) -> None:
+        self._matcher = matcher
+        self._grammar = grammar
+        self._threads = threads
+        self._mask = np.zeros(-(-vocab_size // 32), np.int32)
+        self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
+        self._new_tokens: list[int] = []
+        self._num_watched = NUM_WATCHED
+        self._is_due_here = False
+        self._error: TandemError | None = None
+        self._has_mask = False
+        self._is_done = threading.Event()
+        self._is_done.set()
+        self.num_tokens = 0
+
+    def replay(self, answer: list[int]) -> None:
+        """Move behind tokens that were generated elsewhere. Raises InvalidRequestError."""
+        num_taken = self._matcher.try_consume_tokens(answer)
+        if num_taken < len(answer):
+            raise InvalidRequestError(
+                f"the {self._grammar.kind} does not allow token {num_taken} of the answer so far",
+                param="grammar",
+            )
+        self.num_tokens = num_taken
+
+    def begin(self, new_tokens: list[int]) -> None:
+        if not new_tokens and self._has_mask:
+            return
+        assert self._is_done.is_set() and not self._is_due_here, (
+            "a token was drawn without the mask that is being computed"
+        )
+        self._has_mask = True
+        self._new_tokens = new_tokens
+        self.num_tokens += len(new_tokens)
+        if self._num_watched:
+            self._is_done.clear()
+            self._threads.put(self)
+        else:
+            self._is_due_here = True
+
+    def wait(self, timeout_s: float | None) -> bool:
+        if self._is_due_here:
+            self._is_due_here = False
+            self.compute()
+        return self._is_done.wait(timeout_s)
+
+    def mask(self) -> "npt.NDArray[np.int32]":
+        assert self._is_done.is_set()
+        if self._error is not None:
+            raise self._error
+        return self._mask
+
+    def compute(self) -> None:
+        """Compute the mask that `begin` has asked for."""
+        matcher, started = self._matcher, time.thread_time()
+        try:
+            for token_id in self._new_tokens:
+                matcher.consume_token(token_id)
+            matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
+            if matcher.is_error():
+                self._error = grammar_error(self._grammar, matcher.get_error())
+            elif not self._mask.any():
+                self._error = grammar_error(
+                    self._grammar, f"no token can follow after {self.num_tokens} of the answer"
+                )
+        except Exception:
+            logger.exception("a mask could not be computed")
+            self._error = InternalError("a mask of the answer's grammar could not be computed")
+        finally:
+            is_quick = time.thread_time() - started < QUICK_S
+            self._num_watched = max(0, self._num_watched - 1) if is_quick else NUM_WATCHED
+            self._is_done.set()

@@ -1,0 +1,187 @@
+"""Answers of random weights: each follows its grammar, whatever happens to it on the way."""
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence
+from tandem.grammar.compiler import GrammarCompiler
+from tandem.models.random_model import write_random_model
+from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.grammar.answers import CASES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+VOCAB_SIZE = 512
+MAX_TOKENS = 600
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_random_model(folder, vocab_size=VOCAB_SIZE, hidden_size=32, num_layers=1)
+
+
+def make_engine(model: Path, **changes: object) -> Engine:
+    fields = {"device": "cpu", "threads": 1, "block_size": 8, "num_blocks": 2000}
+    config = EngineConfig.model_validate({"model": str(model), **fields, **changes})
+    return Engine(config, ModelRunner(config))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compiler(model: Path) -> AsyncIterator[GrammarCompiler]:
+    eos_token_ids = make_engine(model).runner.model_config.eos_token_ids
+    compiler = GrammarCompiler.of_model(model, VOCAB_SIZE, eos_token_ids)
+    assert compiler is not None
+    yield compiler
+    await compiler.close()
+
+
+class Crowd:
+    """Sequences under every kind of grammar in one engine, with some that are free."""
+
+    def __init__(self, model: Path, compiler: GrammarCompiler, engine: Engine) -> None:
+        self.engine = engine
+        self.compiler = compiler
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.answers: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+
+    async def add(self, name: str, kind: str, seed: int, answer: list[int]) -> None:
+        """Add a sequence that goes on after `answer`; its prompt and its draws are the seed's."""
+        draw = random.Random(seed)
+        prompt = [draw.randrange(256) for _ in range(draw.randrange(1, 40))]
+        sampling = SamplingParams(
+            temperature=draw.choice([0.0, 0.7, 1.5]),
+            seed=seed,
+            top_k=draw.choice([0, 40]),
+            frequency_penalty=draw.choice([0.0, 0.5]),
+            logprobs=draw.choice([None, 3]),
+        )
+        stop = StopConditions(
+            max_tokens=MAX_TOKENS if kind in CASES else 60,
+            min_tokens=draw.choice([0, 10]),
+            ignore_eos=draw.choice([False, True]) and kind in CASES,
+        )
+        seq = Sequence(name, prompt + answer, len(prompt), sampling, stop)
+        if kind in CASES:
+            seq.matcher = await self.compiler.compile(CASES[kind].grammar, answer)
+        self.engine.add(seq)
+        self.answers[name] = list(answer)
+
+    def run(self, num_steps: int | None = None) -> None:
+        while self.engine.has_work and num_steps != 0:
+            for output in self.engine.step():
+                assert output.error is None, output.error
+                self.answers[output.request_id] += output.token_ids
+                if output.finish_reason is not None:
+                    self.reasons[output.request_id] = output.finish_reason
+            if num_steps is not None:
+                num_steps -= 1
+
+    def text(self, name: str) -> str:
+        found: str = self.tokenizer.decode(self.answers[name])
+        return found
+
+    def check(self, name: str, kind: str) -> None:
+        """Free text inside of a structural tag may go on to the limit."""
+        if self.reasons[name] == "length" and kind == "structural_tag":
+            return
+        text = self.text(name)
+        assert self.reasons[name] == "stop", f"{name}: {text!r} has no end"
+        assert CASES[kind].is_valid(text), f"{name}: {text!r}"
+
+
+KINDS = [*CASES, "free"]
+
+
+async def valid_answers(crowd: Crowd, num_each: int) -> None:
+    for index in range(num_each):
+        for kind in KINDS:
+            await crowd.add(f"{kind} {index}", kind, index, [])
+    crowd.run()
+    crowd.engine.check_invariants()
+    assert crowd.engine.block_pool.num_held == 0
+    for index in range(num_each):
+        for kind in CASES:
+            crowd.check(f"{kind} {index}", kind)
+
+
+WAYS = {
+    "in turn": {"max_num_seqs": 48},
+    "overlap": {"max_num_seqs": 24, "overlap": True},
+    "preempted": {"max_num_seqs": 24, "num_blocks": 80, "overlap": True},
+    "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+async def test_answers_follow_their_grammars(
+    model: Path, compiler: GrammarCompiler, way: dict[str, object]
+) -> None:
+    crowd = Crowd(model, compiler, make_engine(model, **way))
+    await valid_answers(crowd, 4)
+    assert (crowd.engine.scheduler.num_preemptions > 0) == ("num_blocks" in way)
+
+
+async def test_an_answer_cut_anywhere_follows_its_grammar_elsewhere(
+    model: Path, compiler: GrammarCompiler
+) -> None:
+    """The rest is that of the uncut answer."""
+    whole = Crowd(model, compiler, make_engine(model))
+    for kind in CASES:
+        await whole.add(kind, kind, 3, [])
+    whole.run()
+    rest = Crowd(model, compiler, make_engine(model, enable_prefix_cache=False))
+    cuts = {}
+    for kind in CASES:
+        tokens = whole.answers[kind]
+        for cut in random.Random(4).sample(range(1, len(tokens)), min(3, len(tokens) - 1)):
+            cuts[f"{kind} {cut}"] = kind
+            await rest.add(f"{kind} {cut}", kind, 3, tokens[:cut])
+    rest.run()
+    assert len(cuts) > 10
+    for name, kind in cuts.items():
+        assert rest.answers[name] == whole.answers[kind], name
+        rest.check(name, kind)
+
+
+async def test_a_step_that_failed_is_computed_again_under_its_grammars(
+    model: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = Crowd(model, compiler, make_engine(model, overlap=True))
+    launch, num_launches = crowd.engine.runner.launch, 0
+
+    def failing(*args: object) -> object:
+        nonlocal num_launches
+        num_launches += 1
+        if num_launches % 7 == 3 and len(args[0]) > 1:  # type: ignore[arg-type]
+            raise RuntimeError("a step that fails when it is not alone")
+        return launch(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(crowd.engine.runner, "launch", failing)
+    await valid_answers(crowd, 1)
+    assert num_launches > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_ten_thousand_answers_follow_their_grammars(
+    model: Path, compiler: GrammarCompiler
+) -> None:
+    engine = make_engine(model, max_num_seqs=64, num_blocks=4000, overlap=True)
+    for start in range(0, 2000, 100):
+        crowd = Crowd(model, compiler, engine)
+        for index in range(start, start + 100):
+            for kind in CASES:
+                await crowd.add(f"{kind} {index}", kind, index, [])
+        crowd.run()
+        for index in range(start, start + 100):
+            for kind in CASES:
+                crowd.check(f"{kind} {index}", kind)
