@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 TORCH := $(shell grep '^torch==' constraints.txt)
-ROOMS := bench decode engine frontend kernels launch models prefill queue router runtime sdk transfer worker
+ROOMS := bench decode engine frontend grammar kernels launch models prefill queue router runtime sdk transfer worker
 # KV on a GPU lives in memory of CuPy's
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
