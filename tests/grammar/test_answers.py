@@ -171,17 +171,16 @@ async def test_a_step_that_failed_is_computed_again_under_its_grammars(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-async def test_ten_thousand_answers_follow_their_grammars(
+async def test_hundreds_of_answers_in_one_pool_follow_their_grammars(
     model: Path, compiler: GrammarCompiler
 ) -> None:
     engine = make_engine(model, max_num_seqs=64, num_blocks=4000, overlap=True)
-    for start in range(0, 2000, 100):
+    for start in range(0, 100, 50):
         crowd = Crowd(model, compiler, engine)
-        for index in range(start, start + 100):
+        for index in range(start, start + 50):
             for kind in CASES:
                 await crowd.add(f"{kind} {index}", kind, index, [])
         crowd.run()
-        for index in range(start, start + 100):
+        for index in range(start, start + 50):
             for kind in CASES:
                 crowd.check(f"{kind} {index}", kind)
