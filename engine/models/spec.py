@@ -84,6 +84,7 @@ class Architecture:
     rope_interleaved: bool = False  # neighbors in a head turn together, not halves
     norm_offset: float = 0.0  # added to the stored weights of norms
     scales_embedding: bool = False  # by the square root of hidden_size
+    code: str = ""  # foreign code that computes it, with its version; "": the engine's own
     models: str = ""  # published ones, for docs/models.md
 
     @property
