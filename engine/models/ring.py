@@ -3,15 +3,17 @@
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.config import ModelConfig, load_model_config
 from tandem.engine.models.json_file import read_json
-from tandem.engine.step.batch import Batch
 from tandem.runtime.errors import ModelError
+
+if TYPE_CHECKING:  # the launcher checks models without PyTorch
+    import torch
+
+    from tandem.engine.step.batch import Batch
 
 ModelImpl = Literal["auto", "native", "transformers"]
 
@@ -21,25 +23,25 @@ class AnyModel(Protocol):
 
     def forward(
         self,
-        batch: Batch,
-        kv_cache: torch.Tensor,
+        batch: "Batch",
+        kv_cache: "torch.Tensor",
         on_layers: Callable[[int], None] | None = None,
         boundaries: Collection[int] = (),
-    ) -> torch.Tensor:
+    ) -> "torch.Tensor":
         """Return logits of the sampled tokens; fill the cache."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
         """Return logits of rows of `hidden`."""
 
     def hidden(
         self,
-        batch: Batch,
-        kv_cache: torch.Tensor,
+        batch: "Batch",
+        kv_cache: "torch.Tensor",
         on_layers: Callable[[int], None] | None = None,
         boundaries: Collection[int] = (),
         *,
         of_all: bool = False,
-    ) -> torch.Tensor:
+    ) -> "torch.Tensor":
         """Return the operands of `logits`; fill the cache."""
 
 

@@ -131,7 +131,7 @@ def test_keys_and_values_of_other_versions_of_transformers_are_told_apart(
     generic = choose_model_config(tmp_path, "transformers")
     assert native.architecture.code == ""
     assert generic.architecture.code.startswith("transformers 5.")
-    monkeypatch.setattr("transformers.__version__", "5.99.0")
+    monkeypatch.setattr("tandem.engine.models.generic_build.transformers.__version__", "5.99.0")
     other = choose_model_config(tmp_path, "transformers")
     assert len({native.kv_form, generic.kv_form, other.kv_form}) == 3
 
