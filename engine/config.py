@@ -14,6 +14,10 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="", description="folder of the model")
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        default="auto",
+        description="code of the model: Tandem's or transformers'; auto: Tandem's where it has it",
+    )
     dtype: Dtype = Field(
         default="auto", description="auto: config.json's on a GPU, float32 on a CPU"
     )

@@ -19,8 +19,9 @@ from tandem.engine.memory.kv_cache import (
     num_blocks_within,
 )
 from tandem.engine.memory.profile import StepProfile
-from tandem.engine.models.config import ModelConfig, load_model_config
+from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
+from tandem.engine.models.ring import AnyModel, choose_model_config
 from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import ModelWeights, load_weights
 from tandem.engine.resolve import resolve
@@ -67,7 +68,7 @@ class ModelRunner:
         model_config: ModelConfig | None = None,
         weights: ModelWeights | None = None,
     ) -> None:
-        stored = model_config or load_model_config(config.model)
+        stored = model_config or choose_model_config(config.model, config.model_impl)
         self.config, self.model_config = resolve(config, stored)
         self._device = device = torch.device(self.config.device)
         torch.set_num_threads(config.num_threads())
@@ -103,9 +104,19 @@ class ModelRunner:
         assert config.block_size is not None and config.kernels != "auto"
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         kernels = load_kernels(config.kernels)
-        weights = weights or load_weights(config.model, model_config, dtype, device)
+        generic = None
+        if model_config.architecture.code:
+            # Not at the top: transformers is an extra.
+            from tandem.engine.models.generic_model import GenericModel
 
-        def make_model(longest: int) -> Model:
+            generic = GenericModel(config.model, model_config, kernels, device)
+        else:
+            weights = weights or load_weights(config.model, model_config, dtype, device)
+
+        def make_model(longest: int) -> AnyModel:
+            if generic is not None:
+                return generic
+            assert weights is not None
             tables = rope_tables(model_config, longest, dtype, device)
             return Model(model_config, weights, tables, kernels)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import uvloop
 
 from tandem.decode.config import DisaggConfig
-from tandem.engine.models.config import load_model_config
+from tandem.engine.models.ring import choose_model_config
 from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
@@ -98,5 +98,5 @@ def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path,
         model = BUNDLED_MODEL_NAME
     is_folder = Path(model).expanduser().is_dir()
     folder = resolve_model(model)
-    load_model_config(folder)
+    choose_model_config(folder, effective.config.engine.model_impl)
     return folder, options.served_model_name or (folder.name if is_folder else model)

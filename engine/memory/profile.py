@@ -7,7 +7,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kernel_set import Kernels
 from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_bytes
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.decoder import Model
+from tandem.engine.models.ring import AnyModel
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.batch import (
     NO_POSITION,
@@ -45,7 +45,7 @@ class StepProfile:
         self,
         config: EngineConfig,
         model_config: ModelConfig,
-        model: Model,
+        model: AnyModel,
         kernels: Kernels,
         longest: int,
         device: torch.device,

@@ -163,7 +163,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=ropes[0],
         tie_word_embeddings=config.flag("tie_word_embeddings"),
-        eos_token_ids=_eos_token_ids([whole, config], folder),
+        eos_token_ids=eos_token_ids([whole, config], folder),
         dtype=_dtype(whole, config),
         flags=tuple(flag for flag in architecture.flags if config.flag(flag)),
         layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
@@ -245,7 +245,7 @@ def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _eos_token_ids(configs: list[JsonObject], folder: Path) -> tuple[int, ...]:
+def eos_token_ids(configs: list[JsonObject], folder: Path) -> tuple[int, ...]:
     """Return the ids in config.json and in generation_config.json, which often names more."""
     files = list(configs)
     if (folder / "generation_config.json").exists():

@@ -29,6 +29,30 @@ eager pass of transformers: 64 greedy tokens in ragged batches, prompts in chunk
 prefix, after preemption and prefilled by another worker, and logits in float32.
 """
 
+_GENERIC = """\
+## Other decoders of text
+
+A decoder that is not in the table is computed by the modelling code of transformers, with the
+engine's attention, linear layers, norms and experts: `pip install 'tandem-serve[transformers]'`.
+`engine.model_impl` chooses: `auto` takes native code where there is some, `native` and
+`transformers` insist. Prefix cache, handoff and migration are the same. Prefill and decode workers
+must have the same version of transformers, and do not work together otherwise. Code from a model's
+folder is never run.
+
+Tests compare more than 30 architectures with the eager pass of transformers, among them mixtures of
+experts, gpt-oss, DeepSeek-V3, Llama 4 and GPT-NeoX. A model with latent attention (DeepSeek) keeps
+full keys and values for every head, which takes far more memory than its latents would.
+
+Refused at the start, with the layer and the reason: state outside of attention (Qwen3-Next,
+Falcon-H1), attention that does not go through transformers' interface (BLOOM), layers with
+differing numbers of KV heads, encoders, inputs other than text, quantized weights. Where angles
+(longrope, dynamic) or attention in chunks change with the length of a batch, the model serves
+sequences up to that length.
+
+`tandem doctor MODEL` names the code that would serve a model, the bytes of its weights and of KV
+per token, the tokens that fit this machine, and missing files.
+"""
+
 _NOTES = """\
 ## Limits
 
@@ -63,7 +87,7 @@ def render() -> str:
         ropes=_listed(ROPE_KINDS),
         wrappers=_listed(f"`{name}`" for name in WITH_TEXT_CONFIG),
     )
-    return f"{_INTRODUCTION}\n{_NATIVE}\n{table}\n\n{notes}"
+    return f"{_INTRODUCTION}\n{_NATIVE}\n{table}\n\n{_GENERIC}\n{notes}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -121,6 +121,7 @@ class Architecture:
     mixture: Mixture | None = None  # None: every layer is dense
     # Those of a layer in files that stack experts, where published ones do not, or by other names.
     stacked_tensors: tuple[TensorSpec, ...] = ()
+    code: str = ""  # foreign code that computes it, with its version; "": the engine's own
     models: str = ""  # published ones, for docs/models.md
 
     @property

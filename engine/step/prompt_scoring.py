@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.models.decoder import Model
+from tandem.engine.models.ring import AnyModel
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.batch import ScoredChunk
 from tandem.engine.step.upload import download, upload
@@ -27,7 +27,7 @@ _ALIGNED_ROWS = 16  # parts begin at multiples of it: for an unaligned pointer T
 class PromptScorer:
     """Scores the prompts of one model. Logits exist for about `num_rows` tokens at one time."""
 
-    def __init__(self, model: Model, token_logprobs: Callable[..., None], num_rows: int) -> None:
+    def __init__(self, model: AnyModel, token_logprobs: Callable[..., None], num_rows: int) -> None:
         self._model = model
         self._token_logprobs = token_logprobs
         self._max_rows = -(-num_rows // _ALIGNED_ROWS) * _ALIGNED_ROWS

@@ -222,10 +222,16 @@ def plan(
     run_plan(effective, load, handoff, options)
 
 
-@app.command(epilog="Example: tandem doctor --json")
+@app.command(epilog="Example: tandem doctor Qwen/Qwen3-0.6B --json")
 @shares(session=file_session)
-def doctor(session: Session, as_json: Json = False) -> None:
+def doctor(
+    session: Session,
+    model: Annotated[str, typer.Argument(help="also check this folder or hub id")] = "",
+    as_json: Json = False,
+) -> None:
     """Check this machine: versions, GPU, CUDA IPC, NIXL, NATS, etcd, ports, limits.
+
+    With MODEL also: the code that would serve it, the memory that it takes, what is missing.
 
     Every line is ok, warn or fail, with a remedy. The exit code is 1 when a check failed.
     """
@@ -235,7 +241,7 @@ def doctor(session: Session, as_json: Json = False) -> None:
         effective = session.load_for_cluster()
     except ConfigError:  # several clusters run here; the checks of this machine need none of them
         effective = session.load()
-    raise typer.Exit(run_doctor(effective, as_json=as_json))
+    raise typer.Exit(run_doctor(effective, model, as_json=as_json))
 
 
 @app.command(context_settings=PASS_ON, epilog="Example: tandem bench --help")

@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 
 from rich.console import Console
 
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.doctor import checks_machine, checks_parts
+from tandem.launch.doctor.check_model import check_model
 from tandem.launch.doctor.findings import Finding, ok, warn
 from tandem.launch.status import links, read_cluster
 from tandem.runtime.errors import ServiceError
@@ -16,11 +18,12 @@ from tandem.runtime.errors import ServiceError
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def run_doctor(effective: EffectiveConfig, *, as_json: bool) -> int:
-    """Print every finding at once. Returns the exit code: 1 when a check failed."""
+def run_doctor(effective: EffectiveConfig, model: str = "", *, as_json: bool) -> int:
+    """Print every finding at once, those about `model` first. Return 1 when a check failed."""
     console = Console(highlight=False, soft_wrap=True)
     findings: list[Finding] = []
-    for finding in examine(effective):
+    of_model = check_model(model, effective.config.engine) if model else ()
+    for finding in chain(of_model, examine(effective)):
         findings.append(finding)
         if not as_json:
             _print_finding(console, finding)

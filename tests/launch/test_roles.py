@@ -52,10 +52,12 @@ def test_a_mistyped_address_is_named_before_the_model_is_looked_for(
 def test_a_model_that_the_engine_does_not_run_is_refused_before_anything_is_started(
     tandem: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}')
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["T5Model"], "is_encoder_decoder": true}'
+    )
     (tmp_path / "tokenizer.json").write_text("{}")
     run_dir = tmp_path / "run"
     code, _, errors = tandem("serve", str(tmp_path), "--port", "0", "--run-dir", str(run_dir))
     assert code == 1
-    assert f"error: {tmp_path}/config.json: architectures: 'BloomForCausalLM'" in errors
+    assert f"error: {tmp_path}/config.json: architectures: 'T5Model'" in errors
     assert not run_dir.exists()

@@ -1,0 +1,121 @@
+"""The two functions that transformers' models call in place of their own: attention and experts.
+
+transformers finds both by the name INTERFACE. No mask function has that name, so no mask is built.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+
+INTERFACE = "tandem"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention, as its modelling code asks for it."""
+
+    layer: int
+    scale: float
+    window: int  # positions that a query sees, its own the last; 0: all before it
+    soft_cap: float  # 0: none
+    sinks: torch.Tensor | None  # [num_heads] float32: a logit that takes mass and has no value
+    unsupported: str  # the first argument that no kernel takes, or empty
+
+
+# (call, q, k, v), each [num_tokens, heads, size] |-> attended [num_tokens, num_heads, v's size]
+Attend = Callable[[AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# The attention of the forward pass that this thread is in.
+attend: ContextVar[Attend] = ContextVar("attend")
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,  # [1, num_heads, num_tokens, head_dim]
+    key: torch.Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    value: torch.Tensor,  # [1, num_kv_heads, num_tokens, size of a value]
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return [1, num_tokens, num_heads, size of a value], by the `attend` of this pass."""
+    sinks = others.get("s_aux", getattr(module, "sinks", None))
+    call = AttentionCall(
+        module.layer_idx,
+        float(query.shape[-1] ** -0.5 if scaling is None else scaling),
+        _window(module, others.get("sliding_window")),
+        float(others.get("softcap") or 0.0),
+        None if sinks is None else sinks.float(),
+        _unsupported(module, attention_mask, others),
+    )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend.get()(call, q, k, v).unsqueeze(0), None
+
+
+def _window(module: Any, sliding_window: int | None) -> int:
+    """Return the window that the call names, or that the configuration gives to this layer."""
+    kinds = getattr(module.config, "layer_types", None)
+    if sliding_window is None and kinds and kinds[module.layer_idx] == "sliding_attention":
+        sliding_window = module.config.sliding_window
+    return int(sliding_window or 0)
+
+
+def _unsupported(module: Any, mask: torch.Tensor | None, others: dict[str, Any]) -> str:
+    if mask is not None:
+        return "a mask of its own"
+    for name in ("position_bias", "attention_bias", "head_mask", "indices"):
+        if others.get(name) is not None:
+            return name
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        return "attention that is not causal"
+    return ""
+
+
+def _experts(
+    module: Any,
+    hidden: torch.Tensor,  # [num_tokens, hidden_size]
+    top_k_index: torch.Tensor,  # [num_tokens, top_k]
+    top_k_weights: torch.Tensor,  # [num_tokens, top_k]
+) -> torch.Tensor:
+    """Return the weighted sum of each token's experts: one product per expert that is used."""
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    if hidden.is_cuda:  # one launch without a look at the counts, which a graph cannot take
+        grouped: torch.Tensor = grouped_mm_experts_forward(
+            module, hidden, top_k_index, top_k_weights
+        )
+        return grouped
+    num_tokens, top_k = top_k_index.shape
+    expert_of = top_k_index.flatten()
+    order = expert_of.argsort(stable=True)
+    counts = torch.bincount(expert_of, minlength=module.down_proj.shape[0]).tolist()
+    out = hidden.new_empty(num_tokens * top_k, hidden.shape[1])
+    for expert, rows in enumerate(torch.split(order, counts)):
+        if len(rows):
+            out[rows] = _expert(module, expert, hidden[rows // top_k])
+    return (out.view(num_tokens, top_k, -1) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+
+
+def _expert(module: Any, expert: int, x: torch.Tensor) -> torch.Tensor:
+    def product(x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = getattr(module, name)[expert]
+        bias = getattr(module, name + "_bias")[expert] if module.has_bias else None
+        return F.linear(x, weight.T if module.is_transposed else weight, bias)
+
+    if module.has_gate:
+        inner = module._apply_gate(product(x, "gate_up_proj"))
+    else:
+        inner = module.act_fn(product(x, "up_proj"))
+    y = product(inner, "down_proj")
+    return module.post_expert_norm(y) if module.has_post_expert_norm else y
+
+
+AttentionInterface.register(INTERFACE, _attention)
+ExpertsInterface.register(INTERFACE, _experts)

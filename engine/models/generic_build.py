@@ -1,0 +1,282 @@
+"""Decoders of transformers: from a folder to sizes, with reasons for a refusal, and to a module."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tandem.engine.loading.checkpoint import Checkpoint
+from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
+from tandem.engine.models.config import (
+    DTYPES,
+    ModelConfig,
+    eos_token_ids,
+)
+from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
+from tandem.engine.models.json_file import MOST, read_json
+from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.models.spec import Architecture
+from tandem.runtime.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TOKENS = 3
+_ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+# Their angles depend on the longest sequence of a batch beyond the original context.
+_ROPE_BY_LENGTH = {"dynamic", "longrope"}
+
+
+class _Called(NamedTuple):
+    """One layer's attention in the probe, with its sizes."""
+
+    call: AttentionCall
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+
+
+class _Probe:
+    """Attention that computes nothing and records each layer's call with its sizes."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Called] = []
+
+    def __call__(
+        self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        self.calls.append(_Called(call, q.shape[1], k.shape[1], q.shape[2], v.shape[2]))
+        return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+def load_generic_config(folder: str | Path) -> ModelConfig:
+    """Return the sizes of the model in `folder`, from a pass of its modelling code on no device.
+
+    Raises ModelError naming the layer and the reason for a model that cannot be served.
+    """
+    path = Path(folder) / "config.json"
+    config = _transformers_config(path)
+    model = _on_meta(path, config)
+    _refuse_state(path, config, model)
+    calls = _probe(path, model)
+    num_layers = config.num_hidden_layers
+    _refuse_calls(path, config, num_layers, calls)
+    dtype = str(config.dtype or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ModelError(f"{path}: dtype: {dtype} is not supported", param="dtype")
+    head_dim = max(max(each.key_size, each.value_size) for each in calls)
+    _check_size(path, "num_hidden_layers", num_layers)
+    _check_size(path, "head_dim", head_dim)
+    name = type(model).__name__
+    return ModelConfig(
+        architecture=Architecture(name, config.model_type, (), code=f"transformers {_version()}"),
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or config.hidden_size,
+        num_layers=num_layers,
+        num_heads=calls[0].heads,
+        num_kv_heads=calls[0].kv_heads,
+        head_dim=head_dim + head_dim % 2,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=_max_positions(path, config),
+        rms_norm_eps=1e-6,  # like `rope`, of no use: transformers' own code computes both
+        rope=RopeConfig(1.0),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        eos_token_ids=eos_token_ids([read_json(path)], Path(folder)),
+        dtype=dtype,
+    )
+
+
+def build_generic(folder: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the module with its weights on `device`. Raises ModelError naming what is missing."""
+    path = Path(folder) / "config.json"
+    config = _transformers_config(path)
+    checkpoint = Checkpoint(folder)
+    names = set(checkpoint)
+    meta = _on_meta(path, config)
+    tied = set(meta.all_tied_weights_keys)
+    wanted = {name for name, _ in meta.named_parameters()} - tied
+    if not wanted <= names:
+        return _checked(path, _by_conversion(path, type(meta), config, dtype).to(device))
+    with torch.device(device), no_init_weights():
+        model: Any = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
+    model.tie_weights()
+    targets = {name: p for name, p in model.named_parameters() if name in wanted}
+    pieces = cut(
+        (checkpoint.find(name, *target.shape), target.data) for name, target in targets.items()
+    )
+    lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
+    read_pieces(pieces, lanes, lambda num_bytes: None)
+    for name, buffer in model.named_buffers():
+        if name in names:
+            stored = checkpoint.find(name, *buffer.shape)
+            read_pieces(cut([(stored, buffer)]), lanes[:1], lambda num_bytes: None)
+    return _checked(path, model)
+
+
+def _by_conversion(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """Load a checkpoint whose names differ from the module's, by transformers' own mapping."""
+    model, info = kind.from_pretrained(
+        path.parent,
+        config=config,
+        dtype=dtype,
+        attn_implementation=INTERFACE,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{path.parent}: no safetensors file has tensor {missing[0]}", param=missing[0]
+        )
+    return model
+
+
+def _checked(path: Path, model: Any) -> Any:
+    """Return `model`, whose numbers are all finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.stack(torch.aminmax(parameter.detach())).isfinite().all()):
+            raise ModelError(f"{path.parent}: not all numbers are finite in {name}", param=name)
+    return _served(model)
+
+
+def _transformers_config(path: Path) -> Any:
+    data = read_json(path).data
+    if data.get("quantization_config"):
+        raise ModelError(
+            f"{path}: quantization_config: is set, which model_impl transformers does not support",
+            param="quantization_config",
+        )
+    names = data.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if data.get("is_encoder_decoder"):
+        raise _refused(path, name, "it is an encoder with a decoder; only decoders are served")
+    if name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise _refused(path, name, f"it is no decoder of text in transformers {_version()}")
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            path.parent, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # its readers and validators raise what they like
+        raise ModelError(f"{path}: transformers {_version()}: {error}") from error
+    if config.get_text_config() is not config:
+        raise _refused(path, name, "it takes more than text")
+    return config
+
+
+def _on_meta(path: Path, config: Any) -> Any:
+    name = read_json(path).data["architectures"][0]
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = getattr(transformers, name)._from_config(config, attn_implementation=INTERFACE)
+    except Exception as error:
+        raise _refused(path, name, f"transformers cannot build it: {error}") from error
+    return _served(model)
+
+
+def _served(model: Any) -> Any:
+    """Return `model` with Tandem's experts, and without a look at its inputs on the host."""
+    model.config._experts_implementation = INTERFACE
+    model.config.pad_token_id = None  # else a pass looks for padding in the tokens
+    return model.eval().requires_grad_(False)
+
+
+def _refuse_state(path: Path, config: Any, model: Any) -> None:
+    """Refuse layers that carry something from token to token beside keys and values."""
+    kinds = getattr(config, "layer_types", None) or ()
+    for layer, kind in enumerate(kinds):
+        if kind not in _ATTENTION_KINDS:
+            raise _refused(
+                path, type(model).__name__, f"layer {layer} ({kind}) has state outside of attention"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
+            owner = name.rpartition(".")[0]
+            kind = type(model.get_submodule(owner)).__name__
+            raise _refused(
+                path, type(model).__name__, f"{owner} ({kind}) has state outside of attention"
+            )
+    if getattr(model, "_is_stateful", False):
+        raise _refused(path, type(model).__name__, "it has state outside of attention")
+
+
+@torch.inference_mode()
+def _probe(path: Path, model: Any) -> list[_Called]:
+    probe = _Probe()
+    token = attend.set(probe)
+    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
+    try:
+        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+    except Exception as error:
+        at = f"after layer {len(probe.calls) - 1}" if probe.calls else "before its first attention"
+        raise _refused(
+            path, type(model).__name__, f"its pass over a flat batch fails {at}: {error}"
+        ) from error
+    finally:
+        attend.reset(token)
+    return probe.calls
+
+
+def _refuse_calls(path: Path, config: Any, num_layers: int, calls: list[_Called]) -> None:
+    name = config.architectures[0]
+    seen = [call.layer for call, *_ in calls]
+    for layer in range(num_layers):
+        if seen[layer : layer + 1] != [layer]:
+            kinds = getattr(config, "layer_types", None) or ()
+            kind = kinds[layer] if layer < len(kinds) else config.model_type
+            raise _refused(
+                path,
+                name,
+                f"layer {layer} ({kind}) does not compute attention through "
+                "transformers' attention interface",
+            )
+    if len(seen) > num_layers:
+        raise _refused(path, name, f"layer {seen[num_layers]} attends more than once")
+    for call, heads, kv_heads, _, _ in calls:
+        if call.unsupported:
+            raise _refused(path, name, f"layer {call.layer} needs {call.unsupported}")
+        if (heads, kv_heads) != (calls[0].heads, calls[0].kv_heads):
+            raise _refused(
+                path, name, f"layer {call.layer} has {kv_heads} KV heads of {heads}, others differ"
+            )
+
+
+def _max_positions(path: Path, config: Any) -> int:
+    """Return the positions of the model, fewer where its attention or angles change beyond."""
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if not isinstance(most, int) or most <= 0:
+        raise ModelError(
+            f"{path}: max_position_embeddings: missing", param="max_position_embeddings"
+        )
+    limit, reason = most, ""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        limit, reason = min(limit, chunk), "layers attend in chunks of that many tokens"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        if part.get("rope_type") in _ROPE_BY_LENGTH:
+            original = part.get("original_max_position_embeddings") or most
+            limit, reason = min(limit, original), f"{part['rope_type']} angles change beyond"
+    if limit < most:
+        logger.warning("%s: at most %d of %d tokens: %s", path.parent, limit, most, reason)
+    return _check_size(path, "max_position_embeddings", limit)
+
+
+def _check_size(path: Path, key: str, value: int) -> int:
+    if not 0 < value <= MOST[key]:
+        raise ModelError(f"{path}: {key}: {value} is not in 1..{MOST[key]}", param=key)
+    return value
+
+
+def _refused(path: Path, name: object, reason: str) -> ModelError:
+    return ModelError(f"{path}: architectures: {name!r}: {reason}", param="architectures")
+
+
+def _version() -> str:
+    return str(transformers.__version__)

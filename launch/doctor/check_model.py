@@ -1,0 +1,68 @@
+"""`tandem doctor MODEL`: the code that would serve a model, and the memory that it takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tandem.engine.config import EngineConfig
+from tandem.launch.doctor.findings import Finding, fail, ok, warn
+from tandem.models.paths import resolve_model
+from tandem.runtime.errors import TandemError
+from tandem.runtime.model_files import REQUIRED
+
+GIB = 2**30
+
+
+def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
+    """Yield findings about a model, a folder or a hub id, without reading its weights."""
+    # Not at the top: doctor also reports that torch is missing.
+    import torch
+
+    from tandem.engine.memory.kv_cache import block_bytes
+    from tandem.engine.models.ring import choose_model_config
+    from tandem.engine.resolve import resolve
+
+    try:
+        folder = resolve_model(model)
+        stored = choose_model_config(folder, engine.model_impl)
+        resolved, config = resolve(engine, stored)
+    except TandemError as error:
+        yield fail("model", error.message, "see docs/models.md for the models that are served")
+        return
+    code = config.architecture.code or "native"
+    yield ok("model", f"{config.architecture.name}, {code}, runs in {config.dtype}")
+    yield from _check_files(folder)
+    item_bytes: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+    stored_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    weights_bytes = stored_bytes * item_bytes[config.dtype] // item_bytes[stored.dtype]
+    device = torch.device(resolved.device)
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        budget = int(total * engine.kv_memory_fraction) - weights_bytes
+        asked = budget
+    else:
+        total = int(psutil.virtual_memory().available)
+        budget = total - weights_bytes
+        asked = min(budget, engine.kv_memory_bytes)
+    token_bytes = block_bytes(config, 1)
+    sizes = (
+        f"{weights_bytes / GIB:.2f} GiB of weights, {token_bytes:,} bytes of KV per token; "
+        f"on {resolved.device} {max(0, budget) // token_bytes:,} tokens fit beside the weights"
+    )
+    if asked < token_bytes * (resolved.block_size or 1):
+        yield fail("model memory", sizes, "use a device with more memory or a smaller model")
+    else:
+        yield ok("model memory", f"{sizes}, {asked // token_bytes:,} as configured")
+
+
+def _check_files(folder: Path) -> Iterator[Finding]:
+    missing = [name for name in REQUIRED if not (folder / name).is_file()]
+    if missing:
+        yield fail("model files", f"{folder} has no {', '.join(missing)}", "copy the whole folder")
+    if not any(folder.glob("*.safetensors")):
+        yield warn(
+            "model files",
+            f"{folder} has no *.safetensors",
+            "convert the weights to safetensors",
+        )

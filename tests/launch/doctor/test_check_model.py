@@ -1,0 +1,43 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tandem.engine.config import EngineConfig
+from tandem.launch.doctor.check_model import check_model
+from tandem.models.paths import BUNDLED_MODEL
+
+
+def test_a_model_has_its_code_its_bytes_and_the_tokens_that_fit() -> None:
+    config = EngineConfig(device="cpu", kv_memory_bytes=2**20)
+    code, memory = check_model(str(BUNDLED_MODEL), config)
+    assert (code.grade, memory.grade) == ("ok", "ok")
+    assert "native, runs in float32" in code.detail
+    values = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    heads, layers = values["num_key_value_heads"], values["num_hidden_layers"]
+    token_bytes = 2 * heads * values["head_dim"] * layers * 4
+    assert f"{token_bytes:,} bytes of KV per token" in memory.detail
+    assert memory.detail.endswith(f"{2**20 // token_bytes:,} as configured")
+
+
+def test_too_little_memory_for_one_block_is_a_failure() -> None:
+    config = EngineConfig(device="cpu", kv_memory_bytes=1)
+    *_, memory = check_model(str(BUNDLED_MODEL), config)
+    assert (memory.subject, memory.grade) == ("model memory", "fail")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((BUNDLED_MODEL / "config.json").read_bytes())
+    found = [each for each in check_model(str(tmp_path), EngineConfig(device="cpu")) if each.remedy]
+    assert [each.grade for each in found] == ["fail", "warn"]
+    assert "tokenizer.json" in found[0].detail and "safetensors" in found[1].detail
+
+
+@pytest.mark.parametrize("impl", ["native", "auto"])
+def test_a_model_that_is_refused_has_the_reason(tmp_path: Path, impl: str) -> None:
+    values = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (finding,) = check_model(str(tmp_path), EngineConfig(device="cpu", model_impl=impl))
+    assert finding.grade == "fail"
+    reason = "not supported" if impl == "native" else "an encoder with a decoder"
+    assert reason in finding.detail
