@@ -242,9 +242,8 @@ async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     await stage.healed()
 
 
-@pytest.mark.parametrize(
-    "point", [at(point) for point in ("after claim", "mid-write", "inside a post")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after claim", "mid-write", "inside a post"])
 async def test_a_prefill_worker_that_wakes_after_its_lease_harms_nobody(
     stage: Stage, point: str
 ) -> None:

@@ -1,6 +1,7 @@
 """examples/two_models, run as its docstring says."""
 
 import aiohttp
+import pytest
 from tokenizers import Tokenizer
 
 from tandem.models.paths import BUNDLED_MODEL
@@ -8,6 +9,7 @@ from tandem.sdk.sample_engine import expected_tokens
 from tests.examples.example_cluster import ExampleCluster
 
 
+@pytest.mark.slow
 async def test_two_models_are_served_by_two_processes_and_by_the_one_that_is_left(
     examples: ExampleCluster, http: aiohttp.ClientSession
 ) -> None:
