@@ -23,7 +23,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     ModelError that says what was tried.
     """
     name = str(name_or_path)
-    if name == BUNDLED_MODEL_NAME:
+    if name in ("bundled", BUNDLED_MODEL_NAME):
         return _bundled()
     folder = Path(name).expanduser()
     if folder.is_dir():

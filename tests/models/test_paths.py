@@ -8,7 +8,7 @@ from tandem.runtime.errors import ModelError
 
 
 def test_the_bundled_name_is_the_bundled_folder() -> None:
-    assert resolve_model(BUNDLED_MODEL_NAME) == BUNDLED_MODEL
+    assert resolve_model(BUNDLED_MODEL_NAME) == resolve_model("bundled") == BUNDLED_MODEL
 
 
 def test_a_folder_with_a_config_is_itself(tmp_path: Path) -> None:
