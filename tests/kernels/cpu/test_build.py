@@ -75,6 +75,7 @@ def test_a_library_that_another_user_could_have_written_is_compiled_anew(
 ) -> None:
     build.load_library()
     (built,) = compile_anew.iterdir()
+    built.unlink()  # this process has it mapped: to write over it would end the process
     built.write_bytes(b"planted")
     built.chmod(0o722)
     build.load_library.cache_clear()
