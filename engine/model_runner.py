@@ -208,7 +208,7 @@ class ModelRunner:
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return [num_tokens, vocab_size] for `inputs` of a decode step (build_decode_batch)."""
         batch = build_decode_batch(inputs, self._batch_rows, self.kv_cache.block_size)
-        return self._model.forward(batch, self.kv_cache.tensor)
+        return self._model.logits(self._model.hidden(batch, self.kv_cache.tensor))
 
     def sample(self, logits: torch.Tensor, inputs: torch.Tensor, plan: SamplingPlan) -> SampledRows:
         """Draw the next token of every row of a decode step, and keep it for its batch row."""

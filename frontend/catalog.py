@@ -99,6 +99,7 @@ class Catalog:
         self._cards: dict[str, ModelCard] = {}  # by instance id, one of each
         self.instances: Mapping[str, Instance] = {}  # all that serve a model, by instance id
         self.has_text_models = False
+        self.longest_context = MAX_PROMPT_TOKENS  # of all models, in tokens
         self._listeners: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
@@ -130,12 +131,6 @@ class Catalog:
     def models(self) -> list[ServedModel]:
         """All models that have a worker."""
         return [model for model in self._models.values() if model.instances]
-
-    @property
-    def longest_context(self) -> int:
-        """The tokens of the longest context of all models; the most there is without a model."""
-        lengths = [model.card.context_length for model in self._models.values()]
-        return min(max(lengths, default=MAX_PROMPT_TOKENS), MAX_PROMPT_TOKENS)
 
     def reads_text(self, name: str) -> bool:
         """Return True if the model under this name reads and writes text itself."""
@@ -273,6 +268,8 @@ class Catalog:
             self._update_model(name, group)
         self._loading = by_name.keys() - self._models.keys()
         self.has_text_models = any(map(self.reads_text, self._models))
+        lengths = [model.card.context_length for model in self._models.values()]
+        self.longest_context = min([max(lengths, default=MAX_PROMPT_TOKENS), MAX_PROMPT_TOKENS])
         digests = {card.files_digest for card in cards}
         self._texts.keep(digests | {model.card.files_digest for model in self._models.values()})
 

@@ -31,7 +31,7 @@ class Delivery(Protocol):
 
     @property
     def num_deliveries(self) -> int:
-        """How often the job was delivered so far, this time included."""
+        """The number of deliveries of the job so far, this one included."""
 
     async def ack(self) -> None:
         """Remove the job from the queue."""

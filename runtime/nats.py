@@ -135,7 +135,9 @@ class NatsConnection:
             logger.warning("NATS connection did not close cleanly: %r", closing.exception())
 
     async def _on_error(self, error: Exception) -> None:
-        self._last_error = error
+        # A server that refuses a password closes at once, and the reset can overtake its reason.
+        if self._last_error is None or not isinstance(error, ConnectionResetError):
+            self._last_error = error
         level = logging.WARNING if self.client.is_connected else logging.DEBUG
         logger.log(level, "NATS at %s: %r", self.url, error)
 

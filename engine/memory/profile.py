@@ -129,7 +129,7 @@ class StepProfile:
         inputs = row.unsqueeze(1).expand(3, self._max_num_seqs).contiguous()
         inputs = inputs.to(self._batch_rows.device)
         batch = build_decode_batch(inputs, self._batch_rows, self._block_size)
-        logits = self._model.forward(batch, self._pool)
+        logits = self._model.logits(self._model.hidden(batch, self._pool))
         self._sample(logits, batch, DRAWN)
 
     def _sample(self, logits: torch.Tensor, batch: Batch, plan: SamplingPlan) -> None:

@@ -56,6 +56,8 @@ class Model:
         self._rope_tables = rope_tables
         self._kernels = kernels
         self._scale = config.query_scale or config.head_dim**-0.5
+        is_gelu = config.activation == "gelu_tanh"
+        self._activate = kernels.gelu_mul if is_gelu else kernels.silu_mul
         self._dtype = kernels.activation_dtype(weights.embedding)
         self._embedding = weights.embedding
         # As transformers does, whose sums models were trained with.
@@ -75,19 +77,6 @@ class Model:
         ]
         lm_head = scaled(kernels.pack_linear(weights.lm_head), config.logit_multiplier)
         self._lm_head = capped(lm_head, config.logit_cap)
-
-    def forward(
-        self,
-        batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        on_layers: Callable[[int], None] | None = None,
-        boundaries: Collection[int] = (),
-    ) -> torch.Tensor:
-        """Return logits [num_samples, vocab_size] of `batch.logits_indices`; fill the cache.
-
-        `on_layers` and `boundaries` are as in `hidden`.
-        """
-        return self.logits(self.hidden(batch, kv_cache, on_layers, boundaries))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [num_rows, vocab_size] of rows of `hidden`."""
@@ -331,7 +320,5 @@ class Model:
     def _dense(self, normed: torch.Tensor, gate_up_of: Linear, down: Linear) -> torch.Tensor:
         gate_up = gate_up_of(normed)
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        is_gelu = self._config.activation == "gelu_tanh"
-        activate = self._kernels.gelu_mul if is_gelu else self._kernels.silu_mul
-        activate(gate_up, out)
+        self._activate(gate_up, out)
         return down(out)

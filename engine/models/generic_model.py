@@ -41,16 +41,6 @@ class GenericModel:
         self._no_rotation = torch.zeros(1, 2, config.head_dim, dtype=dtype, device=device)
         self._no_rotation[:, 0] = 1
 
-    def forward(
-        self,
-        batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        on_layers: Callable[[int], None] | None = None,
-        boundaries: Collection[int] = (),
-    ) -> torch.Tensor:
-        """Return logits [num_samples, vocab_size] of `batch.logits_indices`; fill the cache."""
-        return self.logits(self.hidden(batch, kv_cache, on_layers, boundaries))
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [num_rows, vocab_size] of rows of `hidden`."""
         out = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False)

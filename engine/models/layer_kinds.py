@@ -12,7 +12,7 @@ _TYPES = {"full_attention": False, "sliding_attention": True}
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """How a layer rotates, and how many positions a query sees, its own the last."""
+    """A layer's rotation, and the number of positions that a query sees, its own the last."""
 
     rope: RopeConfig | None  # None: queries and keys are not rotated
     window: int = 0  # tokens; 0: all

@@ -21,15 +21,6 @@ ModelImpl = Literal["auto", "native", "transformers"]
 class AnyModel(Protocol):
     """A decoder of either ring; the methods are described at tandem.engine.models.decoder."""
 
-    def forward(
-        self,
-        batch: "Batch",
-        kv_cache: "torch.Tensor",
-        on_layers: Callable[[int], None] | None = None,
-        boundaries: Collection[int] = (),
-    ) -> "torch.Tensor":
-        """Return logits of the sampled tokens; fill the cache."""
-
     def logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
         """Return logits of rows of `hidden`."""
 

@@ -124,7 +124,7 @@ class _WithoutEnd:
 
 
 async def ask(stack: Stack, path: str, body: dict[str, Any], **fields: object) -> dict[str, Any]:
-    """What a client has in the end, streamed or not: texts, logprobs, reasons, usage."""
+    """The whole answer that a client has, streamed or not: texts, logprobs, reasons, usage."""
     whole = {"model": MODEL, **body, **fields}
     if whole.get("stream"):
         whole["stream_options"] = {"include_usage": True}

@@ -63,7 +63,7 @@ class Happened:
 
 
 def lanes(crew: Crew) -> tuple[str, ...]:
-    """Where faults happen one at a time.
+    """Return the places at which faults happen one at a time.
 
     Every loose worker at once is struck on the lane of the steady ones: no request may fail then,
     so no steady worker may be struck meanwhile.

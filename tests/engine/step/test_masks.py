@@ -69,7 +69,7 @@ def engine(model: Path, request: pytest.FixtureRequest) -> Engine:
 
 
 class Answers:
-    """What the sequences of an engine gave."""
+    """The answers of an engine's sequences."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

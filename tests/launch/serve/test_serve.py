@@ -168,7 +168,7 @@ def test_other_users_of_the_machine_reach_nothing_but_http(served: Served) -> No
 
 async def refuses_strangers(nats_url: str, status: str) -> None:
     with pytest.raises(ServiceError, match=r"(?i)authorization"):
-        await NatsConnection(RuntimeConfig(nats_url=nats_url, connect_attempts=1)).start()
+        await NatsConnection(RuntimeConfig(nats_url=nats_url, connect_attempts=5)).start()
     report = json.loads(status)
     client = RequestClient(RuntimeConfig(), "a stranger")
     instances = [process["instance"] for process in report["instances"]]
