@@ -18,6 +18,7 @@ from tandem.bench.client.http import ExchangeError
 from tandem.bench.client.openai import OpenAIClient
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.session import Run, Session
+from tandem.bench.load.trace import read_trace
 from tandem.bench.report.console import say
 from tandem.bench.report.document import (
     document,
@@ -98,7 +99,10 @@ class Comparison:
         grid, of_traces = grid_cells(options), trace_names(options)
         names = chosen([*(cell.name for cell in grid), *of_traces], options.cells)
         cells = [cell for cell in grid if cell.name in names]
-        for trace in dict.fromkeys(of_traces[name] for name in of_traces if name in names):
+        traces = dict.fromkeys(of_traces[name] for name in of_traces if name in names)
+        for trace in traces:
+            read_trace(trace)  # a bad one is refused before anything is measured
+        for trace in traces:
             load = capacity_load(trace, options)
             async with self._served(UNSPLIT, load) as client:
                 run = await self._measure(client, load, f"capacity of {trace.stem}", 0)

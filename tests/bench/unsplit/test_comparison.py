@@ -22,8 +22,13 @@ def test_an_error_that_is_known_before_costs_no_measuring(
     assert main(["--page", str(page)]) == 1
     assert main(["--contender", "disagg-9p9d"]) == 1
     assert main(["--cells", "nothing"]) == 1
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 20, "output_length": 2}\n')
+    assert main(["--trace", str(trace), "none.jsonl"]) == 1
     said = capsys.readouterr().err
-    assert END in said and "disagg-9p9d" in said and "--cells nothing" in said
+    for named in (END, "disagg-9p9d", "--cells nothing", "trace none.jsonl"):
+        assert named in said
+    assert "capacity" not in said
 
 
 def test_the_page_of_benchmarks_has_a_place_for_the_table() -> None:
