@@ -141,7 +141,7 @@ class DecodeRole:
         stack.push_async_callback(self._prefill_instances.close)
         await view.ready()
         await self._prefill_instances.ready()
-        self.thresholds = LiveThresholds(self._disagg, view, config_prefix(namespace))
+        self.thresholds = LiveThresholds(self._disagg, view, namespace, self._model_name)
         stack.push_async_callback(
             await self.node.events.subscribe(load_subject(namespace), self._on_load)
         )

@@ -265,17 +265,20 @@ def transfer_prefix(namespace: str) -> str:
     return f"/tandem/{namespace}/transfer/"
 
 
-def config_prefix(namespace: str) -> str:
-    """Return the prefix of all live config values."""
-    return f"/tandem/{namespace}/config/"
+def config_prefix(namespace: str, model: str = "") -> str:
+    """Return the prefix of all live config values, or of those of one model alone."""
+    return f"/tandem/{namespace}/config/" + (f"{quote(model, safe='')}/" if model else "")
 
 
-def config_key(namespace: str, name: str) -> str:
-    """Return the key of a live config value, `name` as in "disagg.max_local_prefill_length"."""
+def config_key(namespace: str, name: str, model: str = "") -> str:
+    """Return the key of a live config value, `name` as in "disagg.max_local_prefill_length".
+
+    A model's own value goes before that of the whole namespace.
+    """
     section, dot, field = name.partition(".")
     if not (section and dot and field) or "/" in name:
         raise ConfigError(f"{name!r} is not section.key")
-    return config_prefix(namespace) + name
+    return config_prefix(namespace, model) + name
 
 
 # ---- records ----------------------------------------------------------------------------------

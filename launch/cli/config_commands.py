@@ -13,6 +13,10 @@ config_app = typer.Typer(
 )
 
 Key = Annotated[str, typer.Argument(help="A live key, such as disagg.max_local_prefill_length.")]
+Model = Annotated[
+    str,
+    typer.Option(help="Only for this model: its own value goes before that of all models."),
+]
 
 
 @config_app.command(epilog="Example: tandem config show --disagg.policy=threshold --json")
@@ -27,21 +31,22 @@ def show(
         ),
     ] = None,
     as_json: Json = False,
+    model: Annotated[str, typer.Option(help="With the live values of this model.")] = "",
 ) -> None:
     """Print every effective value and its origin."""
     from tandem.launch.config.live import show_config
 
     effective = session.load_for_cluster() if live is not False else session.load()
-    show_config(effective, file=session.file, live=live, as_json=as_json)
+    show_config(effective, file=session.file, live=live, as_json=as_json, model=model)
 
 
 @config_app.command(epilog="Example: tandem config get disagg.policy")
 @shares(session=cluster_session)
-def get(session: Session, key: Key) -> None:
+def get(session: Session, key: Key, model: Model = "") -> None:
     """Print a live key's value in the cluster, or its configured value where none is set."""
     from tandem.launch.config.live import get_value
 
-    get_value(session.load_for_cluster(), key)
+    get_value(session.load_for_cluster(), key, model)
 
 
 @config_app.command(
@@ -51,21 +56,24 @@ def get(session: Session, key: Key) -> None:
 )
 @shares(session=cluster_session)
 def set_(
-    session: Session, key: Key, value: Annotated[str, typer.Argument(help="The new value.")]
+    session: Session,
+    key: Key,
+    value: Annotated[str, typer.Argument(help="The new value.")],
+    model: Model = "",
 ) -> None:
     """Change a live key in a running cluster; a bad value is refused and changes nothing."""
     from tandem.launch.config.live import set_value
 
-    set_value(session.load_for_cluster(), key, value)
+    set_value(session.load_for_cluster(), key, value, model)
 
 
 @config_app.command(epilog="Example: tandem config unset disagg.max_local_prefill_length")
 @shares(session=cluster_session)
-def unset(session: Session, key: Key) -> None:
+def unset(session: Session, key: Key, model: Model = "") -> None:
     """Remove a live value: every worker returns to the value it was started with."""
     from tandem.launch.config.live import unset_value
 
-    unset_value(session.load_for_cluster(), key)
+    unset_value(session.load_for_cluster(), key, model)
 
 
 @config_app.command(epilog="Example: tandem config watch")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from rich.console import Console
@@ -23,18 +24,26 @@ from tandem.launch.config.model import (
 )
 from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.reporter import wide_console
-from tandem.runtime.discovery import Discovery, config_key, config_prefix
+from tandem.runtime.discovery import Discovery, config_key, config_prefix, models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.printable import masked
+from tandem.runtime.messages import ModelCard
+from tandem.runtime.printable import masked, short
 
 CALL_TIMEOUT_S = 5.0
 
 
 def show_config(
-    effective: EffectiveConfig, *, file: Path | None, live: bool | None, as_json: bool
+    effective: EffectiveConfig,
+    *,
+    file: Path | None,
+    live: bool | None,
+    as_json: bool,
+    model: str = "",
 ) -> None:
     """Print every value and its origin. `live` None: read the cluster where one is known.
+
+    With a `model`, live values are those that its workers have.
 
     Values of `file` that the cluster of this machine was not started with are marked.
     """
@@ -42,7 +51,7 @@ def show_config(
         effective = mark_not_in_force(effective, file)
     if live is not False and (live or effective.origin("runtime.etcd_endpoints") != "default"):
         try:
-            effective = _with_live(effective)
+            effective = _with_live(effective, model)
         except ServiceError as error:
             if live:
                 raise
@@ -61,36 +70,45 @@ def show_config(
     wide_console().print(table)
 
 
-def get_value(effective: EffectiveConfig, key: str) -> None:
-    """Print a live key's value in the cluster."""
+def get_value(effective: EffectiveConfig, key: str, model: str = "") -> None:
+    """Print a live key's value in the cluster, or for one of its models."""
     require_live(key)
-    print(json.dumps(plain(_with_live(effective), key)))
+    print(json.dumps(plain(_with_live(effective, model), key)))
 
 
-def set_value(effective: EffectiveConfig, key: str, text: str) -> None:
-    """Check a live value and write it. Raises ConfigError for a bad one and changes nothing."""
+def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") -> None:
+    """Check a live value and write it: for every model, or for `model` alone.
+
+    Raises ConfigError for a bad value and for a model without a worker, and changes nothing.
+    """
     require_live(key)
-    before = _with_live(effective)
+    before = _with_live(effective, model)
     after = before.with_settings([Setting(key, text, "new value", is_text=True)])
     value = plain(after, key)
 
     async def write(discovery: Discovery) -> None:
-        name = config_key(effective.config.runtime.namespace, key)
+        namespace = effective.config.runtime.namespace
+        if model:
+            await _require_served(discovery, namespace, model)
+        name = config_key(namespace, key, model)
         await discovery.put_config(name, msgspec.json.encode(value))
 
     asyncio.run(_call(effective, write))
-    print(f"{key} = {json.dumps(value)} (was {json.dumps(plain(before, key))})")
+    print(f"{key} = {json.dumps(value)} (was {json.dumps(plain(before, key))}){_for(model)}")
 
 
-def unset_value(effective: EffectiveConfig, key: str) -> None:
-    """Remove a live value: workers return to the value they were started with."""
+def unset_value(effective: EffectiveConfig, key: str, model: str = "") -> None:
+    """Remove a live value: workers return to the value they were started with.
+
+    A model whose own value is removed returns to that of the cluster.
+    """
     require_live(key)
 
     async def remove(discovery: Discovery) -> None:
-        await discovery.delete(config_key(effective.config.runtime.namespace, key))
+        await discovery.delete(config_key(effective.config.runtime.namespace, key, model))
 
     asyncio.run(_call(effective, remove))
-    print(f"{key} is no longer set in the cluster")
+    print(f"{key} is no longer set in the cluster{_for(model)}")
 
 
 def watch_values(effective: EffectiveConfig) -> None:
@@ -102,7 +120,8 @@ async def _watch(effective: EffectiveConfig, emit: Callable[[str], None]) -> Non
     prefix = config_prefix(effective.config.runtime.namespace)
 
     def changed(key: str, value: bytes | None) -> None:
-        name = key.removeprefix(prefix)
+        model, _, name = key.removeprefix(prefix).rpartition("/")
+        name += _for(unquote(model))
         emit(f"{name} = {value.decode()}" if value is not None else f"{name} is unset")
 
     async with connected(effective) as discovery:
@@ -136,12 +155,18 @@ def plain(effective: EffectiveConfig, key: str) -> Any:
 
 
 def live_settings(
-    namespace: str, items: Mapping[str, bytes], on_bad: Callable[[str], None]
+    namespace: str, items: Mapping[str, bytes], on_bad: Callable[[str], None], model: str = ""
 ) -> list[Setting]:
-    """Return the valid live values among `items`; call `on_bad` for every other."""
+    """Return the valid live values among `items`; call `on_bad` for every other.
+
+    With a `model`, its own values stand last and win.
+    """
     settings: list[Setting] = []
-    for path, data in items.items():
-        key = path.removeprefix(config_prefix(namespace))
+    models_own = config_prefix(namespace, model)
+    for path, data in sorted(items.items(), key=lambda item: item[0].startswith(models_own)):
+        key = path.removeprefix(models_own).removeprefix(config_prefix(namespace))
+        if "/" in key:
+            continue  # of another model
         setting = Setting(key, None, f"live, etcd {path}")
         try:
             setting = Setting(key, msgspec.json.decode(data), setting.origin)
@@ -182,11 +207,26 @@ async def _read_live(effective: EffectiveConfig) -> Mapping[str, bytes]:
         return await discovery.get_prefix(config_prefix(effective.config.runtime.namespace))
 
 
-def _with_live(effective: EffectiveConfig) -> EffectiveConfig:
+def _with_live(effective: EffectiveConfig, model: str = "") -> EffectiveConfig:
     items = asyncio.run(_read_live(effective))
     return effective.with_settings(
-        live_settings(effective.config.runtime.namespace, items, on_bad=_warn)
+        live_settings(effective.config.runtime.namespace, items, on_bad=_warn, model=model)
     )
+
+
+async def _require_served(discovery: Discovery, namespace: str, model: str) -> None:
+    if await discovery.get_prefix(models_prefix(namespace, model)):
+        return
+    cards = (await discovery.get_prefix(models_prefix(namespace))).values()
+    served = sorted({msgspec.json.decode(card, type=ModelCard).name for card in cards})
+    raise ConfigError(
+        f"--model {short(model)}: no worker serves it; served: {', '.join(served) or 'none'}",
+        param="model",
+    )
+
+
+def _for(model: str) -> str:
+    return f" for {model}" if model else ""
 
 
 def _warn(text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.thresholds import LiveThresholds
-from tandem.runtime.discovery import MemoryDiscovery
+from tandem.runtime.discovery import MemoryDiscovery, config_key
 
 PREFIX = "/tandem/t/config/"
 
@@ -22,7 +22,7 @@ async def discovery() -> AsyncIterator[MemoryDiscovery]:
 async def follow(discovery: MemoryDiscovery) -> LiveThresholds:
     view = discovery.watch(PREFIX)
     await view.ready()
-    return LiveThresholds(DisaggConfig(max_prefill_queue_size=7), view, PREFIX)
+    return LiveThresholds(DisaggConfig(max_prefill_queue_size=7), view, "t", "org/a model")
 
 
 async def test_a_value_that_was_set_before_the_start_is_in_force(
@@ -50,4 +50,17 @@ async def test_a_bad_value_changes_nothing(discovery: MemoryDiscovery, value: by
     await discovery.put_config(PREFIX + "disagg.max_local_prefill_length", b"512")
     await discovery.put_config(PREFIX + "disagg.max_local_prefill_length", value)
     await discovery.put_config(PREFIX + "disagg.no_such_key", b"1")
+    assert live.current.max_local_prefill_length == 512
+
+
+async def test_a_models_own_value_goes_before_that_of_its_namespace(
+    discovery: MemoryDiscovery,
+) -> None:
+    live = await follow(discovery)
+    name = "disagg.max_local_prefill_length"
+    await discovery.put_config(config_key("t", name, "org/a model"), b"77")
+    await discovery.put_config(config_key("t", name, "org"), b"5")
+    await discovery.put_config(config_key("t", name), b"512")
+    assert live.current.max_local_prefill_length == 77
+    await discovery.delete(config_key("t", name, "org/a model"))
     assert live.current.max_local_prefill_length == 512

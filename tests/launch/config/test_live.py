@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import psutil
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import config_key
+from tandem.runtime.discovery import config_key, model_key
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.messages import ModelCard
 
 Tandem = Callable[..., tuple[int, str, str]]
 
@@ -26,6 +28,18 @@ async def stored(config: RuntimeConfig) -> bytes | None:
     try:
         key = config_key(config.namespace, KEY)
         return (await discovery.get_prefix(key)).get(key)
+    finally:
+        await discovery.close()
+
+
+async def serve(config: RuntimeConfig, model: str) -> None:
+    """Put a model's card, as a worker of it does."""
+    discovery = EtcdDiscovery(config)
+    await discovery.start()
+    try:
+        card = ModelCard(model, 1000, 16, 256, "", "a", 0)
+        key = model_key(config.namespace, model, "a")
+        await discovery.put_config(key, msgspec.json.encode(card))
     finally:
         await discovery.close()
 
@@ -53,6 +67,28 @@ def test_a_value_that_is_set_is_read_back_and_shown_as_live(
     assert shown[KEY] == {"value": 512, "origin": f"live, etcd {path}"}
     assert tandem("config", "unset", KEY, *joined)[0] == 0
     assert tandem("config", "get", KEY, *joined)[:2] == (0, "1000\n")
+
+
+def test_a_value_for_one_model_goes_before_that_of_all(
+    tandem: Tandem, joined: list[str], runtime_config: RuntimeConfig
+) -> None:
+    own = ("--model", "org/a model")
+    code, _, errors = tandem("config", "set", KEY, "5", *own, *joined)
+    assert code == 2 and "--model org/a model: no worker serves it; served: none" in errors
+    asyncio.run(serve(runtime_config, "org/a model"))
+    asyncio.run(serve(runtime_config, "other"))
+    tandem("config", "set", KEY, "512", *joined)
+    code, output, errors = tandem("config", "set", KEY, "5", *own, *joined)
+    assert (code, output, errors) == (0, f"{KEY} = 5 (was 512) for org/a model\n", "")
+    assert tandem("config", "get", KEY, *own, *joined)[1] == "5\n"
+    assert tandem("config", "get", KEY, *joined)[1] == "512\n"
+    assert tandem("config", "get", KEY, "--model", "other", *joined)[1] == "512\n"
+    assert json.loads(tandem("config", "show", "--json", *own, *joined)[1])[KEY]["value"] == 5
+    _, _, errors = tandem("config", "set", KEY, "5", "--model", "othr", *joined)
+    assert "served: org/a model, other" in errors
+    output = tandem("config", "unset", KEY, *own, *joined)[1]
+    assert output == f"{KEY} is no longer set in the cluster for org/a model\n"
+    assert tandem("config", "get", KEY, *own, *joined)[1] == "512\n"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +122,9 @@ def test_a_value_is_stored_as_json(
     assert asyncio.run(stored(runtime_config)) == b"64"
 
 
-def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]) -> None:
+def test_watch_prints_every_change_as_it_comes(
+    tandem: Tandem, joined: list[str], runtime_config: RuntimeConfig
+) -> None:
     tandem("config", "set", "disagg.policy", "threshold", *joined)
     command = [sys.executable, "-P", "-m", "tandem.launch", "config", "watch", *joined]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
@@ -98,6 +136,9 @@ def test_watch_prints_every_change_as_it_comes(tandem: Tandem, joined: list[str]
             assert lines.readline() == f"{KEY} = 7\n"
             tandem("config", "unset", KEY, *joined)
             assert lines.readline() == f"{KEY} is unset\n"
+            asyncio.run(serve(runtime_config, "org/a model"))
+            tandem("config", "set", KEY, "8", "--model", "org/a model", *joined)
+            assert lines.readline() == f"{KEY} for org/a model = 8\n"
         finally:
             watcher.terminate()
 
