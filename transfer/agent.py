@@ -37,8 +37,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, None]  # yields where it would wait
 
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
-# Each poll takes 0.1 ms from the engine: before the first peer, idle polls are this much rarer.
-_IDLE_FACTOR_WITHOUT_PEERS = 4
+_MEETING_S = 1.0  # and this long after a peer has come, which measures the link
 _SPIN_S = 0.0001  # polls without a pause, after a sign: spinning takes the GIL from the event loop
 _ENDED = object()
 _TIMER_SLACK_NS = 1  # the kernel's default of 50 us would double the pauses between polls
@@ -76,7 +75,7 @@ class TransferAgent:
         self._waiting: list[Steps] = []  # commands that have yielded; used on the transfer thread
         self._num_expected = 0
         self._busy_since = 0.0  # perf_counter seconds, of the last sign of a transfer
-        self._has_met = False  # some peer, in either direction
+        self._met_at = -_MEETING_S  # perf_counter seconds, of the last new peer in either direction
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -118,7 +117,7 @@ class TransferAgent:
 
     async def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
         """Make `peer` reachable, drop an older epoch of it; False if it was reachable already."""
-        self._has_met = True
+        self._met_at = time.perf_counter()
         return await self._call(lambda reactor: reactor.connect(peer, metadata, grid))
 
     async def prepare(self, peer: PeerRank, selection: Selection) -> None:
@@ -293,15 +292,15 @@ class TransferAgent:
         return commands
 
     def _poll_interval_s(self, reactor: TransferReactor) -> float:
-        quiet_s = time.perf_counter() - self._busy_since
+        now = time.perf_counter()
+        quiet_s = now - self._busy_since
         if quiet_s < _SPIN_S:
             return 0.0
         if reactor.num_transfers or self._waiting or quiet_s < _BUSY_S:
             return self._config.poll_busy_us / 1e6
-        if self._num_expected:
+        if self._num_expected or now - self._met_at < _MEETING_S:
             return self._config.poll_expect_us / 1e6
-        idle_s = self._config.poll_idle_ms / 1e3
-        return idle_s if self._has_met else _IDLE_FACTOR_WITHOUT_PEERS * idle_s
+        return self._config.poll_idle_ms / 1e3
 
     def _poll(self, reactor: TransferReactor) -> None:
         try:
@@ -313,8 +312,9 @@ class TransferAgent:
             logger.exception("transfer agent %s", self._name)  # its thread must outlive a bug
             return
         if notices:
-            self._has_met = True
             self._busy_since = time.perf_counter()
+            if HELLO in notices:
+                self._met_at = self._busy_since
             self._to_loop(lambda: self._hand_over(notices))
 
     def _hand_over(self, notices: list[bytes]) -> None:
