@@ -101,7 +101,7 @@ class HttpServer:
     async def close(self) -> None:
         """Stop: requests under way get `grace_s`. Idempotent, also after a `bind` that failed."""
         if self._serving is not None:
-            self._server.should_exit = True
+            self._server.exiting.set()
             await asyncio.gather(self._serving, return_exceptions=True)
             self._serving = None
         if self._listener is not None:
@@ -110,8 +110,35 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process has its own."""
+    """uvicorn without its signal handlers and pauses: the process has signal handlers of its own.
+
+    `exiting` ends it.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.exiting = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not self.exiting.is_set():
+            await self.on_tick(0)  # the date header's second
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exiting.wait(), timeout=1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()

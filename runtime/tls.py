@@ -30,14 +30,15 @@ def server_context(config: RuntimeConfig) -> ssl.SSLContext | None:
     return context
 
 
-def client_context(config: RuntimeConfig) -> ssl.SSLContext:
-    """Return the context for dialing; the server's certificate must name the host that is dialed.
+def client_context(config: RuntimeConfig) -> ssl.SSLContext | None:
+    """Return the context for dialing by the configured files; None without any.
 
-    Raise ConfigError naming the field whose file cannot be used.
+    The server's certificate must name the host that is dialed. Raise ConfigError naming the field
+    whose file cannot be used.
     """
+    if config.tls_ca_file is None:  # it comes with the others
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if config.tls_ca_file is None:
-        context.load_default_certs()
     _load(context, config)
     return context
 
@@ -52,7 +53,7 @@ def dialing_context(config: RuntimeConfig) -> ssl.SSLContext | None:
 
 def read_files(config: RuntimeConfig) -> TlsFiles:
     """Return the files' contents. Raise ConfigError naming the field whose file cannot be used."""
-    client_context(config)  # a wrong file gets an error that names it
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), config)  # a wrong file gets an error naming it
     return TlsFiles(
         *(
             Path(path).read_bytes() if path is not None else None
