@@ -67,6 +67,7 @@ def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [

@@ -246,7 +246,8 @@ print(built[0].sass())
 """
 
 
-@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_build_for_hopper_runs_the_softmax_beside_a_product(
     compile_environment: dict[str, str], head_dim: int
 ) -> None:

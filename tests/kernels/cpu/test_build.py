@@ -38,6 +38,7 @@ def attend(paged, q: torch.Tensor, query_lens: list[int], attention: Callable[..
     return out
 
 
+@pytest.mark.slow
 def test_they_are_compiled_once_and_found_again(compile_anew: Path) -> None:
     assert build.load_library() is build.load_library()
     (built,) = compile_anew.iterdir()
