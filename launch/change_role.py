@@ -5,12 +5,11 @@ from typing import get_args
 
 import msgspec
 
-from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.one_worker import one_worker
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, instances_prefix
-from tandem.runtime.errors import ConfigError, NotFoundError, ServiceError
+from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.messages import (
     GenerateRequest,
     Instance,
@@ -54,11 +53,7 @@ async def change_role(
 
     Raises NotFoundError for no such worker, and the worker's own errors.
     """
-    runtime = effective.config.runtime
-    client = RequestClient(runtime, new_id())
-    try:
-        async with connected(effective) as discovery:
-            instance = await _find(discovery, runtime.namespace, instance_id)
+    async with one_worker(effective, instance_id) as (client, instance):
         async with RequestContext(timeout_s=CHANGE_TIMEOUT_S) as context:
             change = encode(RoleChange(role))
             answer = await client.call(instance.address, "change_role", change, context)
@@ -66,22 +61,6 @@ async def change_role(
         if "decode" in role_names(role):
             await _probe(client, instance)
         return status
-    finally:
-        await client.close()
-
-
-async def _find(discovery: Discovery, namespace: str, instance_id: str) -> Instance:
-    found: dict[str, Instance] = {}
-    for component in ("decode", "prefill"):
-        items = await discovery.get_prefix(instances_prefix(namespace, component))
-        for value in items.values():
-            instance = msgspec.json.decode(value, type=Instance)
-            if instance.instance_id.startswith(instance_id):
-                found[instance.instance_id] = instance
-    if len(found) != 1:
-        which = f"{len(found)} workers" if found else "no worker"
-        raise NotFoundError(f"{which} of namespace {namespace} begin with {instance_id!r}")
-    return next(iter(found.values()))
 
 
 async def _probe(client: RequestClient, instance: Instance) -> None:

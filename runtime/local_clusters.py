@@ -18,7 +18,7 @@ class LocalCluster:
     """The addresses of a cluster that a launcher of this machine serves."""
 
     pid: int
-    started_s: float  # start of the process: tells it from a later one with its pid
+    started_s: float  # start of the process, as `started_s` returns it
     namespace: str
     nats_url: str
     etcd_endpoints: str
@@ -60,16 +60,28 @@ def announced(cluster: LocalCluster) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def started_s(pid: int) -> float:
+    """Return the start of a process, which tells it from a later one with its pid.
+
+    The unit is seconds since the boot: the time of day may be set while the process runs. Raise
+    psutil.Error for no such process.
+    """
+    return psutil.Process(pid).create_time() - psutil.boot_time()
+
+
 def running_clusters() -> list[LocalCluster]:
-    """Return the clusters whose launcher is alive; delete the records of others."""
+    """Return the clusters whose launcher is alive; delete the records of dead ones."""
     clusters: list[LocalCluster] = []
     for path in sorted(state_dir().glob("*.json")):
         try:
             cluster = LocalCluster(**json.loads(path.read_text()))
-            alive = abs(psutil.Process(cluster.pid).create_time() - cluster.started_s) < 1.0
-        except (OSError, ValueError, TypeError, psutil.Error):
-            alive = False
-        if alive:
+        except (OSError, ValueError, TypeError):  # of another version, or just deleted
+            continue
+        try:
+            is_alive = abs(started_s(cluster.pid) - cluster.started_s) < 1.0
+        except psutil.Error:
+            is_alive = False
+        if is_alive:
             clusters.append(cluster)
         else:
             path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Role = Literal["frontend", "worker", "prefill", "decode"]  # of a process
 RoleName = Literal["decode", "prefill"]  # of a worker, which may have both
 WorkerRole = Literal["both", "decode", "prefill"]
+ControlName = Literal["clear-prefix-cache", "profile"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
@@ -388,6 +389,19 @@ class LinkReport(Message, frozen=True, tag=False):
     overhead_us: float  # of one write, from the decision to the notice of its end
     min_streaming_tokens: int | None  # longer last chunks go by groups of layers; None: none does
     is_broken: bool = False  # a transfer failed; the next one connects again
+
+
+class WorkerControl(Message, frozen=True):
+    """A command of an operator to a worker; the answer is a ControlOutcome."""
+
+    name: ControlName
+    duration_ms: int = 1000  # of a profile
+
+
+class ControlOutcome(Message, frozen=True):
+    """The answer of a worker's `control` endpoint."""
+
+    message: str
 
 
 class RoleChange(Message, frozen=True):

@@ -53,6 +53,7 @@ from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
+from tandem.worker.controls import Controls
 from tandem.worker.kernel_builds import KernelBuilds
 from tandem.worker.settings import WorkerSettings
 
@@ -211,6 +212,7 @@ class Worker:
             self._kernel_builds.count()
         node.server.register("status", self._status)
         node.server.register("change_role", self._change_role)
+        node.server.register("control", Controls(self.loop, node.instance_id).serve)
         async with self._changing:
             for name in role_names(self._initial_role):
                 await self._take_up(self._roles[name])

@@ -235,6 +235,13 @@ class BlockPool:
         self._free.add(list(block_ids))
         self.num_returns += 1
 
+    def clear_cache(self) -> int:
+        """Free all cached blocks; return their number. Blocks that a sequence holds stay known."""
+        num_cached = len(self._evictable)
+        if num_cached:
+            self._evict(num_cached)
+        return num_cached
+
     def _evict(self, num_blocks: int) -> None:
         block_ids = [self._evictable.popitem(last=False)[0] for _ in range(num_blocks)]
         removed = []

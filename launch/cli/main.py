@@ -189,6 +189,26 @@ def change_role(
     run_change_role(session.load_for_cluster(), instance, role)
 
 
+@app.command(epilog="Example: tandem control 3f2a profile --duration-s 2")
+@shares(session=cluster_session)
+def control(
+    session: Session,
+    instance: Annotated[str, typer.Argument(help="The worker's id, or how it begins.")],
+    name: Annotated[str, typer.Argument(help="clear-prefix-cache or profile.")],
+    duration_s: Annotated[
+        float, typer.Option("--duration-s", min=0.001, max=10, help="Of a profile, in seconds.")
+    ] = 1.0,
+) -> None:
+    """Send a command to the engine of a running worker.
+
+    clear-prefix-cache frees the cached blocks that no request holds. profile records the engine
+    with torch.profiler, and the worker writes a Chrome trace on its machine.
+    """
+    from tandem.launch.control import run_control
+
+    run_control(session.load_for_cluster(), instance, name, duration_s)
+
+
 @app.command(
     epilog="Example: tandem plan --workers 4 --trace mooncake.jsonl --ttft-target-ms 500 "
     f"--output best.yaml. {CONFIG_HELP}"

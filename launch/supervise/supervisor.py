@@ -11,7 +11,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
-import psutil
 from pydantic import SecretStr
 
 from tandem.launch.cli.options import LaunchOptions
@@ -25,7 +24,7 @@ from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import LocalCluster, announced, token_path
+from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
 from tandem.runtime.messages import Instance
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
@@ -228,7 +227,7 @@ class Supervisor(ABC):
         runtime = self._config.config.runtime
         return LocalCluster(
             pid=os.getpid(),
-            started_s=psutil.Process().create_time(),
+            started_s=started_s(os.getpid()),
             namespace=runtime.namespace,
             nats_url=runtime.nats_url,
             etcd_endpoints=runtime.etcd_endpoints,

@@ -6,11 +6,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
-from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tests.bench.load.sse_server import Exchange, answer_in_full, answer_with_timeline, serving
 from tests.processes import output_of
 
@@ -78,17 +77,15 @@ async def test_without_an_address_it_is_what_is_served_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    process = psutil.Process()
     async with serving() as server:
 
-        def cluster(pid: int, started_s: float, url: str) -> LocalCluster:
-            return LocalCluster(pid, started_s, "test", "nats://x", "http://x", url, str(tmp_path))
+        def cluster(pid: int, url: str) -> LocalCluster:
+            run_dir = str(tmp_path)
+            return LocalCluster(pid, started_s(pid), "test", "nats://x", "http://x", url, run_dir)
 
-        with announced(cluster(process.pid, process.create_time(), server.url)):
+        with announced(cluster(os.getpid(), server.url)):
             outcome = await bench("--num-requests", "2", "--output-tokens", "2")
-            parent = process.parent()
-            assert parent is not None
-            with announced(cluster(parent.pid, parent.create_time(), "http://127.0.0.1:9")):
+            with announced(cluster(os.getppid(), "http://127.0.0.1:9")):
                 refused = await bench("--num-requests", "2")
     assert outcome.code == 0 and server.url in outcome.out, outcome.err
     assert refused.code != 0

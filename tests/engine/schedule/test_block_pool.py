@@ -218,6 +218,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.quarantined.append(block_ids)
         self.tables = [table for table in self.tables if table]
 
+    @rule()
+    def clear(self) -> None:
+        num_free, num_held = self.pool.num_free, self.pool.num_held
+        num_freed = self.pool.clear_cache()
+        assert (self.pool.num_free, self.pool.num_held) == (num_free + num_freed, num_held)
+        assert self.pool.num_cached == 0
+
     @precondition(lambda self: self.quarantined)
     @rule()
     def release(self) -> None:

@@ -194,9 +194,7 @@ def test_greedy_answers_are_those_of_transformers(
     assert_same_as_transformers(model, make_runner(tmp_path, kernels="torch"), num_tokens=4)
 
 
-@pytest.mark.parametrize(
-    "kernels", ["c", "torch", pytest.param("triton", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kernels", ["c", "torch", pytest.param("triton", marks=pytest.mark.slow)])
 def test_every_kind_of_kernels_adds_biases(tmp_path: Path, kernels: str) -> None:
     model = save_model(tmp_path, "qwen2", num_hidden_layers=1)
     runner = make_runner(tmp_path, kernels=kernels, max_model_len=64, max_num_seqs=4)

@@ -14,7 +14,7 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import config_key, model_key
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tandem.runtime.messages import ModelCard
 
 Tandem = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,7 @@ async def serve(config: RuntimeConfig, model: str) -> None:
 def cluster_of(launcher: psutil.Process, config: RuntimeConfig, run_dir: Path) -> LocalCluster:
     return LocalCluster(
         pid=launcher.pid,
-        started_s=launcher.create_time(),
+        started_s=started_s(launcher.pid),
         namespace=config.namespace,
         nats_url=config.nats_url,
         etcd_endpoints=config.etcd_endpoints,

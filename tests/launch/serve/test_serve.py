@@ -146,6 +146,13 @@ def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     assert "prefill queue of tandem-tiny: 0 jobs" in text
 
 
+def test_a_command_reaches_the_worker_that_it_names(served: Served) -> None:
+    report = json.loads(tandem(served, "status", "--json"))
+    ids = [r["instance"]["instance_id"] for r in report["instances"] if r["worker"]]
+    out = tandem(served, "control", ids[0], "clear-prefix-cache")
+    assert out.endswith("cached blocks are free\n")
+
+
 def test_other_users_of_the_machine_reach_nothing_but_http(served: Served) -> None:
     token_file, *_ = (served.folder / "run").glob("cluster_token")
     records = [*(served.folder / "state").rglob("*.json")]

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.local_clusters import (
     LocalCluster,
     announced,
+    running_clusters,
+    started_s,
+    state_dir,
     the_running_cluster,
     token_path,
 )
@@ -30,6 +34,7 @@ from tests.services import eventually
 LAUNCHER = """
 import asyncio
 import sys
+import threading
 from pathlib import Path
 
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
@@ -138,8 +143,8 @@ def test_the_etcd_of_a_served_cluster_stands_for_all_of_it(
 ) -> None:
     """A worker by hand, and an author's, get the token and NATS with it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    url, started_s = "unix:///s/client:1", psutil.Process().create_time()
-    cluster = LocalCluster(os.getpid(), started_s, "a", "nats://u:p@x", url, "", str(tmp_path))
+    url, pid = "unix:///s/client:1", os.getpid()
+    cluster = LocalCluster(pid, started_s(pid), "a", "nats://u:p@x", url, "", str(tmp_path))
     write_private(token_path(tmp_path), "secret")
     with announced(cluster):
         session = Session([])
@@ -170,18 +175,49 @@ def test_a_running_cluster_is_found_and_a_dead_one_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    started_s = psutil.Process().create_time()
-    mine = LocalCluster(os.getpid(), started_s, "a", "nats://x", "http://y", "http://z", "/r")
+
+    def cluster(pid: int, start_s: float, namespace: str) -> LocalCluster:
+        return LocalCluster(pid, start_s, namespace, "nats://x", "http://y", "http://z", "/r")
+
+    mine, parent = os.getpid(), os.getppid()
     assert the_running_cluster() is None
-    with announced(mine):
-        assert the_running_cluster() == mine
-        dead = LocalCluster(2**22 + 1, started_s, "b", "nats://x", "http://y", "http://z", "/r")
-        with announced(dead):
-            assert the_running_cluster() == mine
-        parent = psutil.Process(os.getppid())
-        other = LocalCluster(
-            parent.pid, parent.create_time(), "b", "nats://x", "http://y", "http://z", "/r"
-        )
+    with announced(cluster(mine, started_s(mine), "a")):
+        assert the_running_cluster() == cluster(mine, started_s(mine), "a")
+        records = [
+            (2**22 + 1, started_s(mine)),  # no such process
+            (parent, started_s(parent) - 60),  # an earlier one with its pid
+        ]
+        for pid, start_s in records:
+            with announced(cluster(pid, start_s, "dead")):
+                assert the_running_cluster() is not None
+                assert not (state_dir() / f"{pid}.json").exists()
+        other = cluster(parent, started_s(parent), "b")
         with announced(other), pytest.raises(ConfigError, match="2 clusters run here"):
             the_running_cluster()
     assert the_running_cluster() is None
+
+
+def test_a_record_is_whole_and_one_of_another_version_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    state_dir().mkdir(parents=True)
+    newer = state_dir() / "1.json"
+    newer.write_text('{"pid": 1, "kind": "of a later version"}')
+    pid, stop, num_seen = os.getpid(), threading.Event(), [0]
+    one = LocalCluster(pid, started_s(pid), "a", "nats://x", "http://y", "http://z", "/r" * 9999)
+
+    def look() -> None:
+        while not stop.is_set():
+            num_seen[0] += len(running_clusters())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(300):
+            with announced(one):
+                assert running_clusters() == [one]  # not deleted by the other reader
+    finally:
+        stop.set()
+        looking.join()
+    assert num_seen[0] > 0 and newer.exists()

@@ -3,12 +3,11 @@
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.local_clusters import LocalCluster, announced
+from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tandem.sdk import find_cluster
 
 
@@ -18,10 +17,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def local(namespace: str) -> LocalCluster:
-    process = psutil.Process(os.getpid())
     return LocalCluster(
-        pid=process.pid,
-        started_s=process.create_time(),
+        pid=os.getpid(),
+        started_s=started_s(os.getpid()),
         namespace=namespace,
         nats_url="nats://127.0.0.1:1",
         etcd_endpoints="http://127.0.0.1:2",
