@@ -5,11 +5,9 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
 from tandem.engine.step.batch import Batch
 from tandem.kernels.cpu.build import BuildError, load_library
@@ -18,6 +16,7 @@ from tandem.kernels.reference.kv_store import plan_store
 from tandem.kernels.reference.linear import Linear, activation_dtype
 from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
+from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +29,7 @@ _FILES_IN_TRITON = {
     "embedding": "layers.embedding",
     "experts": "experts.launch",
     "kv_store": "layers.kv_store",
+    "linear": "quantized.launch",
     "masks": "sampling.masks",
     "norm": "layers.norm",
     "paged_attention": "attention.decode",
@@ -64,10 +64,6 @@ def _no_options(*_: object) -> StepOptions:
     return StepOptions()
 
 
-def _plain_linear(weight: torch.Tensor) -> Linear:
-    return partial(F.linear, weight=weight)
-
-
 def _weight_dtype(weight: torch.Tensor) -> torch.dtype:
     return weight.dtype
 
@@ -76,9 +72,10 @@ def _weight_dtype(weight: torch.Tensor) -> torch.dtype:
 class Kernels:
     """The functions that a model and its sampler call, as defined by files of tandem.kernels.
 
-    `pack_linear` returns the multiplication by a weight matrix [out, in], `activation_dtype` the
-    dtype of its operands and results, `pack_experts` the sum of the results of `route`'s choice.
-    `step_options` computes what the layers of a step share that have one rope and one window.
+    `pack_linear` returns the multiplication by a weight matrix [out, in], of numbers or quantized,
+    `activation_dtype` the dtype of its operands and results, `pack_experts` the sum of the results
+    of `route`'s choice. `step_options` computes what the layers of a step share that have one rope
+    and one window.
     """
 
     embed: Callable[..., None]
@@ -91,10 +88,10 @@ class Kernels:
     gelu_mul: Callable[..., None]
     route: Callable[..., None]
     pack_experts: Callable[[ExpertWeights], Experts]
+    pack_linear: Callable[[Matrix], Linear]
     sample: Callable[..., None]
     token_logprobs: Callable[..., None]
     mask_logits: Callable[..., None]
-    pack_linear: Callable[[torch.Tensor], Linear] = _plain_linear
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
@@ -138,7 +135,7 @@ def load_kernels(kind: Kind) -> Kernels:
 
     own: dict[str, Any] = {}
     if kind != "triton":
-        own = {"pack_linear": find("linear", "pack_linear"), "activation_dtype": activation_dtype}
+        own["activation_dtype"] = activation_dtype
     if kind == "torch":
         own["step_options"] = _reference_options
     return Kernels(
@@ -152,6 +149,7 @@ def load_kernels(kind: Kind) -> Kernels:
         gelu_mul=find("activation", "gelu_mul"),
         route=find("experts", "route"),
         pack_experts=find("experts", "pack_experts"),
+        pack_linear=find("linear", "pack_linear"),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
         mask_logits=find("masks", "mask_logits"),

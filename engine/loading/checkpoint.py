@@ -1,7 +1,7 @@
 """The safetensors files of a model folder: where each tensor lies, with its shape checked."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 from tandem.runtime.errors import ModelError
 
 INDEX_NAME = "model.safetensors.index.json"
-_DTYPES = {
+FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._headers: dict[str, _Header] = {}  # file name |-> header
         self._where = self._locate()
 
@@ -45,14 +46,25 @@ class Checkpoint:
         """Yield the names of all tensors."""
         return iter(self._where)
 
-    def find(self, name: str, *shape: int) -> StoredTensor:
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def shape(self, name: str, dtypes: Mapping[str, torch.dtype]) -> tuple[int, ...] | None:
+        """Return the shape of a tensor of one of these dtypes; None where there is none."""
+        file_name = self._where.get(name)
+        entry = None if file_name is None else self._header(file_name).entries.get(name)
+        return tuple(entry["shape"]) if entry and entry["dtype"] in dtypes else None
+
+    def find(
+        self, name: str, *shape: int, dtypes: Mapping[str, torch.dtype] = FLOATS
+    ) -> StoredTensor:
         """Locate tensor `name`. Raises ModelError if it is missing or of another shape or type."""
         file_name = self._where.get(name)
         if file_name is None:
-            raise ModelError(f"{self._folder}: no safetensors file has tensor {name}", param=name)
+            raise ModelError(f"{self.folder}: no safetensors file has tensor {name}", param=name)
         header = self._header(file_name)
         entry = header.entries.get(name)
-        path = self._folder / file_name
+        path = self.folder / file_name
         if entry is None:
             raise ModelError(
                 f"{path}: has no tensor {name}, although {INDEX_NAME} lists it there", param=name
@@ -63,14 +75,14 @@ class Checkpoint:
                 f"config.json implies {list(shape)}",
                 param=name,
             )
-        dtype = _DTYPES.get(entry["dtype"])
+        dtype = dtypes.get(entry["dtype"])
         if dtype is None:
             found = _dtype_name(path, name, entry["dtype"])
             raise ModelError(f"{path}: tensor {name} has dtype {found}", param=name)
         return StoredTensor(name, path, dtype, header.data_start_bytes + entry["data_offsets"][0])
 
     def _locate(self) -> dict[str, str]:
-        index_path = self._folder / INDEX_NAME
+        index_path = self.folder / INDEX_NAME
         if index_path.exists():
             try:
                 weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
@@ -79,9 +91,9 @@ class Checkpoint:
                 raise ModelError(f"{index_path}: no readable weight_map: {exc!r}") from exc
             self._check_file_names(index_path, set(located.values()))
             return located
-        file_names = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        file_names = sorted(path.name for path in self.folder.glob("*.safetensors"))
         if not file_names:
-            raise ModelError(f"{self._folder}: no *.safetensors file")
+            raise ModelError(f"{self.folder}: no *.safetensors file")
         return {
             name: file_name for file_name in file_names for name in self._header(file_name).entries
         }
@@ -90,14 +102,14 @@ class Checkpoint:
         for file_name in sorted(file_names):
             if Path(file_name).name != file_name:
                 raise ModelError(f"{index_path}: weight_map leaves the folder: {file_name!r}")
-            if not (self._folder / file_name).exists():
+            if not (self.folder / file_name).exists():
                 raise ModelError(
-                    f"{self._folder / file_name}: missing, although {INDEX_NAME} names it"
+                    f"{self.folder / file_name}: missing, although {INDEX_NAME} names it"
                 )
 
     def _header(self, file_name: str) -> "_Header":
         if file_name not in self._headers:
-            self._headers[file_name] = _read_header(self._folder / file_name)
+            self._headers[file_name] = _read_header(self.folder / file_name)
         return self._headers[file_name]
 
 

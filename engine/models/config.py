@@ -9,6 +9,7 @@ from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.json_file import JsonObject, read_json
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
 from tandem.engine.models.mixture_config import MixtureConfig, read_mixture
+from tandem.engine.models.quantization import Quantization, read_quantization
 from tandem.engine.models.rope_config import RopeConfig, read_ropes
 from tandem.engine.models.spec import Architecture, TensorSpec
 
@@ -45,6 +46,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0  # of what a layer adds to the residual stream
     logit_multiplier: float = 1.0
     mixture: MixtureConfig | None = None  # None: every layer is dense
+    quantization: Quantization | None = None  # None: every matrix is stored as numbers
     text_config: bool = False  # the text part of a model of several media
 
     @property
@@ -169,6 +171,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         layer_kinds=read_layer_kinds(config, architecture, num_layers, ropes),
         activation=config.choice(_activation_key(config), ACTIVATIONS, "silu"),
         mixture=read_mixture(config, architecture, num_layers),
+        quantization=read_quantization(whole, config),
         text_config=config.prefix != whole.prefix,
     )
     return _with_scales(plain, config)
@@ -200,9 +203,6 @@ def _refuse_unsupported(whole: JsonObject, config: JsonObject, architecture: Arc
     for key in {"attention_bias", "mlp_bias"}.difference(architecture.flags):
         if config.data.get(key):
             raise config.error(key, "is set, which is not supported")
-    for part in (whole, config):
-        if part.data.get("quantization_config"):
-            raise part.error("quantization_config", "is set, which is not supported")
     for key in ("use_bidirectional_attention", "clip_qkv"):
         if config.data.get(key):
             raise config.error(key, "is set, which is not supported")

@@ -15,6 +15,7 @@ from tandem.engine.models.rope import RopeTables, query_scales
 from tandem.engine.models.weights import LayerWeights, ModelWeights
 from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.reference.linear import Linear
+from tandem.kernels.reference.quantized import Matrix
 
 
 @dataclass(slots=True, frozen=True)
@@ -150,7 +151,7 @@ class Model:
         q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
 
         def linear(
-            weight: torch.Tensor | None, bias: torch.Tensor | None = None, factor: float = 1.0
+            weight: Matrix | None, bias: torch.Tensor | None = None, factor: float = 1.0
         ) -> Linear | None:
             return None if weight is None else scaled(with_bias(pack(weight), bias, dtype), factor)
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from tandem.engine.loading.checkpoint import Checkpoint
+from tandem.engine.loading.quantized_forms import UNREAD, UNREAD_OF_KV
 from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.quantized_weights import Slot, allocate, fill, find_slots
 from tandem.engine.models.rope import head_order
 from tandem.engine.models.spec import TensorSpec, model_tensors
+from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -33,10 +36,10 @@ class LayerWeights:
     A norm that is None does not exist: its input is passed on as it is.
     """
 
-    qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    output: torch.Tensor  # [hidden_size, num_heads * head_dim]
-    gate_up: torch.Tensor | None = None  # [2 * width, hidden_size], of a shared expert too
-    down: torch.Tensor | None = None  # [hidden_size, width]
+    qkv: Matrix  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    output: Matrix  # [hidden_size, num_heads * head_dim]
+    gate_up: Matrix | None = None  # [2 * width, hidden_size], of a shared expert too
+    down: Matrix | None = None  # [hidden_size, width]
     input_norm: torch.Tensor | None = None  # [hidden_size] of the attention's input
     attention_out_norm: torch.Tensor | None = None  # [hidden_size] of what attention adds
     post_norm: torch.Tensor | None = None  # [hidden_size] of the feed-forward layer's input
@@ -52,9 +55,9 @@ class LayerWeights:
     router: torch.Tensor | None = None  # [num_experts, hidden_size]
     router_bias: torch.Tensor | None = None  # [num_experts]
     router_correction: torch.Tensor | None = None  # [num_experts] float32, of the choice alone
-    experts_gate_up: torch.Tensor | None = None  # [num_experts, 2 * width, hidden_size]
+    experts_gate_up: Matrix | None = None  # [num_experts, 2 * width, hidden_size]
     experts_gate_up_bias: torch.Tensor | None = None  # [num_experts, 2 * width]
-    experts_down: torch.Tensor | None = None  # [num_experts, hidden_size, width]
+    experts_down: Matrix | None = None  # [num_experts, hidden_size, width]
     experts_down_bias: torch.Tensor | None = None  # [num_experts, hidden_size]
     shared_gate: torch.Tensor | None = None  # [1, hidden_size] of the shared expert's results
 
@@ -66,15 +69,20 @@ class ModelWeights:
     embedding: torch.Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden_size]
-    lm_head: torch.Tensor  # [vocab_size, hidden_size]
+    lm_head: Matrix  # [vocab_size, hidden_size]
 
 
 class WeightPart(NamedTuple):
     """A stored tensor and the contiguous rows of a fused tensor that belong to it."""
 
     name: str  # in the files
+    layer: int | None  # None: outside of the layers
     spec: TensorSpec
     rows: torch.Tensor  # spec.slot_shape, without the experts where each has a tensor
+
+    @property
+    def slot(self) -> Slot:
+        return self.layer, self.spec.slot
 
     @property
     def stored(self) -> torch.Tensor:
@@ -95,10 +103,18 @@ class WeightPart(NamedTuple):
                 rows.copy_(torch.cat(halves).clone())
 
 
-def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Allocate weights of `config`'s shape on `device`; tied embeddings are one tensor."""
+def empty_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    others: Collection[Slot] = (),
+) -> ModelWeights:
+    """Allocate weights of `config`'s shape on `device`; tied embeddings are one tensor.
 
-    def slots(specs: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
+    Those of `others` get no memory.
+    """
+
+    def slots(specs: Iterable[TensorSpec], layer: int | None = None) -> dict[str, torch.Tensor]:
         shapes: dict[str, list[int]] = {}
         dtypes: dict[str, torch.dtype] = {}
         for spec in specs:
@@ -107,13 +123,16 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
                 shape[axis] += shapes[spec.slot][axis]
             shapes[spec.slot] = shape
             dtypes[spec.slot] = torch.float32 if spec.is_float32 else dtype
+        meta = torch.device("meta")
+        devices = {slot: meta if (layer, slot) in others else device for slot in shapes}
         return {
-            slot: torch.empty(shape, dtype=dtypes[slot], device=device)
+            slot: torch.empty(shape, dtype=dtypes[slot], device=devices[slot])
             for slot, shape in shapes.items()
         }
 
     layers = tuple(
-        LayerWeights(**slots(config.layer_tensors(layer))) for layer in range(config.num_layers)
+        LayerWeights(**slots(config.layer_tensors(layer), layer))
+        for layer in range(config.num_layers)
     )
     outside = slots(model_tensors(config.tie_word_embeddings))
     outside.setdefault("lm_head", outside["embedding"])
@@ -126,16 +145,17 @@ def weight_parts(
     """Yield every stored tensor of the model with its part of `weights`."""
     for index, layer in enumerate(weights.layers):
         specs = config.layer_tensors(index, is_stacked=is_stacked)
-        yield from _parts(layer, specs, config, f"model.layers.{index}.")
-    yield from _parts(weights, model_tensors(config.tie_word_embeddings), config, "")
+        yield from _parts(layer, specs, config, index)
+    yield from _parts(weights, model_tensors(config.tie_word_embeddings), config, None)
 
 
 def _parts(
     owner: LayerWeights | ModelWeights,
     specs: Iterable[TensorSpec],
     config: ModelConfig,
-    prefix: str,
+    layer: int | None,
 ) -> Iterator[WeightPart]:
+    prefix = "" if layer is None else f"model.layers.{layer}."
     num_used: Counter[str] = Counter()  # rows of each slot
     for spec in specs:
         start = num_used[spec.slot]
@@ -143,10 +163,10 @@ def _parts(
         num_used[spec.slot] += num_rows
         rows: torch.Tensor = getattr(owner, spec.slot).narrow(spec.row_axis, start, num_rows)
         if not spec.is_per_expert:
-            yield WeightPart(prefix + spec.name, spec, rows)
+            yield WeightPart(prefix + spec.name, layer, spec, rows)
             continue
         for expert, its_rows in enumerate(rows):
-            yield WeightPart(prefix + spec.name.format(expert), spec, its_rows)
+            yield WeightPart(prefix + spec.name.format(expert), layer, spec, its_rows)
 
 
 def load_weights(
@@ -161,16 +181,25 @@ def load_weights(
     checkpoint = Checkpoint(folder)
     rename = _naming(checkpoint, config)
     # On no device at first: an error about a tensor comes before its memory is taken.
-    planned = empty_weights(config, dtype, torch.device("meta"))
     is_stacked = _is_stacked(checkpoint, config)
+    nowhere = empty_weights(config, dtype, torch.device("meta"))
+    planned = list(weight_parts(nowhere, config, is_stacked=is_stacked))
+    quantized = find_slots(checkpoint, config.quantization, planned, rename)
     stored = [
         checkpoint.find(rename(part.name), *part.stored.shape)
-        for part in weight_parts(planned, config, is_stacked=is_stacked)
+        for part in planned
+        if part.slot not in quantized
     ]
-    _warn_of_others(folder, checkpoint, {tensor.name for tensor in stored}, config)
-    weights = empty_weights(config, dtype, device)
-    parts = list(weight_parts(weights, config, is_stacked=is_stacked))
-    pieces = cut(zip(stored, (part.stored for part in parts), strict=True))
+    weights = empty_weights(config, dtype, device, quantized)
+    parts = [
+        part
+        for part in weight_parts(weights, config, is_stacked=is_stacked)
+        if part.slot not in quantized
+    ]
+    targets = [*zip(stored, (part.stored for part in parts), strict=True)]
+    targets += allocate(quantized, device)
+    _warn_of_others(folder, checkpoint, {tensor.name for tensor, _ in targets}, config)
+    pieces = cut(targets)
     num_bytes = sum(piece.num_bytes for piece in pieces)
     lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
     with _progress(num_bytes) as progress:
@@ -179,6 +208,8 @@ def load_weights(
     _check_finite(folder, parts)
     for part in parts:
         part.settle()
+    if config.quantization is not None:
+        weights = fill(weights, quantized, config.quantization)
     for index, layer in enumerate(weights.layers):
         _reorder_heads(layer, config, index)
     seconds, num_gib = time.perf_counter() - started, num_bytes / 2**30
@@ -196,7 +227,9 @@ def _reorder_heads(layer: LayerWeights, config: ModelConfig, index: int) -> None
         return
     num_rotated = config.num_heads + config.num_kv_heads
     norms = None if layer.qk_norm is None else layer.qk_norm.view(-1)
-    for rows in (layer.qkv, layer.qkv_bias, norms, layer.wide_q_norm, layer.wide_k_norm):
+    qkv = layer.qkv
+    parts = (qkv,) if isinstance(qkv, torch.Tensor) else (qkv.codes, qkv.scales, qkv.zeros)
+    for rows in (*parts, layer.qkv_bias, norms, layer.wide_q_norm, layer.wide_k_norm):
         if rows is not None:
             # [heads, head_dim, ...], without the values of qkv
             heads = rows.view(-1, config.head_dim, *rows.shape[1:])[:num_rotated]
@@ -243,7 +276,11 @@ def _warn_of_others(
     folder: str | Path, checkpoint: Checkpoint, used: set[str], config: ModelConfig
 ) -> None:
     """Log the tensors that are not loaded: the files may be of another model than config.json."""
-    harmless = (_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else (_COMPUTED,)
+    harmless: tuple[str, ...] = (_COMPUTED,)
+    if config.tie_word_embeddings:
+        harmless += ("lm_head.weight",)
+    if config.quantization is not None:
+        harmless += UNREAD + UNREAD_OF_KV
     others = sorted(name for name in checkpoint if name not in used and not name.endswith(harmless))
     if config.text_config:
         others = [name for name in others if "language_model." in name]  # the rest is other media

@@ -1,6 +1,6 @@
 // Mixtures of experts; experts.py documents the arguments.
 
-#include "panels.h"
+#include "quantized.h"
 
 #define HALF (PANEL / 2)  // gates of a panel of gate_up, and rows of up beside them
 
@@ -90,6 +90,9 @@ struct experts {
     long num_tokens, num_chosen, num_experts, hidden_size, width, x_stride;
     float alpha, limit;
     enum dtype dtype;
+    // In place of `gate_up` and `down` where they are stored as codes, with experts below one
+    // another; then x is float32.
+    const struct quantized *quantized_gate_up, *quantized_down;
 };
 
 // Rows of `order` that one expert computes together.
@@ -158,6 +161,16 @@ INLINE long share_of(long num_pieces, int num_threads) {
     return most(1, num_pieces / (4 * num_threads));
 }
 
+// sums [num_tokens, PANEL] = x times one of the panels of all experts.
+INLINE void multiply_one(const void *panels, const struct quantized *quantized, const float *x,
+                         float *sums, long num_tokens, long in, long panel, int in_pairs) {
+    if (quantized)
+        multiply_quantized(quantized, x, sums, num_tokens, in, panel);
+    else
+        multiply_panel(x, (const float *)panels + panel * in * PANEL, sums, num_tokens, in, in,
+                       in_pairs);
+}
+
 void experts(const struct experts *a, int num_threads) {
     int in_pairs = a->dtype == BFLOAT16;
     long num_choices = a->num_tokens * a->num_chosen, size = SIZE[a->dtype];
@@ -181,9 +194,8 @@ void experts(const struct experts *a, int num_threads) {
             const struct group *group = groups + piece / num_open_panels;
             long panel = piece % num_open_panels;
             const float *x = (const float *)a->gathered + group->first * hidden;
-            const float *weights = (const float *)a->gate_up +
-                                   (group->expert * num_open_panels + panel) * hidden * PANEL;
-            multiply_panel(x, weights, sums, group->count, hidden, hidden, in_pairs);
+            multiply_one(a->gate_up, a->quantized_gate_up, x, sums, group->count, hidden,
+                         group->expert * num_open_panels + panel, in_pairs);
             open_gates(a, group, sums, panel * HALF);
         }
 #pragma omp for schedule(dynamic, share_of(num_groups * num_down_panels, num_threads))
@@ -191,9 +203,8 @@ void experts(const struct experts *a, int num_threads) {
             const struct group *group = groups + piece / num_down_panels;
             long panel = piece % num_down_panels;
             const float *x = (const float *)a->opened + group->first * width;
-            const float *weights = (const float *)a->down +
-                                   (group->expert * num_down_panels + panel) * width * PANEL;
-            multiply_panel(x, weights, sums, group->count, width, width, in_pairs);
+            multiply_one(a->down, a->quantized_down, x, sums, group->count, width,
+                         group->expert * num_down_panels + panel, in_pairs);
             weigh(a, group, sums, order, panel * PANEL);
         }
 #pragma omp for

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 
 from tandem.kernels.cpu.launch import DTYPES, FLOAT, INT, LONG, PANEL, POINTER, fields, function
 from tandem.kernels.cpu.linear import is_for_c, pack_panels
+from tandem.kernels.cpu.quantized import Panels, pack_stacked
 from tandem.kernels.reference import experts as reference
 from tandem.kernels.reference.experts import Experts, ExpertWeights
+from tandem.kernels.reference.quantized import QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
 
 HALF = PANEL // 2  # gates in a panel, and rows of up beside them
@@ -36,6 +38,7 @@ class _Experts(ctypes.Structure):
         (LONG, "num_tokens num_chosen num_experts hidden_size width x_stride"),
         (FLOAT, "alpha limit"),
         (INT, "dtype"),
+        (POINTER, "quantized_gate_up quantized_down"),
     )
 
 
@@ -77,14 +80,28 @@ def pack_experts(experts: ExpertWeights) -> Experts:
     The function owns a copy of the weights. A panel of gate_up has a half of gates and the rows of
     up that belong to them.
     """
-    if not (is_for_c(experts.gate_up[0]) and is_for_c(experts.down[0])):
+    gate_up, down = experts.gate_up, experts.down
+    num_experts, hidden_size, width = down.shape
+    packed: tuple[torch.Tensor, torch.Tensor] | tuple[Panels, Panels]
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        if not (is_for_c(gate_up[0]) and is_for_c(down[0])):
+            return reference.pack_experts(experts)
+        packed = (
+            torch.stack([pack_panels(_in_halves(each)) for each in gate_up.unbind()]),
+            torch.stack([pack_panels(each) for each in down.unbind()]),
+        )
+    elif isinstance(gate_up, QuantizedMatrix) and isinstance(down, QuantizedMatrix):
+        packed = pack_stacked(gate_up.each(_each_in_halves)), pack_stacked(down)
+    else:
         return reference.pack_experts(experts)
     stacked = _Stacked(
-        torch.stack([_panels_of_halves(each) for each in experts.gate_up.unbind()]),
-        torch.stack([pack_panels(each) for each in experts.down.unbind()]),
+        packed[0],
+        packed[1],
         None if experts.gate_up_bias is None else experts.gate_up_bias.float().contiguous(),
         None if experts.down_bias is None else experts.down_bias.float().contiguous(),
-        experts.down.shape[2],
+        num_experts,
+        hidden_size,
+        width,
         experts.alpha,
         experts.limit,
     )
@@ -93,20 +110,26 @@ def pack_experts(experts: ExpertWeights) -> Experts:
 
 @dataclass(frozen=True, slots=True)
 class _Stacked:
-    gate_up: torch.Tensor  # [num_experts, panels of hidden_size inputs]
-    down: torch.Tensor  # [num_experts, panels of `width` inputs]
+    gate_up: torch.Tensor | Panels  # [num_experts, panels of hidden_size inputs]
+    down: torch.Tensor | Panels  # [num_experts, panels of `width` inputs]
     gate_up_bias: torch.Tensor | None  # [num_experts, 2 * width] float32
     down_bias: torch.Tensor | None  # [num_experts, hidden_size] float32
+    num_experts: int
+    hidden_size: int
     width: int
     alpha: float
     limit: float
 
 
-def _panels_of_halves(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return the panels of one expert; zeros fill the halves of the last."""
+def _in_halves(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return the rows of one expert in the order of panels; zeros fill the halves of the last."""
     gate, up = (F.pad(part, (0, 0, 0, -len(part) % HALF)) for part in gate_up.chunk(2))
     halves = torch.stack([gate.view(-1, HALF, gate.shape[1]), up.view(-1, HALF, up.shape[1])], 1)
-    return pack_panels(halves.flatten(0, 2))
+    return halves.flatten(0, 2)
+
+
+def _each_in_halves(gate_up: torch.Tensor) -> torch.Tensor:
+    return torch.stack([_in_halves(each) for each in gate_up.unbind()])
 
 
 def _compute(
@@ -115,7 +138,10 @@ def _compute(
     weights: torch.Tensor,  # [num_tokens, num_chosen] float32
     experts: _Stacked,
 ) -> torch.Tensor:
+    if isinstance(experts.gate_up, Panels) and x.dtype != torch.float32:
+        return _compute(x.float(), expert_ids, weights, experts).to(x.dtype)
     (num_tokens, hidden_size), num_chosen = x.shape, expert_ids.shape[1]
+    panels, quantized = _pointers(experts)
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     most = min(num_tokens, MOST_TOKENS) * num_chosen
@@ -124,8 +150,7 @@ def _compute(
     for first in range(0, num_tokens, MOST_TOKENS):
         arguments = _Experts(
             x[first:].data_ptr(),
-            experts.gate_up.data_ptr(),
-            experts.down.data_ptr(),
+            *panels,
             None if experts.gate_up_bias is None else experts.gate_up_bias.data_ptr(),
             None if experts.down_bias is None else experts.down_bias.data_ptr(),
             weights[first:].data_ptr(),
@@ -136,13 +161,23 @@ def _compute(
             results.data_ptr(),
             min(MOST_TOKENS, num_tokens - first),
             num_chosen,
-            len(experts.gate_up),
+            experts.num_experts,
             hidden_size,
             experts.width,
             x.stride(0),
             experts.alpha,
             experts.limit,
             DTYPES[x.dtype],
+            *quantized,
         )
         _experts(ctypes.byref(arguments), torch.get_num_threads())
     return out
+
+
+def _pointers(experts: _Stacked) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """Return those to panels of numbers, and those to panels of codes."""
+    numbers, codes = [], []
+    for part in (experts.gate_up, experts.down):
+        numbers.append(part.data_ptr() if isinstance(part, torch.Tensor) else None)
+        codes.append(part.pointer if isinstance(part, Panels) else None)
+    return tuple(numbers), tuple(codes)

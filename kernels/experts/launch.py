@@ -8,6 +8,7 @@ import triton
 
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
+from tandem.kernels.quantized.codes import code_options, step_size, stored_parts
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.tuned import tuned_config
@@ -88,7 +89,6 @@ def _compute(
         return out
     num_experts, _, width = experts.down.shape
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
-    assert experts.gate_up.is_contiguous() and experts.down.is_contiguous()
     num_choices = num_tokens * num_chosen
     ordered, order = expert_ids.view(-1).sort(stable=True)
     each = torch.arange(num_experts + 1, dtype=torch.int32, device=x.device)
@@ -103,7 +103,6 @@ def _compute(
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
@@ -111,7 +110,7 @@ def _compute(
         x,
         order,
         starts,
-        experts.gate_up,
+        *stored_parts(experts.gate_up),
         x if experts.gate_up_bias is None else experts.gate_up_bias,
         opened,
         x.stride(0),
@@ -120,6 +119,8 @@ def _compute(
         num_chosen=num_chosen,
         HAS_BIAS=experts.gate_up_bias is not None,
         IS_CLAMPED=experts.limit > 0,
+        BLOCK_K=step_size(experts.gate_up, config.block_k),
+        **code_options(experts.gate_up),
         **sizes,
         **tiles,
     )
@@ -127,11 +128,13 @@ def _compute(
         opened,
         order,
         starts,
-        experts.down,
+        *stored_parts(experts.down),
         x if experts.down_bias is None else experts.down_bias,
         weights,
         results,
         HAS_BIAS=experts.down_bias is not None,
+        BLOCK_K=step_size(experts.down, config.block_k),
+        **code_options(experts.down),
         **sizes,
         **tiles,
     )

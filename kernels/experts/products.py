@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.quantized.codes import add_product
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _my_tile(  # type: ignore[no-untyped-def]
@@ -33,7 +35,9 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, hidden_size]
     order,  # [num_choices] choices sorted by expert
     starts,  # [num_experts + 1] of the experts' choices
-    gate_up,  # [num_experts, 2 * width, hidden_size]
+    gate_up,  # [num_experts, 2 * width, hidden_size], or as add_product takes codes
+    scales,
+    zeros,
     bias,  # [num_experts, 2 * width]
     opened,  # [num_choices, width] in sorted order
     x_stride,
@@ -43,6 +47,11 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     num_experts: tl.constexpr,
     num_chosen: tl.constexpr,
+    group_size: tl.constexpr,
+    num_groups: tl.constexpr,
+    CODE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    FACTOR: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
@@ -60,18 +69,46 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     my_tokens = tl.load(order + my_rows, mask=is_row, other=0) // num_chosen
     inputs = tl.arange(0, BLOCK_K)
     my_x = x + my_tokens.to(tl.int64)[:, None] * x_stride + inputs[None, :]
-    my_gate = gate_up + expert.to(tl.int64) * (2 * width * hidden_size)
-    my_gate += my_columns[None, :] * hidden_size + inputs[:, None]
+    my_gates = expert.to(tl.int64) * (2 * width) + my_columns
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, hidden_size, BLOCK_K):
         is_input = k + inputs < hidden_size
-        mask = is_column[None, :] & is_input[:, None]
         rows = tl.load(my_x + k, mask=is_row[:, None] & is_input[None, :], other=0.0)
-        gates = tl.load(my_gate + k, mask=mask, other=0.0)
-        ups = tl.load(my_gate + width * hidden_size + k, mask=mask, other=0.0)
-        gate = tl.dot(rows, gates, gate, input_precision="ieee")
-        up = tl.dot(rows, ups, up, input_precision="ieee")
+        gate = add_product(
+            gate,
+            rows,
+            gate_up,
+            scales,
+            zeros,
+            my_gates,
+            is_column,
+            k,
+            hidden_size,
+            group_size,
+            num_groups,
+            CODE,
+            HAS_ZEROS,
+            FACTOR,
+            BLOCK_K,
+        )
+        up = add_product(
+            up,
+            rows,
+            gate_up,
+            scales,
+            zeros,
+            my_gates + width,
+            is_column,
+            k,
+            hidden_size,
+            group_size,
+            num_groups,
+            CODE,
+            HAS_ZEROS,
+            FACTOR,
+            BLOCK_K,
+        )
     if HAS_BIAS:
         my_bias = bias + expert.to(tl.int64) * (2 * width) + my_columns
         gate += tl.load(my_bias, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -90,13 +127,20 @@ def down_kernel(  # type: ignore[no-untyped-def]
     opened,  # [num_choices, width] in sorted order
     order,  # [num_choices] choices sorted by expert
     starts,  # [num_experts + 1] of the experts' choices
-    down,  # [num_experts, hidden_size, width]
+    down,  # [num_experts, hidden_size, width], or as add_product takes codes
+    scales,
+    zeros,
     bias,  # [num_experts, hidden_size]
     weights,  # [num_choices]
     results,  # [num_choices, hidden_size] float32
     hidden_size: tl.constexpr,
     width: tl.constexpr,
     num_experts: tl.constexpr,
+    group_size: tl.constexpr,
+    num_groups: tl.constexpr,
+    CODE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    FACTOR: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -112,14 +156,27 @@ def down_kernel(  # type: ignore[no-untyped-def]
     is_column = my_columns < hidden_size
     inputs = tl.arange(0, BLOCK_K)
     my_opened = opened + my_rows.to(tl.int64)[:, None] * width + inputs[None, :]
-    my_down = down + expert.to(tl.int64) * (hidden_size * width)
-    my_down += my_columns[None, :] * width + inputs[:, None]
     result = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, width, BLOCK_K):
         is_input = k + inputs < width
         rows = tl.load(my_opened + k, mask=is_row[:, None] & is_input[None, :], other=0.0)
-        columns = tl.load(my_down + k, mask=is_column[None, :] & is_input[:, None], other=0.0)
-        result = tl.dot(rows, columns, result, input_precision="ieee")
+        result = add_product(
+            result,
+            rows,
+            down,
+            scales,
+            zeros,
+            expert.to(tl.int64) * hidden_size + my_columns,
+            is_column,
+            k,
+            width,
+            group_size,
+            num_groups,
+            CODE,
+            HAS_ZEROS,
+            FACTOR,
+            BLOCK_K,
+        )
     if HAS_BIAS:
         my_bias = bias + expert.to(tl.int64) * hidden_size + my_columns
         result += tl.load(my_bias, mask=is_column, other=0.0).to(tl.float32)[None, :]

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from tandem.kernels.reference.linear import Linear, pack_linear
+from tandem.kernels.reference.quantized import Matrix
 from tandem.kernels.reference.routing import Routing
 
 # x [num_tokens, hidden_size], expert_ids and weights [num_tokens, num_chosen] |-> as x
@@ -22,8 +23,8 @@ class ExpertWeights:
     A `limit` opens gates by x * sigmoid(alpha * x) up to it, and adds 1 to `up` within +-limit.
     """
 
-    gate_up: torch.Tensor  # [num_experts, 2 * width, hidden_size]
-    down: torch.Tensor  # [num_experts, hidden_size, width]
+    gate_up: Matrix  # [num_experts, 2 * width, hidden_size]
+    down: Matrix  # [num_experts, hidden_size, width]
     gate_up_bias: torch.Tensor | None = None  # [num_experts, 2 * width]
     down_bias: torch.Tensor | None = None  # [num_experts, hidden_size]
     alpha: float = 1.0
@@ -62,7 +63,7 @@ def route(
 def pack_experts(experts: ExpertWeights) -> Experts:
     """Return the weighted sum of the chosen experts' results for x in activation_dtype()."""
     gate_up, down = (
-        [pack_linear(each) for each in part] for part in (experts.gate_up, experts.down)
+        [pack_linear(each) for each in part.unbind()] for part in (experts.gate_up, experts.down)
     )
     return partial(compute_experts, experts=experts, gate_up=gate_up, down=down)
 

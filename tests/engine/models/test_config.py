@@ -142,7 +142,7 @@ def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
         ({"mlp_bias": 1}, "mlp_bias"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope_scaling"),
         ({"rope_scaling": [4]}, "rope_scaling"),
         ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1}}, "beta_fast"),

@@ -130,7 +130,11 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
         ("qwen2_moe", {"shared_expert_intermediate_size": -1}, "shared_expert_intermediate_size: "),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: is set"),
         ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit: must be"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: "),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "gguf"}},
+            "quant_method: 'gguf' is not",
+        ),
         ("glm4_moe", {"n_group": 5}, "n_group: 5 does not divide n_routed_experts 12"),
         ("glm4_moe", {"topk_group": 9}, "topk_group: 9 is above 4"),
         (

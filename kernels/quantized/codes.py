@@ -1,0 +1,110 @@
+"""Products with a tile of a matrix that may be stored as codes, which are expanded on the chip."""
+
+# In a kernel, a name changes its type.
+# mypy: disable-error-code="assignment"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.kernels.reference.quantized import Code, Matrix
+
+# What `load_numbers` leaves out, to be multiplied into the scales: a power of two.
+FACTORS: dict[Code, float] = {"float8": 2.0**8, "int4": 1.0, "float4": 2.0**14}
+
+
+def stored_parts(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return numbers or codes, scales and zeros; for those that there are none, any tensor."""
+    if isinstance(matrix, torch.Tensor):
+        assert matrix.is_contiguous()
+        return matrix, matrix, matrix
+    zeros = matrix.scales if matrix.zeros is None else matrix.zeros
+    parts = matrix.codes, matrix.scales, zeros
+    assert all(part.is_contiguous() for part in parts)
+    return parts
+
+
+def code_options(matrix: Matrix) -> dict[str, Any]:
+    """Return what a build depends on."""
+    if isinstance(matrix, torch.Tensor):
+        return {"group_size": 0, "num_groups": 0, "CODE": "", "HAS_ZEROS": False, "FACTOR": 1.0}
+    return {
+        "group_size": matrix.group_size,
+        "num_groups": matrix.scales.shape[-1],
+        "CODE": matrix.code,
+        "HAS_ZEROS": matrix.zeros is not None,
+        "FACTOR": FACTORS[matrix.code],
+    }
+
+
+def step_size(matrix: Matrix, most: int) -> int:
+    """Return the inputs of a step, up to `most`, which share a scale."""
+    if isinstance(matrix, torch.Tensor) or matrix.scales.shape[-1] == 1:
+        return most
+    return min(most, matrix.group_size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_numbers(  # type: ignore[no-untyped-def]
+    codes,  # [rows, in_size], or of 4 bits [rows, in_size / 2]
+    my_rows,
+    is_row,
+    first,
+    in_size: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Returns float16 [rows, BLOCK_K] from input `first` on, exact, without zeros and scales.
+    if CODE == "float8":
+        inputs = first + tl.arange(0, BLOCK_K)
+        mask = is_row[:, None] & (inputs < in_size)[None, :]
+        mine = codes + my_rows.to(tl.int64)[:, None] * in_size + inputs[None, :]
+        bits = tl.load(mine, mask=mask, other=0).to(tl.int16)
+        # Sign, exponent and fraction at their places in a float16, whose bias is larger by 8.
+        return (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True)
+    pairs = first // 2 + tl.arange(0, BLOCK_K // 2)
+    mask = is_row[:, None] & (pairs < in_size // 2)[None, :]
+    mine = codes + my_rows.to(tl.int64)[:, None] * (in_size // 2) + pairs[None, :]
+    both = tl.load(mine, mask=mask, other=0)
+    bits = tl.interleave(both & 15, both >> 4).to(tl.int16)
+    if CODE == "int4":
+        return (bits - 8).to(tl.float16)
+    # The same of a float4, whose bias is smaller by 14.
+    return (((bits & 8) << 12) | ((bits & 7) << 9)).to(tl.float16, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_product(  # type: ignore[no-untyped-def]
+    total,  # [BLOCK_M, columns] float32
+    tokens,  # [BLOCK_M, BLOCK_K] from input `first` on
+    matrix,  # [rows, in_size], or of 4 bits [rows, in_size / 2]
+    scales,  # [rows, num_groups]
+    zeros,  # [rows, num_groups]
+    my_rows,
+    is_row,
+    first,
+    in_size: tl.constexpr,
+    group_size: tl.constexpr,
+    num_groups: tl.constexpr,
+    CODE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Returns total + tokens times rows of the matrix; BLOCK_K divides group_size.
+    if CODE == "":
+        inputs = first + tl.arange(0, BLOCK_K)
+        mine = matrix + my_rows.to(tl.int64)[None, :] * in_size + inputs[:, None]
+        mask = is_row[None, :] & (inputs < in_size)[:, None]
+        columns = tl.load(mine, mask=mask, other=0.0)
+        return tl.dot(tokens, columns, total, input_precision="ieee")
+    numbers = load_numbers(matrix, my_rows, is_row, first, in_size, CODE, BLOCK_K)
+    my_groups = my_rows.to(tl.int64) * num_groups + first // group_size
+    if HAS_ZEROS:
+        zero = tl.load(zeros + my_groups, mask=is_row, other=0.0)
+        numbers -= zero.to(tl.float16)[:, None]
+    part = tl.dot(tokens, tl.trans(numbers.to(tokens.dtype)), input_precision="ieee")
+    scale = tl.load(scales + my_groups, mask=is_row, other=0.0).to(tl.float32)
+    return total + part * (scale * FACTOR)[None, :]
