@@ -14,6 +14,11 @@ BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_TIMEOUT_S = 10.0
+_OTHER_WEIGHTS = {
+    "*.gguf": "GGUF",
+    "pytorch_model*.bin": "PyTorch's pickle",
+    "*.pth": "PyTorch's pickle",
+}
 
 
 def resolve_model(name_or_path: str | Path) -> Path:
@@ -26,6 +31,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     if name in ("bundled", BUNDLED_MODEL_NAME):
         return _bundled()
     folder = Path(name).expanduser()
+    _refuse_other_weights(folder)
     if folder.is_dir():
         if (folder / "config.json").is_file():
             return folder.resolve()
@@ -37,6 +43,20 @@ def resolve_model(name_or_path: str | Path) -> Path:
         hint = "the hub was not asked: install huggingface_hub (pip install 'tandem-serve[hub]')"
         raise _not_found(name, [*tried, hint])
     return _download(name, tried)
+
+
+def _refuse_other_weights(path: Path) -> None:
+    """Raise ModelError naming format and file where weights are in another than safetensors."""
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        return
+    for pattern, name in _OTHER_WEIGHTS.items():
+        files = [path] if path.is_file() and path.match(pattern) else sorted(path.glob(pattern))
+        if files:
+            raise ModelError(
+                f"{files[0]}: weights in {name} are not served; "
+                "convert them to a folder with config.json and *.safetensors",
+                param="model",
+            )
 
 
 def _bundled() -> Path:

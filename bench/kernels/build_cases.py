@@ -15,7 +15,9 @@ from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
 from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.quantized import launch as quantized
 from tandem.kernels.reference.experts import ExpertWeights
+from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling import masks
@@ -36,6 +38,13 @@ EXPERT_SHAPES = (
     (128, 8, 2048, 768, False),
     (8, 2, 4096, 14336, False),
     (32, 4, 2880, 2880, True),
+)
+# (code, inputs that share a scale, with zeros): FP8 by blocks and by row, GPTQ and AWQ
+QUANTIZED: tuple[tuple[Code, int, bool], ...] = (
+    ("float8", 128, False),
+    ("float8", 4096, False),
+    ("int4", 128, False),
+    ("int4", 128, True),
 )
 # Other options that change an attention's build, tried on one chip: the code is the same on all.
 OTHER_GROUPS = ((128, 64, 1), (128, 64, 8), (32, 64, 3))  # the last is the bundled model's
@@ -58,6 +67,7 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _decode_cases(arch)
     yield from _layer_cases()
     yield from _expert_cases()
+    yield from _quantized_cases()
     yield from _transfer_cases()
     yield from _sampling_cases()
 
@@ -171,6 +181,34 @@ def _expert_cases() -> Iterator[BuildCase]:
     correction = meta(256, dtype=torch.float32)
     routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
     yield _route_case("experts=256 in 8 groups, corrected", 256, correction, routing)
+
+
+def _quantized_cases() -> Iterator[BuildCase]:
+    out_size, in_size = 6144, 4096
+    for code, group_size, has_zeros in QUANTIZED:
+        weight = _quantized(code, group_size, has_zeros, out_size, in_size)
+        groups = f"groups of {group_size}{', zeros' if has_zeros else ''}"
+        shape = f"{code} {out_size} x {in_size}, {groups}"
+        x = meta(TOKENS["few"], in_size, dtype=DTYPE)
+        yield BuildCase("quantized.launch", shape, partial(quantized.pack_linear(weight), x))
+    num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[-1]
+    weights = ExpertWeights(
+        _quantized("float4", 32, False, num_experts, 2 * width, hidden_size),
+        _quantized("float4", 32, False, num_experts, hidden_size, width),
+        meta(num_experts, 2 * width, dtype=DTYPE),
+        meta(num_experts, hidden_size, dtype=DTYPE),
+        limit=7.0,
+    )
+    x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
+    shape = f"experts={num_experts} hidden_size={hidden_size} width={width} float4"
+    yield BuildCase("experts.launch", shape, partial(experts.pack_experts(weights), x, *chosen))
+
+
+def _quantized(code: Code, group_size: int, has_zeros: bool, *shape: int) -> QuantizedMatrix:
+    *rows, in_size = shape
+    codes = meta(*rows, in_size * BITS[code] // 8, dtype=torch.uint8)
+    scales, zeros = (meta(*rows, in_size // group_size, dtype=DTYPE) for _ in range(2))
+    return QuantizedMatrix(code, codes, scales, group_size, zeros if has_zeros else None)
 
 
 def _route_case(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ class Checkpoint:
 
     def __contains__(self, name: object) -> bool:
         return name in self._where
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of all tensors, those in floating-point numbers as `dtype`."""
+        total = 0
+        for name, file_name in self._where.items():
+            entry = self._header(file_name).entries.get(name)
+            if entry is not None:
+                first, end = entry["data_offsets"]
+                is_float = entry["dtype"] in FLOATS
+                total += prod(entry["shape"]) * dtype.itemsize if is_float else end - first
+        return total
 
     def shape(self, name: str, dtypes: Mapping[str, torch.dtype]) -> tuple[int, ...] | None:
         """Return the shape of a tensor of one of these dtypes; None where there is none."""

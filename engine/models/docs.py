@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.config import ACTIVATIONS, DTYPES
+from tandem.engine.models.quantization import GROUP_SIZES
 from tandem.engine.models.rope_config import ROPE_KINDS
 from tandem.engine.models.spec import Architecture, Mixture
 
@@ -53,11 +54,59 @@ sequences up to that length.
 per token, the tokens that fit this machine, and missing files.
 """
 
+_QUANTIZED = """\
+## Quantized weights
+
+Matrices of the architectures in the table may be stored as codes, by `quantization_config`. They
+stay codes in memory, and each product expands those that it reads; `tandem doctor MODEL` names the
+form and the bytes.
+
+{table}
+
+A matrix that the files have in floating point is multiplied as such, which is how those of
+`modules_to_not_convert` and `ignore` are stored. Activations are not quantized, whatever the files
+say about them, and neither is the KV cache. A scale that is missing, not finite or of another
+shape is refused with the tensor's name. Refused as well: inputs that do not belong to groups in
+their order (`g_idx`, "act order"), forms that differ by module, 2, 3 and 8 bit integers, and every
+other method (bitsandbytes, GGUF, NVFP4, HQQ, ...) at the start, with format and file.
+"""
+
+# Its values of quant_method, the forms, and models that are published in them
+_FORMS = (
+    (
+        "fp8",
+        "FP8 (E4M3) with a scale per tensor, or per block of `weight_block_size`",
+        "Qwen3-8B-FP8, Qwen3-30B-A3B-FP8",
+    ),
+    ("fbgemm_fp8", "FP8 with a scale per row", "Llama FP8 by Meta"),
+    (
+        "compressed-tensors",
+        "FP8 with a scale per tensor, row or block; 4 bit integers (`pack-quantized`), in groups "
+        "or by row, symmetric or with zeros",
+        "Llama 3.1 8B FP8 and w4a16",
+    ),
+    (
+        "awq",
+        f"4 bit, version `gemm`, group sizes {', '.join(map(str, GROUP_SIZES))}",
+        "Llama 3.1 8B AWQ, Qwen3 AWQ",
+    ),
+    (
+        "gptq",
+        "4 bit, the same group sizes or one group, symmetric or with zeros, `gptq` and `gptq_v2`",
+        "Qwen2.5-7B-Instruct-GPTQ-Int4",
+    ),
+    (
+        "mxfp4",
+        "the experts of gpt-oss: E2M1 in groups of 32 with a power of two",
+        "gpt-oss-20b and 120b",
+    ),
+)
+
 _NOTES = """\
 ## Limits
 
-- Weights are unquantized safetensors in {dtypes}; one device holds a
-  whole model.
+- Weights are safetensors in {dtypes}, or quantized as above; one
+  device holds a whole model.
 - Activations: {activations}. Rotary embeddings:
   {ropes}, of a part of each head with `partial_rotary_factor`.
 - Experts may be stored one by one, or stacked as transformers holds them. All of them are in
@@ -87,7 +136,11 @@ def render() -> str:
         ropes=_listed(ROPE_KINDS),
         wrappers=_listed(f"`{name}`" for name in WITH_TEXT_CONFIG),
     )
-    return f"{_INTRODUCTION}\n{_NATIVE}\n{table}\n\n{_GENERIC}\n{notes}"
+    forms = [f"| `{method}` | {form} | {models} |" for method, form, models in _FORMS]
+    quantized = _QUANTIZED.format(
+        table="\n".join(["| `quant_method` | form | published as |", "|---|---|---|", *forms])
+    )
+    return f"{_INTRODUCTION}\n{_NATIVE}\n{table}\n\n{_GENERIC}\n{quantized}\n{notes}"
 
 
 def _listed(names: Iterable[str]) -> str:

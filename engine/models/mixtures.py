@@ -178,7 +178,7 @@ GPT_OSS = Architecture(
     },
     windows=Windows(full_every=2),
     mixture=Mixture(width_key="intermediate_size", is_clamped=True),
-    models="gpt-oss in bfloat16",
+    models="gpt-oss",
 )
 _GLM4_MOE = (
     ATTENTION

@@ -97,7 +97,8 @@ def _compressed(config: JsonObject) -> Quantization:
     _check(weights, "num_bits", (4,))
     _check(config, "format", ("pack-quantized",))
     _check(weights, "strategy", ("group", "channel"))
-    zeros: Literal["none", "stored"] = "none" if weights.flag("symmetric") else "stored"
+    is_symmetric = weights.with_defaults({"symmetric": True}).flag("symmetric")
+    zeros: Literal["none", "stored"] = "none" if is_symmetric else "stored"
     return Quantization("packed", _group_size(weights) if strategy == "group" else 0, zeros=zeros)
 
 

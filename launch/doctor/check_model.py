@@ -19,6 +19,7 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     # Not at the top: doctor also reports that torch is missing.
     import torch
 
+    from tandem.engine.loading.checkpoint import Checkpoint
     from tandem.engine.memory.kv_cache import block_bytes
     from tandem.engine.models.ring import choose_model_config
     from tandem.engine.resolve import resolve
@@ -31,11 +32,17 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
         yield fail("model", error.message, "see docs/models.md for the models that are served")
         return
     code = config.architecture.code or "native"
-    yield ok("model", f"{config.architecture.name}, {code}, runs in {config.dtype}")
+    form = f", {stored.quantization.name}" if stored.quantization else ""
+    yield ok("model", f"{config.architecture.name}, {code}{form}, runs in {config.dtype}")
     yield from _check_files(folder)
-    item_bytes: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-    stored_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    weights_bytes = stored_bytes * item_bytes[config.dtype] // item_bytes[stored.dtype]
+    try:
+        has_weights = any(folder.glob("*.safetensors"))
+        weights_bytes = (
+            Checkpoint(folder).num_bytes(getattr(torch, config.dtype)) if has_weights else 0
+        )
+    except TandemError as error:
+        yield fail("model files", error.message, "copy the whole folder")
+        return
     device = torch.device(resolved.device)
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
