@@ -62,6 +62,11 @@ class EngineConfig(BaseModel):
     cuda_graphs: bool = Field(
         default=True, description="replay decode steps as CUDA graphs; no effect on a CPU"
     )
+    deterministic: bool = Field(
+        default=False,
+        description="one order of sums whatever else a step computes, by Tandem's products instead "
+        "of cuBLAS's; set it on all workers of a model. On a CPU it is so in any case",
+    )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"

@@ -29,7 +29,7 @@ _FILES_IN_TRITON = {
     "embedding": "layers.embedding",
     "experts": "experts.launch",
     "kv_store": "layers.kv_store",
-    "linear": "quantized.launch",
+    "linear": "linear.launch",
     "masks": "sampling.masks",
     "norm": "layers.norm",
     "paged_attention": "attention.decode",
@@ -120,8 +120,12 @@ def _c_or_torch(asked: str) -> Kind:
     return "c"
 
 
-def load_kernels(kind: Kind) -> Kernels:
-    """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own."""
+def load_kernels(kind: Kind, *, deterministic: bool = False) -> Kernels:
+    """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own.
+
+    With `deterministic` no row depends on its batch: on a GPU, cuBLAS is not used. The kernels of
+    other kinds compute so in any case.
+    """
 
     # A function has one name in all kinds.
     def find(file: str, name: str) -> Callable[..., Any]:
@@ -133,6 +137,7 @@ def load_kernels(kind: Kind) -> Kernels:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function
 
+    pack_linear = "pack_linear_in_order" if kind == "triton" and deterministic else "pack_linear"
     own: dict[str, Any] = {}
     if kind != "triton":
         own["activation_dtype"] = activation_dtype
@@ -149,7 +154,7 @@ def load_kernels(kind: Kind) -> Kernels:
         gelu_mul=find("activation", "gelu_mul"),
         route=find("experts", "route"),
         pack_experts=find("experts", "pack_experts"),
-        pack_linear=find("linear", "pack_linear"),
+        pack_linear=find("linear", pack_linear),
         sample=find("sampling", "sample"),
         token_logprobs=find("sampling", "token_logprobs"),
         mask_logits=find("masks", "mask_logits"),

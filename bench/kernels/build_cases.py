@@ -15,7 +15,7 @@ from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
 from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
-from tandem.kernels.quantized import launch as quantized
+from tandem.kernels.linear import launch as linear
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
@@ -67,7 +67,7 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _decode_cases(arch)
     yield from _layer_cases()
     yield from _expert_cases()
-    yield from _quantized_cases()
+    yield from _linear_cases()
     yield from _transfer_cases()
     yield from _sampling_cases()
 
@@ -183,14 +183,18 @@ def _expert_cases() -> Iterator[BuildCase]:
     yield _route_case("experts=256 in 8 groups, corrected", 256, correction, routing)
 
 
-def _quantized_cases() -> Iterator[BuildCase]:
+def _linear_cases() -> Iterator[BuildCase]:
     out_size, in_size = 6144, 4096
+    for dtype, name in ((DTYPE, ""), (torch.float32, f" {FLOAT32}")):
+        x, weight = (meta(rows, in_size, dtype=dtype) for rows in (TOKENS["few"], out_size))
+        call = partial(linear.pack_linear_in_order(weight), x)
+        yield BuildCase("linear.launch", f"{out_size} x {in_size}, deterministic{name}", call)
     for code, group_size, has_zeros in QUANTIZED:
-        weight = _quantized(code, group_size, has_zeros, out_size, in_size)
+        codes = _quantized(code, group_size, has_zeros, out_size, in_size)
         groups = f"groups of {group_size}{', zeros' if has_zeros else ''}"
         shape = f"{code} {out_size} x {in_size}, {groups}"
         x = meta(TOKENS["few"], in_size, dtype=DTYPE)
-        yield BuildCase("quantized.launch", shape, partial(quantized.pack_linear(weight), x))
+        yield BuildCase("linear.launch", shape, partial(linear.pack_linear(codes), x))
     num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[-1]
     weights = ExpertWeights(
         _quantized("float4", 32, False, num_experts, 2 * width, hidden_size),

@@ -40,7 +40,7 @@ BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of
 VECTOR_BYTES = 16
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
-PRODUCTS = ("gate_up_kernel", "down_kernel", "quantized_linear_kernel")  # use tensor cores too
+PRODUCTS = ("gate_up_kernel", "down_kernel", "linear_kernel")  # use tensor cores too
 # The logits of listed tokens, wherever they stand; one bit per token; those of a token for experts.
 NARROW = ("adjust_kernel", "mask_kernel", "route_kernel")
 # Any load of these families narrower than an int64 would read the data themselves.

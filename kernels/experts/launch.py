@@ -8,7 +8,7 @@ import triton
 
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
-from tandem.kernels.quantized.codes import code_options, step_size, stored_parts
+from tandem.kernels.linear.codes import code_options, step_size, stored_parts
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.tuned import tuned_config

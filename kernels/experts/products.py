@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from tandem.kernels.quantized.codes import add_product
+from tandem.kernels.linear.codes import add_product
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -23,6 +23,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.sampler import SamplingPlan
 from tandem.kernels.cpu.linear import is_for_c
+from tandem.kernels.linear import launch as linear_in_triton
 from tandem.kernels.sampling.rows import SampledRows
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -198,6 +199,21 @@ def test_greedy_answers_are_those_of_transformers(
 def test_every_kind_of_kernels_adds_biases(tmp_path: Path, kernels: str) -> None:
     model = save_model(tmp_path, "qwen2", num_hidden_layers=1)
     runner = make_runner(tmp_path, kernels=kernels, max_model_len=64, max_num_seqs=4)
+    assert_same_as_transformers(model, runner, num_tokens=2, num_prompts=4)
+
+
+@pytest.mark.slow
+def test_a_deterministic_runner_multiplies_without_cublas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(tmp_path, "qwen2", num_hidden_layers=1)
+    options = {"kernels": "triton", "max_model_len": 64, "max_num_seqs": 4}
+    monkeypatch.setattr(
+        linear_in_triton, "F", None
+    )  # torch.nn.functional, whose products those are
+    with pytest.raises(AttributeError):
+        make_runner(tmp_path, **options)
+    runner = make_runner(tmp_path, deterministic=True, **options)
     assert_same_as_transformers(model, runner, num_tokens=2, num_prompts=4)
 
 

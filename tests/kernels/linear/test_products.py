@@ -1,4 +1,4 @@
-"""Products with matrices that are stored as codes are those with the numbers they stand for."""
+"""Products in one order of sums; those with codes are those with the numbers they stand for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 from tandem.kernels.cpu import experts as experts_in_c
 from tandem.kernels.cpu import linear as linear_in_c
 from tandem.kernels.experts import launch as experts_in_triton
-from tandem.kernels.quantized import launch
+from tandem.kernels.linear import launch
 from tandem.kernels.reference import experts as reference_experts
 from tandem.kernels.reference import linear as reference
 from tandem.kernels.reference.experts import ExpertWeights
@@ -104,6 +104,22 @@ def test_in_triton_a_product_is_that_of_the_numbers(
     # In any batch the same bits.
     for first, end in ((0, 1), (3, 17)):
         assert torch.equal(launch.pack_linear(matrix)(x[first:end]), product[first:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_in_order_a_row_of_a_product_has_the_same_bits_in_every_batch(
+    dtype: torch.dtype, device: str
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(90, 168, generator=generator).to(dtype).to(device)
+    x = torch.randn(150, 172, generator=generator).to(dtype).to(device)[:, 2:-2]
+    product = launch.pack_linear_in_order(weight)(x)
+    exact = x.double() @ weight.double().T
+    allowed = 168 * UNIT[torch.float32] * (x.double().abs() @ weight.double().abs().T)
+    allowed += UNIT[dtype] * (exact.abs() + allowed)
+    assert ((product.double() - exact).abs() <= allowed).all()
+    for first, end in ((0, 1), (3, 17), (60, 130)):
+        assert torch.equal(launch.pack_linear_in_order(weight)(x[first:end]), product[first:end])
 
 
 @forms

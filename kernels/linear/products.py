@@ -1,4 +1,4 @@
-"""Tokens times a matrix that is stored as codes."""
+"""Tokens times a weight matrix, of numbers or stored as codes, in one order of sums."""
 
 # In a kernel, a name changes its type.
 # mypy: disable-error-code="assignment"
@@ -6,13 +6,13 @@
 import triton
 import triton.language as tl
 
-from tandem.kernels.quantized.codes import add_product
+from tandem.kernels.linear.codes import add_product
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def quantized_linear_kernel(  # type: ignore[no-untyped-def]
+def linear_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, in_size]
-    codes,  # [out_size, in_size], or of 4 bits [out_size, in_size / 2]
+    matrix,  # [out_size, in_size], or of codes of 4 bits [out_size, in_size / 2]
     scales,  # [out_size, num_groups]
     zeros,  # [out_size, num_groups]
     out,  # [num_tokens, out_size]
@@ -42,7 +42,7 @@ def quantized_linear_kernel(  # type: ignore[no-untyped-def]
         total = add_product(
             total,
             tokens,
-            codes,
+            matrix,
             scales,
             zeros,
             my_columns,
