@@ -9,7 +9,7 @@ import triton.language as tl
 from tandem.kernels.linear.codes import add_product
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def linear_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, in_size]
     matrix,  # [out_size, in_size], or of codes of 4 bits [out_size, in_size / 2]

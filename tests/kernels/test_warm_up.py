@@ -64,8 +64,8 @@ def recording_keys(keys: set[str]) -> Iterator[None]:
         InterpretedFunction.run = run
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+@pytest.fixture(scope="module", params=[False, True], ids=["by cuBLAS", "deterministic"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = write_random_model(
         tmp_path_factory.mktemp("model"), num_layers=2, hidden_size=32, vocab_size=260
     )
@@ -80,13 +80,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
         max_num_seqs=3,
         max_num_batched_tokens=9,
         threads=1,
+        deterministic=request.param,
     )
     return Engine(config, ModelRunner(config))
 
 
 def profile(runner: ModelRunner) -> StepProfile:
     """As a runner on a GPU makes it."""
-    config, kernels = runner.config, load_kernels("triton")
+    config, kernels = (
+        runner.config,
+        load_kernels("triton", deterministic=runner.config.deterministic),
+    )
     assert config.max_model_len is not None
     cpu, model_config = torch.device("cpu"), runner.model_config
     return StepProfile(config, model_config, runner._model, kernels, config.max_model_len, cpu)
