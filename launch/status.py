@@ -35,9 +35,10 @@ THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
 
 
 class QueueReport(msgspec.Struct, frozen=True):
-    """The prefill queue of one model; `error` when it could not be read."""
+    """The prefill queue of one deployment of a model; `error` when it could not be read."""
 
     model: str
+    deployment: str
     num_jobs: int = 0
     num_tokens: int = 0
     num_in_progress: int = 0
@@ -75,12 +76,12 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
         live_settings(runtime.namespace, live, lambda problem: None)
     )
     workers = [i for i in instances if i.namespace == runtime.namespace and i.component in WORKERS]
-    models = sorted({i.model for i in workers if i.model})
+    deployments = sorted({(i.model, i.deployment) for i in workers if i.deployment})
     client = RequestClient(runtime, new_id())
     try:
         reports, queues = await asyncio.gather(
             asyncio.gather(*(_ask(client, instance) for instance in instances)),
-            _read_queues(effective, models),
+            _read_queues(effective, deployments),
         )
     finally:
         await client.close()
@@ -159,29 +160,34 @@ async def _frontend_state(address: str) -> str:
     return "ready" if status == 200 else "not ready"
 
 
-async def _read_queues(effective: EffectiveConfig, models: list[str]) -> list[QueueReport]:
-    if not models:
+async def _read_queues(
+    effective: EffectiveConfig, deployments: list[tuple[str, str]]
+) -> list[QueueReport]:
+    if not deployments:
         return []
     runtime = effective.config.runtime
     nats = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
     try:
         await nats.start()
-        return [await _read_queue(nats, effective, model) for model in models]
+        return [await _read_queue(nats, effective, *each) for each in deployments]
     except TandemError as error:
-        return [QueueReport(model, error=str(error)) for model in models]
+        return [QueueReport(*each, error=str(error)) for each in deployments]
     finally:
         await nats.close()
 
 
-async def _read_queue(nats: NatsConnection, effective: EffectiveConfig, model: str) -> QueueReport:
+async def _read_queue(
+    nats: NatsConnection, effective: EffectiveConfig, model: str, deployment: str
+) -> QueueReport:
     config = effective.config
-    queue = JetStreamQueue(nats, config.queue, config.runtime.namespace, model)
+    queue = JetStreamQueue(nats, config.queue, config.runtime.namespace, model, deployment)
     try:
         depth = await queue.depth()
     except TandemError as error:
-        return QueueReport(model, error=str(error))
+        return QueueReport(model, deployment, error=str(error))
     return QueueReport(
-        model, depth.num_jobs, depth.num_tokens, depth.num_in_progress, depth.num_dead
+        *(model, deployment),
+        *(depth.num_jobs, depth.num_tokens, depth.num_in_progress, depth.num_dead),
     )
 
 
@@ -209,7 +215,9 @@ def _print_report(report: ClusterReport) -> None:
             f"{queue.num_jobs} jobs, {queue.num_tokens} tokens waiting, "
             f"{queue.num_in_progress} in progress, {queue.num_dead} dead"
         )
-        console.print(f"prefill queue of {queue.model}: {queue.error or counts}")
+        several = sum(each.model == queue.model for each in report.queues) > 1
+        name = f"{queue.model}, deployment {queue.deployment}" if several else queue.model
+        console.print(f"prefill queue of {name}: {queue.error or counts}")
     shown = ", ".join(f"{name} {value}" for name, value in report.thresholds.items())
     console.print(f"thresholds: {shown}")
 

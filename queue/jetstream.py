@@ -1,8 +1,9 @@
 """The prefill queue on NATS JetStream.
 
-One work-queue stream per namespace and model. The last token of a job's subject is its number of
-uncached tokens, so that the broker's own count per subject gives the queue's depth in tokens,
-exactly and in one request.
+One work-queue stream per namespace and model, and a consumer per deployment, so that a worker takes
+tickets that it can serve. The last token of a job's subject is its number of uncached tokens, so
+that the broker's own count per subject gives the queue's depth in tokens, exactly and in one
+request.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from tandem.queue.config import QueueConfig
 from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer
-from tandem.queue.streams import CONSUMER, QueueNames, create_streams
+from tandem.queue.streams import QueueNames, create_streams
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import DECODE_ERRORS, PrefillJob, encode
 from tandem.runtime.nats import NatsConnection
@@ -72,15 +73,23 @@ class JetStreamDelivery:
 
 
 class JetStreamQueue:
-    """A PrefillQueue in a NATS server. The connection is the caller's to start and close."""
+    """A PrefillQueue in a NATS server, of the workers of one deployment of a model.
+
+    The connection is the caller's to start and close.
+    """
 
     def __init__(
-        self, connection: NatsConnection, config: QueueConfig, namespace: str, model: str
+        self,
+        connection: NatsConnection,
+        config: QueueConfig,
+        namespace: str,
+        model: str,
+        deployment: str,
     ) -> None:
         self._connection = connection
         self._config = config
-        self._names = QueueNames.of(namespace, model)
-        self._pulls = PullConsumer(connection, self._names.stream)
+        self._names = QueueNames.of(namespace, model, deployment)
+        self._pulls = PullConsumer(connection, self._names.stream, self._names.consumer)
         self._creating = asyncio.Lock()
         self._closed = False
 
@@ -119,8 +128,10 @@ class JetStreamQueue:
         jetstream = self._jetstream
         try:
             consumer, jobs, dead = await asyncio.gather(
-                jetstream.consumer_info(self._names.stream, CONSUMER),
-                jetstream.stream_info(self._names.stream, subjects_filter=">"),
+                jetstream.consumer_info(self._names.stream, self._names.consumer),
+                jetstream.stream_info(
+                    self._names.stream, subjects_filter=f"{self._names.subject}.*"
+                ),
                 jetstream.stream_info(self._names.dead_stream),
             )
         except nats.js.errors.NotFoundError:

@@ -15,7 +15,6 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from tandem.queue.streams import CONSUMER
 from tandem.runtime.nats import NatsConnection
 
 _STATUS = "Status"
@@ -28,9 +27,9 @@ _LEAVE_TIMEOUT_S = 0.5  # for the answer of the broker
 class PullConsumer:
     """The receiving end of one worker. One caller at a time."""
 
-    def __init__(self, connection: NatsConnection, stream: str) -> None:
+    def __init__(self, connection: NatsConnection, stream: str, consumer: str) -> None:
         self._connection = connection
-        self._api_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{CONSUMER}"
+        self._api_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._subscription: Subscription | None = None
         self._inbox = ""
         self._messages: deque[Msg] = deque()

@@ -16,7 +16,7 @@ from nats.js.api import (
 
 from tandem.queue.config import QueueConfig
 
-CONSUMER = "prefill"
+_FORGOTTEN_AFTER_S = 3600.0  # a deployment's consumer that nobody pulls from
 _MAX_IN_PROGRESS = 65_536
 _MAX_DEDUP_WINDOW_S = 120.0
 _DEAD_HEADER_BYTES = 1024  # room for the reason
@@ -31,21 +31,28 @@ def escape(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueNames:
-    """Names at the broker of the queue of one namespace and model."""
+    """Names at the broker of the queue of one namespace, model and deployment.
+
+    The deployments of a model share its streams, and have a consumer each.
+    """
 
     stream: str
+    stream_subject: str  # of the jobs of all deployments
     subject: str  # one more token follows: the job's number of uncached tokens
+    consumer: str
     dead_stream: str
     dead_subject: str
 
     @classmethod
-    def of(cls, namespace: str, model: str) -> "QueueNames":
-        namespace, model = escape(namespace), escape(model)
-        stream = f"tandem_{namespace}_{model}_prefill"
+    def of(cls, namespace: str, model: str, deployment: str) -> "QueueNames":
+        namespace, model, deployment = map(escape, (namespace, model, deployment))
+        subject = f"tandem.{namespace}.prefill.{model}"
         return cls(
-            stream=stream,
-            subject=f"tandem.{namespace}.prefill.{model}",
-            dead_stream=f"{stream}_dead",
+            stream=f"tandem_{namespace}_{model}_tickets",
+            stream_subject=f"{subject}.*.*",
+            subject=f"{subject}.{deployment}",
+            consumer=deployment,
+            dead_stream=f"tandem_{namespace}_{model}_prefill_dead",
             dead_subject=f"tandem.{namespace}.prefill_dead.{model}",
         )
 
@@ -57,7 +64,7 @@ async def create_streams(
     storage = StorageType.MEMORY if config.storage == "memory" else StorageType.FILE
     jobs = StreamConfig(
         name=names.stream,
-        subjects=[f"{names.subject}.*"],
+        subjects=[names.stream_subject],
         retention=RetentionPolicy.WORK_QUEUE,
         max_age=config.max_age_s,
         max_msgs=config.max_jobs,
@@ -84,7 +91,9 @@ async def create_streams(
     await jetstream.add_consumer(
         names.stream,
         ConsumerConfig(
-            durable_name=CONSUMER,
+            durable_name=names.consumer,
+            filter_subject=f"{names.subject}.*",
+            inactive_threshold=_FORGOTTEN_AFTER_S,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=config.ack_wait_s,
             max_deliver=-1,  # a broker drops a job without notice; the queue counts instead

@@ -68,7 +68,6 @@ class HandoffPeer:
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
         self.group = TransferGroup(transfer, layout, pools, self.node.instance_id, self.node.epoch)
-        self.queue = JetStreamQueue(self.node.nats, QUEUE, runtime.namespace, MODEL)
         self.notices: list[bytes] = []
         self.deployment = deployment_id(
             runtime.namespace,
@@ -77,6 +76,9 @@ class HandoffPeer:
             self.engine.runner.model_config.kv_form,
             self.group.layout.digest(),
             transfer.backend,
+        )
+        self.queue = JetStreamQueue(
+            self.node.nats, QUEUE, runtime.namespace, MODEL, self.deployment
         )
         self.node.deployment = self.deployment
 

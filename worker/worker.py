@@ -155,9 +155,6 @@ class Worker:
         layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
         self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
-        self.queue = JetStreamQueue(
-            node.nats, settings.queue, runtime.namespace, settings.model_name
-        )
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(Path(engine.model))
         self._kv_form = self.engine.runner.model_config.kv_form
@@ -170,6 +167,9 @@ class Worker:
             settings.transfer.backend,
         )
         node.deployment = self.deployment
+        self.queue = JetStreamQueue(
+            node.nats, settings.queue, runtime.namespace, settings.model_name, self.deployment
+        )
         self.own_prompts = OwnPrompts()
         self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.

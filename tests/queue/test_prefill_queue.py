@@ -19,6 +19,7 @@ from tandem.runtime.nats import NatsConnection
 from tests.services import MonitoredNatsServer, NatsServer, eventually
 
 CONFIG = QueueConfig(ack_wait_s=0.4, max_deliver=2)
+DEPLOYMENT = "0123456789abcdef"
 
 
 def job(num_uncached_tokens: int = 100, attempt: int = 1, handoff_id: bytes = b"") -> PrefillJob:
@@ -48,7 +49,9 @@ async def queue(
 ) -> AsyncIterator[PrefillQueue]:
     queue: PrefillQueue = MemoryQueue(CONFIG)
     if request.param == "jetstream":
-        queue = JetStreamQueue(connection, CONFIG, "test", f"org/model {os.urandom(4).hex()}")
+        queue = JetStreamQueue(
+            connection, CONFIG, "test", f"org/model {os.urandom(4).hex()}", DEPLOYMENT
+        )
     await queue.start()
     yield queue
     await queue.close()
@@ -162,7 +165,9 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     connection: NatsConnection,
 ) -> None:
     model = os.urandom(4).hex()
-    first, second = (JetStreamQueue(connection, CONFIG, "test", model) for _ in range(2))
+    first, second = (
+        JetStreamQueue(connection, CONFIG, "test", model, DEPLOYMENT) for _ in range(2)
+    )
     await first.start()
     await second.start()
     pulls = [asyncio.create_task(q.receive(1, 5)) for q in (first, second)]
@@ -192,7 +197,7 @@ async def test_a_job_on_its_way_to_a_worker_that_stops_receiving_goes_to_another
     elsewhere = NatsConnection(RuntimeConfig(nats_url=nats.url))
     await elsewhere.start()
     leaving, other = (
-        JetStreamQueue(each, config, "test", model) for each in (connection, elsewhere)
+        JetStreamQueue(each, config, "test", model, DEPLOYMENT) for each in (connection, elsewhere)
     )
     for queue in (leaving, other):
         await queue.start()
@@ -214,7 +219,7 @@ async def test_a_worker_that_stops_receiving_without_a_broker_gets_nothing_after
     with MonitoredNatsServer() as server:
         connection = NatsConnection(RuntimeConfig(nats_url=server.url))
         await connection.start()
-        queue = JetStreamQueue(connection, CONFIG, "test", "stopped")
+        queue = JetStreamQueue(connection, CONFIG, "test", "stopped", DEPLOYMENT)
         await queue.start()
         assert await queue.receive(1, 0.05) == []
         inbox = f"{queue._pulls._inbox}.*"
@@ -233,7 +238,7 @@ async def test_a_frozen_broker_neither_holds_a_worker_that_stops_receiving_nor_l
     with NatsServer() as server:
         connection = NatsConnection(RuntimeConfig(nats_url=server.url))
         await connection.start()
-        queue = JetStreamQueue(connection, CONFIG, "test", "frozen")
+        queue = JetStreamQueue(connection, CONFIG, "test", "frozen", DEPLOYMENT)
         await queue.start()
         assert await queue.receive(1, 0.05) == []
         server.freeze()
@@ -280,7 +285,7 @@ async def test_a_full_queue_refuses_a_job_and_keeps_the_others(
     config = QueueConfig(max_jobs=2)
     queue: PrefillQueue = MemoryQueue(config)
     if kind == "jetstream":
-        queue = JetStreamQueue(connection, config, "test", os.urandom(4).hex())
+        queue = JetStreamQueue(connection, config, "test", os.urandom(4).hex(), DEPLOYMENT)
     await queue.start()
     sent = [job(), job()]
     for each in sent:
@@ -293,12 +298,17 @@ async def test_a_full_queue_refuses_a_job_and_keeps_the_others(
 
 async def test_a_queue_at_the_broker_is_bounded_in_bytes(connection: NatsConnection) -> None:
     model = os.urandom(4).hex()
-    queue = JetStreamQueue(connection, CONFIG, "test", model)
+    queue = JetStreamQueue(connection, CONFIG, "test", model, DEPLOYMENT)
     await queue.start()
     jetstream = connection.client.jetstream()
     with pytest.raises(nats.js.errors.APIError, match="message size exceeds"):
-        await jetstream.publish(f"{QueueNames.of('test', model).subject}.5", bytes(1024 * 1024))
-    for stream in (QueueNames.of("test", model).stream, QueueNames.of("test", model).dead_stream):
+        await jetstream.publish(
+            f"{QueueNames.of('test', model, DEPLOYMENT).subject}.5", bytes(1024 * 1024)
+        )
+    for stream in (
+        QueueNames.of("test", model, DEPLOYMENT).stream,
+        QueueNames.of("test", model, DEPLOYMENT).dead_stream,
+    ):
         info = await jetstream.stream_info(stream)
         assert info.config.max_bytes == CONFIG.max_queue_bytes
     await queue.close()
@@ -311,9 +321,9 @@ DEEP = b"\x82\xa4type\xaaPrefillJob\xa1x" + b"\x91" * 3000 + b"\x01"
 async def test_bytes_that_are_no_job_become_a_dead_letter(
     connection: NatsConnection, data: bytes
 ) -> None:
-    queue = JetStreamQueue(connection, CONFIG, "test", "poisoned")
+    queue = JetStreamQueue(connection, CONFIG, "test", "poisoned", DEPLOYMENT)
     await queue.start()
-    names = QueueNames.of("test", "poisoned")
+    names = QueueNames.of("test", "poisoned", DEPLOYMENT)
     await connection.client.jetstream().publish(f"{names.subject}.5", data)
     await queue.publish(good := job())
     deliveries = await queue.receive(5, 2)
@@ -332,12 +342,12 @@ async def test_a_malformed_message_does_not_hold_up_the_jobs_behind_it(
     connection: NatsConnection, nats: NatsServer, end: bytes, headers: bytes
 ) -> None:
     model = f"malformed {os.urandom(4).hex()}"
-    queue = JetStreamQueue(connection, CONFIG, "test", model)
+    queue = JetStreamQueue(connection, CONFIG, "test", model, DEPLOYMENT)
     await queue.start()
     receiving = asyncio.create_task(queue.receive(1, 20))
     reader, writer = await asyncio.open_connection("127.0.0.1", nats.port)
     await reader.readline()  # INFO; the server may lose data that come before it
-    subject = QueueNames.of("test", model).subject.encode() + b"." + end
+    subject = QueueNames.of("test", model, DEPLOYMENT).subject.encode() + b"." + end
     sizes = b"%d %d" % (len(headers), len(headers) + 1)
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
     writer.write(b"HPUB %b %b\r\n%bx\r\n" % (subject, sizes, headers))
@@ -354,10 +364,10 @@ async def test_a_malformed_message_does_not_hold_up_the_jobs_behind_it(
 async def test_subjects_that_are_no_number_of_tokens_count_none(
     connection: NatsConnection,
 ) -> None:
-    queue = JetStreamQueue(connection, CONFIG, "test", "odd subjects")
+    queue = JetStreamQueue(connection, CONFIG, "test", "odd subjects", DEPLOYMENT)
     await queue.start()
     await queue.publish(job(100))
-    subject = QueueNames.of("test", "odd subjects").subject
+    subject = QueueNames.of("test", "odd subjects", DEPLOYMENT).subject
     for end in ("abc", "-5", "1_0", "9" * 3000):
         await connection.client.jetstream().publish(f"{subject}.{end}", b"")
     assert (await queue.depth()).num_tokens == 100
@@ -368,7 +378,7 @@ async def test_a_broker_that_is_away_fails_a_publish_at_once_and_comes_back_empt
     with NatsServer() as server:
         connection = NatsConnection(RuntimeConfig(nats_url=server.url))
         await connection.start()
-        queue = JetStreamQueue(connection, CONFIG, "test", "restarted")
+        queue = JetStreamQueue(connection, CONFIG, "test", "restarted", DEPLOYMENT)
         await queue.start()
         receiving = asyncio.create_task(queue.receive(1, 30))
         await asyncio.sleep(0.05)
@@ -397,11 +407,11 @@ async def test_a_broker_that_is_away_fails_a_publish_at_once_and_comes_back_empt
 async def test_a_stream_that_vanished_is_made_again_by_whoever_needs_it(
     connection: NatsConnection,
 ) -> None:
-    queue = JetStreamQueue(connection, CONFIG, "test", "vanishing")
+    queue = JetStreamQueue(connection, CONFIG, "test", "vanishing", DEPLOYMENT)
     await queue.start()
     jetstream = connection.client.jetstream()
     for use in ("publish", "receive", "depth"):
-        await jetstream.delete_stream(QueueNames.of("test", "vanishing").stream)
+        await jetstream.delete_stream(QueueNames.of("test", "vanishing", DEPLOYMENT).stream)
         if use == "receive":
             assert await queue.receive(1, 0.2) == []
         if use == "depth":
@@ -412,15 +422,33 @@ async def test_a_stream_that_vanished_is_made_again_by_whoever_needs_it(
     await queue.close()
 
 
+async def test_deployments_of_a_model_get_their_own_jobs(connection: NatsConnection) -> None:
+    model = os.urandom(4).hex()
+    queues = [JetStreamQueue(connection, CONFIG, "test", model, f"layout.{n}") for n in range(3)]
+    for queue in queues:
+        await queue.start()
+    sent = [job(100 * (n + 1)) for n in range(3)]
+    for queue, its_job in zip(queues, sent, strict=True):
+        await queue.publish(its_job)
+    for queue, its_job in zip(reversed(queues), reversed(sent), strict=True):
+        depth = await queue.depth()
+        assert (depth.num_jobs, depth.num_tokens) == (1, its_job.num_uncached_tokens)
+        [delivery] = await queue.receive(5, 2)
+        assert delivery.job == its_job
+        await delivery.ack()
+        assert await queue.receive(5, 0.05) == []
+        await queue.close()
+
+
 async def test_a_changed_setting_is_applied_to_an_existing_queue(
     connection: NatsConnection,
 ) -> None:
     for config in (QueueConfig(max_age_s=60), QueueConfig(max_age_s=90, ack_wait_s=7)):
-        queue = JetStreamQueue(connection, config, "test", "reconfigured")
+        queue = JetStreamQueue(connection, config, "test", "reconfigured", DEPLOYMENT)
         await queue.start()
         await queue.close()
     info = await connection.client.jetstream().stream_info(
-        QueueNames.of("test", "reconfigured").stream
+        QueueNames.of("test", "reconfigured", DEPLOYMENT).stream
     )
     assert info.config.max_age == 90
 
@@ -429,4 +457,4 @@ def test_names_that_differ_stay_different_when_escaped() -> None:
     names = ["a/b", "a.b", "a_b", "a b", "a*b", "a=2Fb", "ä", "ab"]
     assert len({escape(name) for name in names}) == len(names)
     assert escape("Qwen3-8B") == "Qwen3-8B"
-    assert QueueNames.of("a_b", "c").stream != QueueNames.of("a", "b_c").stream
+    assert QueueNames.of("a_b", "c", "d").stream != QueueNames.of("a", "b_c", "d").stream

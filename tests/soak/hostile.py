@@ -128,15 +128,16 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
 
 
 async def _target(cluster: Cluster) -> Target:
-    addresses = {each.component: each.address for each in await cluster.instances()}
+    instances = {each.component: each for each in await cluster.instances()}
     return Target(
-        http=addresses["frontend"],
+        http=instances["frontend"].address,
         nats_url=cluster.nats.url,
         etcd_url=cluster.etcd.url,
-        decode=addresses["decode"],
-        prefill=addresses["prefill"],
+        decode=instances["decode"].address,
+        prefill=instances["prefill"].address,
         namespace=cluster.runtime.namespace,
         model=cluster.model_name,
+        deployment=instances["decode"].deployment,
     )
 
 

@@ -25,6 +25,7 @@ class Target(msgspec.Struct, frozen=True):
     prefill: str
     namespace: str
     model: str
+    deployment: str
 
     @property
     def workers(self) -> tuple[str, str]:

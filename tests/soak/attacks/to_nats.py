@@ -40,7 +40,7 @@ async def _client(target: Target) -> AsyncIterator[Client]:
 
 
 def _subject(target: Target) -> str:
-    return QueueNames.of(target.namespace, target.model).subject
+    return QueueNames.of(target.namespace, target.model, target.deployment).subject
 
 
 async def _captured_ticket(target: Target, client: Client) -> Ticket:
@@ -156,7 +156,7 @@ async def forged_events(target: Target) -> list[int]:
 
 
 async def deleted_queue(target: Target) -> list[int]:
-    names = QueueNames.of(target.namespace, target.model)
+    names = QueueNames.of(target.namespace, target.model, target.deployment)
     async with _client(target) as client:
         jetstream = client.jetstream()
         for name in (names.stream, names.dead_stream):
