@@ -1,11 +1,14 @@
 """Prometheus metrics of a decode worker."""
 
+import contextlib
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 
+from tandem.decode.config import DisaggConfig
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats
+from tandem.queue.prefill_queue import QueueDepth
 from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
 from tandem.runtime.timeline import Stage, course, intervals_ms
 from tandem.transfer.handoff.causes import CloseCause, DropCause
@@ -41,6 +44,9 @@ class DecodeMetrics:
         self._handoffs = counter(
             "decode_handoffs_total", "Remote prefills by how they ended", ["model", "end"]
         )
+        # a rate needs the zero before the first one
+        for end in ("admitted", *{_END_OF.get(cause, cause) for cause in CloseCause}):
+            self._handoffs.labels(model, end)
         self._dropped = counter(
             "decode_handoff_messages_dropped_total",
             "Messages of handoffs that were not applied",
@@ -83,6 +89,15 @@ class DecodeMetrics:
             "decode_excluded_prefill_workers",
             "Prefill workers that get no work because their KV failed verification repeatedly",
             ["model"],
+        )
+        self._jobs = gauge(
+            "decode_queued_jobs", "Jobs of the model's prefill queue by state", ["model", "state"]
+        )
+        self._queued_tokens = gauge(
+            "decode_queued_tokens", "Uncached prompt tokens in the model's prefill queue", ["model"]
+        )
+        self._targets = gauge(
+            "decode_target_seconds", "Latency target in force", ["model", "target"]
         )
         self._blocks = gauge("decode_kv_blocks", "KV blocks by state", ["model", "state"])
         self._sequences = gauge("decode_sequences", "Sequences by state", ["model", "state"])
@@ -131,6 +146,22 @@ class DecodeMetrics:
 
     def excluded(self, num_instances: int) -> None:
         self._excluded.labels(self._model).set(num_instances)
+
+    def queued(self, depth: QueueDepth) -> None:
+        """Record the depth of the queue, which all decode workers of the model share."""
+        self._jobs.labels(self._model, "waiting").set(depth.num_jobs)
+        self._jobs.labels(self._model, "in_progress").set(depth.num_in_progress)
+        self._jobs.labels(self._model, "dead").set(depth.num_dead)
+        self._queued_tokens.labels(self._model).set(depth.num_tokens)
+
+    def targets(self, disagg: DisaggConfig) -> None:
+        """Record the targets in force; a target that is not set has no series."""
+        for target, ms in (("ttft", disagg.ttft_target_ms), ("itl", disagg.itl_target_ms)):
+            if ms is not None:
+                self._targets.labels(self._model, target).set(ms / 1e3)
+            else:
+                with contextlib.suppress(KeyError):
+                    self._targets.remove(self._model, target)
 
     def mismatched(self, prefill_instance: str) -> None:
         """Count a landed block of that prefill worker with a wrong checksum."""

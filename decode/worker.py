@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
 MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
 REPORT_LIFETIME_S = 2.0  # of another worker's load
+NO_JOBS = QueueDepth(0, 0, 0, 0)
 LOOK_INTERVAL_S = 0.25  # between looks at the depth of the queue and at the own load
 
 
@@ -73,7 +74,7 @@ class DecodeRole:
         bytes_per_token = layout.block_bytes / self.engine.block_pool.block_size
         self.side = PrefillSide(transfer=TransferCost(bytes_per_token))
         self.active: dict[str, ActiveRequest] = {}
-        self._queue_depth = QueueDepth(0, 0, 0, 0)
+        self._queue_depth = NO_JOBS
         self._num_reserved = 0  # all handoffs so far; counted on the engine thread
         self._num_reserved_tokens = 0  # of these
         self._others: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
@@ -350,12 +351,16 @@ class DecodeRole:
         try:
             if self.queue.connected and self._prefill_instances.items:
                 self._queue_depth = await self.queue.depth()
+            elif not self._prefill_instances.items:
+                self._queue_depth = NO_JOBS
         except ServiceError as error:
             logger.debug("queue depth not known: %s", error)
         was_idle = self.remote.num_open == 0
         load = await self._worker.load()
         self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
         self.metrics.loaded(load)
+        self.metrics.queued(self._queue_depth)
+        self.metrics.targets(self.thresholds.current)
         self.metrics.excluded(len(self.remote.excluded()))
         self._cache.beat()
         await asyncio.sleep(LOOK_INTERVAL_S)

@@ -53,6 +53,9 @@ class LoadStats:
     num_decodes: int = 0  # sequences past their prompt
     decode_context: int = 0  # tokens of these
     costs: StepCosts | None = None  # None: not learned yet
+    num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
+    num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
+    num_remote_prompt_tokens: int = 0  # of prompts that another worker computes
 
     def report(self, instance_id: str, epoch: str, role: WorkerRole) -> LoadReport:
         """Return the report for other workers; sequences in remote prefill count as waiting."""
@@ -75,14 +78,17 @@ class LoadStats:
 def load_of(scheduler: Scheduler) -> LoadStats:
     """Return the load of the engine that `scheduler` belongs to."""
     pool = scheduler.pool
-    num_waiting_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
-    num_decodes = decode_context = 0
+    num_waiting_prompt_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
+    num_waiting_tokens = num_waiting_prompt_tokens
+    num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
         num_left = seq.num_known_tokens - seq.num_computed_tokens
         num_waiting_tokens += num_left
         if num_left <= 1:
             num_decodes += 1
             decode_context += seq.num_known_tokens
+        else:
+            num_running_prompt_tokens += num_left
     return LoadStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
@@ -96,4 +102,7 @@ def load_of(scheduler: Scheduler) -> LoadStats:
         num_decodes=num_decodes,
         decode_context=decode_context,
         costs=scheduler.step_costs(),
+        num_running_prompt_tokens=num_running_prompt_tokens,
+        num_waiting_prompt_tokens=num_waiting_prompt_tokens,
+        num_remote_prompt_tokens=sum(len(seq.token_ids) for seq in scheduler.remote.values()),
     )

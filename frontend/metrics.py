@@ -113,6 +113,7 @@ class FrontendMetrics:
             "key_requests", "Requests answered, by API key.", "key", "status"
         )
         self.key_tokens = self._counter("key_tokens", "Tokens, by API key.", "key", "kind")
+        self._served: set[str] = set()  # models that have had a worker
         self._keys: set[str] = set()  # those with metrics of their own
 
     def count_key(self, key: str, status: int, num_prompt: int, num_generated: int) -> None:
@@ -145,10 +146,12 @@ class FrontendMetrics:
         child.inc(amount)
 
     def set_workers(self, num_workers: dict[str, int]) -> None:
-        """Set the number of decode workers of each model."""
-        self.workers.clear()
-        for model, num in num_workers.items():
-            self.workers.labels(model).set(num)
+        """Set the number of decode workers of each model; zero for a model that has lost all."""
+        self._served |= num_workers.keys()
+        for model in self._served:
+            self.workers.labels(model).set(num_workers.get(model, 0))
+            for kind in ("new_request", "ongoing"):  # a rate needs the zero before the first one
+                self.migrations.labels(model, kind)
 
     def render(self) -> bytes:
         """Return these metrics and those of the process, in Prometheus' text format."""

@@ -15,6 +15,7 @@ from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import error_body, http_error_body
 from tandem.frontend.openai.responses import ModelList, ModelObject
 from tandem.frontend.responses.store import ResponseStore
+from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.typed import unsupported
 from tandem.runtime.errors import (
     InternalError,
@@ -31,16 +32,18 @@ _RETRY_AFTER = {"retry-after": "1"}
 def operations(
     catalog: Catalog,
     metrics: FrontendMetrics,
+    targets: ScrapeTargets,
     responses: ResponseStore,
     is_draining: Callable[[], bool],
 ) -> Starlette:
     """Return the application of all paths that take no body."""
-    pages = _Operations(catalog, metrics, responses, is_draining)
+    pages = _Operations(catalog, metrics, targets, responses, is_draining)
     return Starlette(
         routes=[
             Route("/live", pages.live),
             Route("/health", pages.health),
             Route("/metrics", pages.render_metrics),
+            Route("/metrics/targets", pages.list_targets),
             Route("/v1/models", pages.list_models),
             Route("/v1/models/{model:path}/ready", pages.model_ready),
             Route("/v1/models/{model:path}", pages.show_model),
@@ -61,11 +64,13 @@ class _Operations:
         self,
         catalog: Catalog,
         metrics: FrontendMetrics,
+        targets: ScrapeTargets,
         responses: ResponseStore,
         is_draining: Callable[[], bool],
     ) -> None:
         self._catalog = catalog
         self._metrics = metrics
+        self._targets = targets
         self._responses = responses
         self._is_draining = is_draining
 
@@ -90,6 +95,9 @@ class _Operations:
         return Response(
             self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
+
+    async def list_targets(self, _request: Request) -> Response:
+        return _json(msgspec.json.encode(self._targets.groups()))
 
     async def list_models(self, _request: Request) -> Response:
         return _json(msgspec.json.encode(ModelList(list(map(_describe, self._catalog.models)))))

@@ -15,6 +15,7 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http_protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
@@ -46,6 +47,7 @@ class FrontendServer:
         self.catalog = Catalog(
             node.discovery, node.client, namespace, self._executor, frontend.model_grace_s
         )
+        self._targets = ScrapeTargets(node.discovery, namespace, self.catalog)
         self.router = Router(router)
         self.metrics = FrontendMetrics()
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
@@ -54,10 +56,9 @@ class FrontendServer:
         access = new_access(frontend)
         deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
         self.handler = RequestHandler(deps, self._executor)
+        app = App(self.handler, self.catalog, self.metrics, self._targets, access)
         self._http = HttpServer(
-            _with_cors(
-                App(self.handler, self.catalog, self.metrics, access), frontend.cors_origins
-            ),
+            _with_cors(app, frontend.cors_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -80,6 +81,7 @@ class FrontendServer:
         self.address = host_port(advertised, self._http.port) if advertised else self._http.address
         url = f"{self._scheme}://{self.address}"
         await self.catalog.start()
+        await self._targets.start()
         await self._worker_events.start()
         self._http.serve()
         for watched in self._watched:
@@ -101,6 +103,7 @@ class FrontendServer:
             await watched.close()
         await self._http.close()
         await self._worker_events.close()
+        await self._targets.close()
         await self.catalog.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -19,6 +19,8 @@ class PrefillMetrics:
         self._writes = counter(
             "prefill_writes_total", "Writes to decode workers by outcome", ["model", "outcome"]
         )
+        for outcome in ("completed", "failed"):
+            self._writes.labels(model, outcome)
         self._written_bytes = counter(
             "prefill_written_bytes_total", "KV written into decode workers", ["model"]
         )

@@ -1,5 +1,6 @@
 """The config that every process needs to belong to a cluster."""
 
+import socket
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -58,7 +59,10 @@ class RuntimeConfig(BaseModel):
         "info", description="lowest level of log lines"
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the metrics server; null: no such server"
+        None,
+        ge=0,
+        le=65535,
+        description="port of the metrics server, 0: any free one; null: no such server",
     )
     trace_file: str | None = Field(
         None, min_length=1, description="Chrome trace of requests; every worker writes its own file"
@@ -66,6 +70,12 @@ class RuntimeConfig(BaseModel):
     drain_timeout_s: float = Field(
         10.0, ge=0, description="time for running requests to finish when a process is ended"
     )
+
+    @property
+    def reachable_host(self) -> str:
+        """The host under which other processes reach the servers of this one."""
+        host = self.advertise_host or self.host
+        return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
     @model_validator(mode="after")
     def _files_come_together(self) -> Self:

@@ -287,6 +287,7 @@ class Instance(Message, frozen=True, tag=False):
     pid: int = 0
     pid_space: str = ""  # processes with the same pid_space see one another's pids
     deployment: str = ""  # of a worker, as in PrefillJob
+    metrics: str = ""  # host:port that serves GET /metrics, where a worker has one
 
 
 class ModelCard(Message, frozen=True, tag=False):

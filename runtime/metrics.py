@@ -1,10 +1,13 @@
 """Prometheus metrics: each name is made once per process; served over HTTP."""
 
 import logging
+import socket
+import threading
 from collections.abc import Callable, Sequence
+from http.server import ThreadingHTTPServer
 from typing import TypeVar
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, MetricsHandler
 from prometheus_client.metrics import MetricWrapperBase
 
 logger = logging.getLogger(__name__)
@@ -20,12 +23,17 @@ _M = TypeVar("_M", bound=MetricWrapperBase)
 
 def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
     """Return the process's counter `tandem_{name}`, made at the first call."""
-    return _named(name, Counter, lambda full: Counter(full, help, labels))
+    return _named(f"tandem_{name}", Counter, lambda full: Counter(full, help, labels))
 
 
 def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
     """Return the process's gauge `tandem_{name}`, made at the first call."""
-    return _named(name, Gauge, lambda full: Gauge(full, help, labels))
+    return _named(f"tandem_{name}", Gauge, lambda full: Gauge(full, help, labels))
+
+
+def gateway_gauge(name: str, help: str, labels: Sequence[str]) -> Gauge:
+    """Return the process's gauge `vllm:{name}`, which inference gateways read."""
+    return _named(f"vllm:{name}", Gauge, lambda full: Gauge(full, help, labels))
 
 
 def histogram(
@@ -35,20 +43,39 @@ def histogram(
     buckets: Sequence[float] = LATENCY_BUCKETS_S,
 ) -> Histogram:
     """Return the process's histogram `tandem_{name}`, made at the first call; in seconds."""
-    return _named(name, Histogram, lambda full: Histogram(full, help, labels, buckets=buckets))
+    return _named(
+        f"tandem_{name}", Histogram, lambda full: Histogram(full, help, labels, buckets=buckets)
+    )
 
 
 def _named(name: str, kind: type[_M], make: Callable[[str], _M]) -> _M:
     metric = _metrics.get(name)
     if metric is None:
-        metric = _metrics[name] = make(f"tandem_{name}")
+        metric = _metrics[name] = make(name)
     assert isinstance(metric, kind), f"{name} is a {type(metric).__name__}"
     return metric
 
 
-def serve_metrics(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve /metrics on a thread of its own; return the stop function. Raise OSError."""
-    server, thread = start_http_server(port, host, registry=REGISTRY)
+class _PlainText(MetricsHandler):
+    """The text format for every scraper: OpenMetrics of the client spells `vllm:` as `vllm_`."""
+
+    def do_GET(self) -> None:
+        del self.headers["Accept"]
+        super().do_GET()
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+def serve_metrics(port: int, host: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
+    """Serve /metrics on a thread of its own; return its port and the stop function.
+
+    Port 0 is any free port. Raise OSError.
+    """
+    server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), _PlainText)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     logger.info("metrics on http://%s:%d/metrics", host, server.server_port)
 
     def stop() -> None:
@@ -56,4 +83,4 @@ def serve_metrics(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
         server.server_close()
         thread.join()
 
-    return stop
+    return server.server_port, stop

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.address import EndpointAddress, host_port, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery
 from tandem.runtime.errors import ConfigError
@@ -44,6 +44,7 @@ class Node:
         self.component = component
         self.model = model
         self.deployment = ""  # of a worker, in its records
+        self.metrics_address = ""  # host:port of a worker's metrics, in its records
         self.instance_id = new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -75,12 +76,14 @@ class Node:
 
     def _serve_metrics(self, port: int) -> Callable[[], None]:
         try:
-            return serve_metrics(port, self.config.host)
+            bound_port, stop = serve_metrics(port, self.config.host)
         except OSError as error:
             raise ConfigError(
                 f"runtime.metrics_port: cannot serve on {self.config.host}:{port}: {error}",
                 param="runtime.metrics_port",
             ) from error
+        self.metrics_address = host_port(self.config.reachable_host, bound_port)
+        return stop
 
     async def close(self) -> None:
         """Leave the cluster; can be called after a `connect` that failed."""
@@ -113,6 +116,7 @@ class Node:
             pid=os.getpid(),
             pid_space=pid_space(),
             deployment=self.deployment,
+            metrics=self.metrics_address,
         )
 
     async def put(self, key: str, value: bytes) -> None:

@@ -55,6 +55,7 @@ from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
 from tandem.worker.controls import Controls
 from tandem.worker.kernel_builds import KernelBuilds
+from tandem.worker.metrics import WorkerMetrics
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,7 @@ class Worker:
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._changing = asyncio.Lock()
         self._kernel_builds = KernelBuilds()
+        self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -385,7 +387,9 @@ class Worker:
 
     async def _report_load(self) -> None:
         """Send the load to the frontends and to other workers."""
-        report = self._report(await self.load())
+        load = await self.load()
+        self._metrics.loaded(load)
+        report = self._report(load)
         self.node.events.publish(self._load_subject, encode(report))
         await asyncio.sleep(MIN_LOAD_INTERVAL_S)
         with contextlib.suppress(TimeoutError):

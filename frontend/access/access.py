@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEY_BYTES = 512
 _BEARER = b"bearer "
+_METRICS_PATHS = frozenset({"/metrics", "/metrics/targets"})
 _OPEN_PATHS = frozenset({"/live", "/health"})  # for probes, which have no key
 
 
@@ -47,7 +48,7 @@ class Access:
         if path in _OPEN_PATHS:
             return None
         client = self._holder(_key_in(headers))
-        if path == "/metrics" and not client.key.reads_metrics:
+        if path in _METRICS_PATHS and not client.key.reads_metrics:
             raise ForbiddenError(f"the key {client.key.name!r} may not read the metrics")
         return client
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 
 from tandem.runtime.address import host_port
 from tandem.runtime.config import RuntimeConfig
@@ -77,10 +76,7 @@ class RequestServer:
         except OSError as error:
             raise ServiceError(f"cannot listen on {host}:{port}: {error}") from error
         bound_port = self._server.sockets[0].getsockname()[1]
-        host = self._config.advertise_host or host
-        if host in ("0.0.0.0", "::", ""):
-            host = socket.gethostname()
-        self.address = host_port(host, bound_port)
+        self.address = host_port(self._config.reachable_host, bound_port)
         logger.info("request plane of %s listens on %s", self._instance_id, self.address)
 
     def admit(self, endpoint: str) -> Handler:

@@ -13,7 +13,7 @@ import logging
 import operator
 import time
 
-from tandem.runtime.address import EndpointAddress
+from tandem.runtime.address import EndpointAddress, host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
 from tandem.runtime.lifecycle import Lifecycle, State
@@ -109,6 +109,8 @@ class EngineWorker:
         if self._port is not None:
             self.system = SystemServer(self.runtime.config.host, self._port, self._routes())
             await self.system.start()
+            host = self.runtime.config.reachable_host
+            self.runtime.metrics_address = host_port(host, self.system.port)
         engine_config = await self._start_engine()
         num_ranks = engine_config.data_parallel_size or 1
         if num_ranks > 1:

@@ -10,10 +10,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tandem.decode.admission import Decision, PlacementCause
+from tandem.decode.config import DisaggConfig
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
+from tandem.queue.prefill_queue import QueueDepth
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CapacityError
@@ -175,6 +177,33 @@ def test_the_pools_state_and_preemptions_are_shown() -> None:
     assert blocks == {"total": 50, "free": 6, "cached": 7, "quarantined": 8}
     assert value("decode_sequences", model=model, state="remote") == 3
     assert value("decode_preemptions_total", model=model) == 5
+
+
+def test_the_queue_and_the_targets_in_force_are_shown() -> None:
+    model = new_id()
+    metrics = DecodeMetrics(model)
+    metrics.queued(QueueDepth(num_jobs=3, num_tokens=900, num_in_progress=2, num_dead=1))
+    metrics.targets(DisaggConfig(ttft_target_ms=250, itl_target_ms=40))
+    jobs = {
+        state: value("decode_queued_jobs", model=model, state=state)
+        for state in ("waiting", "in_progress", "dead")
+    }
+    assert jobs == {"waiting": 3, "in_progress": 2, "dead": 1}
+    assert value("decode_queued_tokens", model=model) == 900
+    assert value("decode_target_seconds", model=model, target="ttft") == 0.25
+    assert value("decode_target_seconds", model=model, target="itl") == 0.04
+    metrics.targets(DisaggConfig(itl_target_ms=40))
+    ttft = {"model": model, "target": "ttft"}
+    assert REGISTRY.get_sample_value("tandem_decode_target_seconds", ttft) is None
+    assert value("decode_target_seconds", model=model, target="itl") == 0.04
+
+
+def test_every_end_of_a_handoff_begins_at_zero() -> None:
+    model = new_id()
+    DecodeMetrics(model)
+    for end in ("admitted", "corrupt", "peer_lost", "unclaimed"):
+        labels = {"model": model, "end": end}
+        assert REGISTRY.get_sample_value("tandem_decode_handoffs_total", labels) == 0
 
 
 async def test_a_finished_request_is_a_row_of_the_trace(tmp_path: Path) -> None:

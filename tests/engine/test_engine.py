@@ -429,6 +429,9 @@ def test_the_load_counts_sequences_tokens_and_blocks(fake: SimpleNamespace) -> N
     assert (load.num_running, load.num_waiting) == ((2, 0) if fake.overlap else (1, 1))
     assert load.num_remote == 0
     assert load.num_waiting_tokens == 2 + 10
+    assert (load.num_running_prompt_tokens, load.num_waiting_prompt_tokens) == (
+        (2 + 10, 0) if fake.overlap else (2, 10)
+    )
     num_free = 58 if fake.overlap else 61
     assert (load.num_blocks, load.num_free_blocks, load.num_cached_blocks) == (64, num_free, 0)
 

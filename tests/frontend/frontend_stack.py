@@ -112,6 +112,7 @@ class FakeWorker:
     migration_limit: int | None = None
     weights_digest: str = ""
     files: ModelFiles = field(default_factory=model_files)
+    metrics: str = ""
 
     async def start(self) -> None:
         self.server = RequestServer(self.config, self.instance_id)
@@ -153,6 +154,7 @@ class FakeWorker:
             address=self.server.address,
             epoch="epoch",
             model=self.model,
+            metrics=self.metrics,
         )
 
     async def leave(self) -> None:

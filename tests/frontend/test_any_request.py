@@ -77,7 +77,8 @@ PARTS = {
     ("input", "system", "tools", "tool_choice", "text", "reasoning", "thinking"), SHAPES
 )
 PATHS = st.sampled_from(
-    [*BASES, "/version", "/v1/responses/x", "/live", "/health", "/metrics", "/v1/models",
+    [*BASES, "/version", "/v1/responses/x", "/live", "/health", "/metrics", "/metrics/targets",
+     "/v1/models",
      f"/v1/models/{MODEL}", "/v1/models//",
      f"/v1/models/{MODEL}/ready", "/v1/models/%00%ff/ready", "/v1/embeddings", "/"]
 )  # fmt: skip

@@ -111,6 +111,16 @@ async def test_metrics_count_what_happened(stack: Stack) -> None:
         assert line in text, line
 
 
+async def test_a_model_without_a_worker_left_has_zero_of_them_in_the_metrics(
+    stack: Stack,
+) -> None:
+    line = f'tandem_frontend_decode_workers{{model="{MODEL}"}}'
+    assert f"{line} 1.0" in (await stack.http.get("/metrics")).text
+    await stack.worker.leave()
+    await stack.wait_until(lambda: not stack.server.catalog.models)
+    assert f"{line} 0.0" in (await stack.http.get("/metrics")).text
+
+
 async def test_the_frontend_is_known_and_listens_while_it_serves(stack: Stack) -> None:
     (key,) = [key for key in stack.store.items if "/instances/frontend/" in key]
     assert stack.server.address in stack.store.items[key].decode()

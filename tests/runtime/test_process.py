@@ -11,10 +11,11 @@ import urllib.request
 
 import pytest
 
+from tandem.runtime.address import host_port
 from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc
 from tandem.runtime.logs import setup_logging
-from tandem.runtime.metrics import counter, gauge, histogram, serve_metrics
-from tests.services import eventually, free_port
+from tandem.runtime.metrics import counter, gateway_gauge, gauge, histogram, serve_metrics
+from tests.services import eventually
 
 
 class Stages:
@@ -113,6 +114,7 @@ def run_python(code: str) -> "subprocess.Popen[str]":
 def test_a_second_signal_ends_the_process_at_once() -> None:
     code = """
 import asyncio, sys
+from tandem.runtime.address import host_port
 from tandem.runtime.lifecycle import Lifecycle
 async def startup(): pass
 async def drain():
@@ -157,8 +159,7 @@ def test_metrics_are_served_and_made_once() -> None:
     )
     gauge("test_depth", "Depth.").set(3)
     histogram("test_seconds", "Seconds.").observe(0.1)
-    port = free_port()
-    stop = serve_metrics(port)
+    port, stop = serve_metrics(0)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
             text = response.read().decode()
@@ -167,3 +168,17 @@ def test_metrics_are_served_and_made_once() -> None:
     assert 'tandem_test_requests_total{place="local"} 1.0' in text
     assert "tandem_test_depth 3.0" in text
     assert 'tandem_test_seconds_bucket{le="0.1"} 1.0' in text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_gateway_gauge_keeps_its_name_for_a_scraper_of_openmetrics(host: str) -> None:
+    gateway_gauge("test_waiting", "Waiting.", ["engine"]).labels("0").set(2)
+    port, stop = serve_metrics(0, host)
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    request = urllib.request.Request(f"http://{host_port(host, port)}/metrics", headers=accept)
+    try:
+        with urllib.request.urlopen(request) as response:
+            assert response.headers["content-type"].startswith("text/plain")
+            assert 'vllm:test_waiting{engine="0"} 2.0' in response.read().decode()
+    finally:
+        stop()

@@ -36,7 +36,8 @@ async def test_a_key_is_asked_for_everywhere_but_by_probes() -> None:
     async with keyed(entry("alice"), entry("ops", "metrics")) as stack:
         for method, path in [
             ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"), ("GET", "/v1/models"),
-            ("GET", "/v1/responses/x"), ("GET", "/metrics"), ("GET", "/nothing"),
+            ("GET", "/v1/responses/x"), ("GET", "/metrics"),
+            ("GET", "/metrics/targets"), ("GET", "/nothing"),
         ]:  # fmt: skip
             for headers in ({}, bearer("mallory"), {"authorization": "Basic eA=="}):
                 refused = await stack.http.request(method, path, headers=headers, json=BODY)
@@ -50,9 +51,11 @@ async def test_a_key_is_asked_for_everywhere_but_by_probes() -> None:
             assert (await stack.http.get("/v1/models", headers=headers)).status_code == 200
             answered = await stack.http.post("/v1/chat/completions", json=BODY, headers=headers)
             assert answered.status_code == 200
-        assert (await stack.http.get("/metrics", headers=bearer("alice"))).status_code == 403
+        for path in ("/metrics", "/metrics/targets"):
+            assert (await stack.http.get(path, headers=bearer("alice"))).status_code == 403
+            assert (await stack.http.get(path, headers=bearer("ops"))).status_code == 200
         metrics = await stack.http.get("/metrics", headers=bearer("ops"))
-        assert 'tandem_frontend_refused_keys_total{status="401"} 18.0' in metrics.text
+        assert 'tandem_frontend_refused_keys_total{status="401"} 21.0' in metrics.text
 
 
 async def test_the_official_clients_send_their_key() -> None:

@@ -1,0 +1,1 @@
+"""Grafana's dashboards and Prometheus' alert rules, made from the table of metrics."""
