@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from tandem.frontend.openai.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
+    TokenNames,
+    TokenTexts,
     chat_logprobs,
     completion_logprobs,
 )
@@ -23,8 +25,9 @@ class ChoiceText:
     """
 
     __slots__ = (
-        "_detokenizer", "_factory", "_matcher", "_min_tokens", "_num_characters", "_num_taken",
-        "_num_top", "_parser", "finish_reason", "is_stopped", "num_tokens",
+        "_detokenizer", "_listed_texts", "_matcher", "_min_tokens", "_num_characters",
+        "_num_taken", "_num_top", "_parser", "_texts", "finish_reason", "is_stopped", "num_tokens",
+        "stop_token_id",
     )  # fmt: skip
 
     def __init__(
@@ -38,8 +41,10 @@ class ChoiceText:
         with_special: bool = False,
         shows_stop: bool = False,
         num_top: int | None = None,
+        lists_ids: bool = False,
     ) -> None:
-        self._factory = factory
+        self._texts = factory
+        self._listed_texts: TokenTexts = TokenNames() if lists_ids else factory
         self._detokenizer = factory.new(prompt, with_special=with_special)
         self._parser = parser
         self._matcher = StopMatcher(stops, is_shown=shows_stop) if stops else None
@@ -50,6 +55,7 @@ class ChoiceText:
         self.num_tokens = 0  # generated, including the token that ended the sequence
         self.finish_reason: FinishReason | None = None
         self.is_stopped = False
+        self.stop_token_id: int | None = None  # that ended the choice
 
     @property
     def stop_string(self) -> str | None:
@@ -102,6 +108,7 @@ class ChoiceText:
         self.finish_reason = delta.finish_reason
         if delta.stop_token_id is not None:
             self.num_tokens += 1
+            self.stop_token_id = delta.stop_token_id
         rest = self._detokenizer.flush()
         if self._matcher is None:
             return rest
@@ -111,6 +118,10 @@ class ChoiceText:
             return text
         return text + self._matcher.flush()
 
+    def taken(self, delta: TokenDelta) -> list[int]:
+        """Return the tokens that count of the delta taken last, without a stop token."""
+        return delta.token_ids[: self._num_taken]
+
     def with_logprobs(self, delta: TokenDelta) -> tuple[list[int], list[TokenLogprobs]]:
         """Return the tokens that count of the delta taken last, with their log probabilities.
 
@@ -118,7 +129,7 @@ class ChoiceText:
         """
         if delta.logprobs is None:
             return [], []
-        token_ids, logprobs = delta.token_ids[: self._num_taken], delta.logprobs[: self._num_taken]
+        token_ids, logprobs = self.taken(delta), delta.logprobs[: self._num_taken]
         if self._num_top is not None:
             logprobs = list(map(self.trimmed, logprobs))
         has_more = len(delta.logprobs) > len(delta.token_ids)
@@ -134,11 +145,11 @@ class ChoiceText:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token."""
-        return self._factory.token_text(token_id)[0]
+        return self._texts.token_text(token_id)[0]
 
     def chat_logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChatLogprobs:
         """Return log probabilities in the form of chat."""
-        return chat_logprobs(self._factory, token_ids, logprobs)
+        return chat_logprobs(self._listed_texts, token_ids, logprobs)
 
     def completion_logprobs(
         self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]
@@ -147,6 +158,7 @@ class ChoiceText:
 
         The offsets continue from the last call.
         """
-        listed = completion_logprobs(self._factory, token_ids, logprobs, self._num_characters)
+        texts, offset = self._listed_texts, self._num_characters
+        listed = completion_logprobs(texts, token_ids, logprobs, offset)
         self._num_characters += sum(map(len, listed.tokens))
         return listed

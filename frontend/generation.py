@@ -140,6 +140,7 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
             with_special=with_special,
             shows_stop=bool(body.include_stop_str_in_output),
             num_top=None if body.prompt_logprobs is None else body.num_logprobs,
+            lists_ids=bool(body.return_tokens_as_token_ids),
         )
         failover = Failover(choice.request.request_id, model, plan.context, deps)
         return ChoiceRun(choice, text, failover)

@@ -94,10 +94,11 @@ class GrammarMatcher:
             self._is_due_here = True
 
     def wait(self, timeout_s: float | None) -> bool:
-        if self._is_due_here:
-            self._is_due_here = False
-            self.compute()
-        return self._is_done.wait(timeout_s)
+        if not self._is_due_here:
+            return self._is_done.wait(timeout_s)
+        self._is_due_here = False
+        self._compute()
+        return True
 
     def mask(self) -> "npt.NDArray[np.int32]":
         assert self._is_done.is_set()
@@ -106,7 +107,11 @@ class GrammarMatcher:
         return self._mask
 
     def compute(self) -> None:
-        """Compute the mask that `begin` has asked for."""
+        """Compute the mask that `begin` has asked for, and wake the engine's thread."""
+        self._compute()
+        self._is_done.set()
+
+    def _compute(self) -> None:
         matcher, started = self._matcher, time.thread_time()
         try:
             for token_id in self._new_tokens:
@@ -114,7 +119,7 @@ class GrammarMatcher:
             matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             if matcher.is_error():
                 self._error = grammar_error(self._grammar, matcher.get_error())
-            elif not self._mask.any():
+            elif not np.count_nonzero(self._mask):
                 self._error = grammar_error(
                     self._grammar, f"no token can follow after {self.num_tokens} of the answer"
                 )
@@ -124,4 +129,3 @@ class GrammarMatcher:
         finally:
             is_quick = time.thread_time() - started < QUICK_S
             self._num_watched = max(0, self._num_watched - 1) if is_quick else NUM_WATCHED
-            self._is_done.set()

@@ -11,8 +11,9 @@ from tandem.grammar.structural_tag import structural_tag_lark
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
-# White space between the parts of a JSON value. Without a bound a model may write nothing else.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+# White space between the parts of a JSON value: a space, or a line break and an indentation. With
+# more of it a model may write nothing else.
+WHITESPACE = r"\x20|\x0D?\x0A(\x20{0,32}|\x09{0,8})"
 _JSON_IN_LARK = re.compile(r"%json\s*(?=\{)")
 
 

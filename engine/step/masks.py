@@ -83,6 +83,8 @@ class MaskedRows:
     def _mask(self, seq: "Sequence", matcher: Matcher) -> Words:
         """Return the mask without the tokens that are held back, unless no others are left."""
         mask = matcher.mask()
+        if not seq.stop.ignore_eos and seq.num_generated_tokens >= seq.stop.min_tokens:
+            return mask
         held = [token_id for token_id in _held(seq, self.eos_token_ids) if _allows(mask, token_id)]
         if not held:
             return mask

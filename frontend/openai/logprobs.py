@@ -2,11 +2,26 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Protocol
 
 import msgspec
 
-from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.runtime.messages import TokenLogprobs
+
+
+class TokenTexts(Protocol):
+    """The texts of single tokens."""
+
+    def token_text(self, token_id: int) -> tuple[str, list[int]]:
+        """Return the text of a token, and its bytes."""
+
+
+class TokenNames:
+    """Tokens by their ids, in the place of their texts."""
+
+    def token_text(self, token_id: int) -> tuple[str, list[int]]:
+        name = f"token_id:{token_id}"
+        return name, list(name.encode())
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -46,7 +61,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 def chat_logprobs(
-    texts: DetokenizerFactory, token_ids: list[int], logprobs: list[TokenLogprobs]
+    texts: TokenTexts, token_ids: list[int], logprobs: list[TokenLogprobs]
 ) -> ChatLogprobs:
     """Return the tokens of a chat choice with their log probabilities."""
     content = []
@@ -56,15 +71,13 @@ def chat_logprobs(
     return ChatLogprobs(content)
 
 
-def _split(
-    texts: DetokenizerFactory, token_id: int, logprob: float
-) -> tuple[str, float, list[int]]:
+def _split(texts: TokenTexts, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
     text, data = texts.token_text(token_id)
     return text, finite(logprob), data
 
 
 def completion_logprobs(
-    texts: DetokenizerFactory,
+    texts: TokenTexts,
     token_ids: list[int],
     logprobs: Sequence[TokenLogprobs | None],
     text_offset: int,
@@ -93,7 +106,7 @@ def joined(first: CompletionLogprobs, *others: CompletionLogprobs) -> Completion
     )
 
 
-def _by_text(texts: DetokenizerFactory, top: list[tuple[int, float]]) -> dict[str, float]:
+def _by_text(texts: TokenTexts, top: list[tuple[int, float]]) -> dict[str, float]:
     """Return log probabilities, best first, by text; tokens of one text have that of the best."""
     by_text: dict[str, float] = {}
     for token_id, logprob in top:

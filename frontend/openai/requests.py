@@ -39,6 +39,7 @@ Body = TypeVar("Body", bound="RequestBody")
 MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
+_MAX_DOCUMENTS = 256
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
@@ -87,6 +88,8 @@ class RequestBody(ConstraintFields):
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     # Accepted without effect, because official clients send them.
     user: str | None = None
@@ -201,6 +204,7 @@ class ChatRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=_MAX_DOCUMENTS)] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -239,6 +243,8 @@ class ChatRequest(RequestBody):
         if self.usable_tools:
             tools = [tool.model_dump(exclude_none=True) for tool in self.usable_tools]
             variables["tools"] = tools
+        if self.documents is not None:
+            variables["documents"] = self.documents
         if self.reasoning_effort is not None:
             thinks = self.reasoning_effort != "none"
             variables["enable_thinking"] = variables["thinking"] = thinks

@@ -78,6 +78,8 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 # Of each token of a prompt: itself and the likeliest ones, by token id. The first one has none.
 PromptTokens = list[dict[str, PromptLogprob] | None] | msgspec.UnsetType
 
+TokenIds = list[int] | msgspec.UnsetType  # where the request asks for them
+
 
 class ChoiceTimeline(msgspec.Struct, frozen=True):
     """The making of a choice: stages in milliseconds since its decode worker received it."""
@@ -94,6 +96,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: ChoiceFinishReason
     tandem: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -105,6 +108,8 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: ChoiceFinishReason
     tandem: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptTokens = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET
 
 
 class WholeResponse(msgspec.Struct, frozen=True):
@@ -117,6 +122,7 @@ class WholeResponse(msgspec.Struct, frozen=True):
     usage: Usage
     object: Literal["chat.completion", "text_completion"]
     prompt_logprobs: PromptTokens = msgspec.UNSET  # of a chat
+    prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat
 
 
 class ModelObject(msgspec.Struct, frozen=True):

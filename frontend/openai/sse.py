@@ -72,25 +72,45 @@ class ChunkWriter:
         """Return the first event of a chat choice; nothing for a completion."""
         return self._event(b'"delta":{"role":"assistant","content":""}') if self._is_chat else b""
 
-    def piece(self, piece: Piece, logprobs: msgspec.Struct | None = None) -> bytes:
-        """Return an event with a piece, and the log probabilities of its tokens where given."""
-        if type(piece) is Content and logprobs is None:  # nearly every chunk
+    def prompt(self, token_ids: list[int]) -> bytes:
+        """Return the first event of a choice with the tokens of its prompt, which chat has beside
+        the choices.
+        """
+        prompt = b',"prompt_token_ids":' + _encode(token_ids)
+        if not self._is_chat:
+            return self._event(b'"text":""', more=prompt)
+        suffix, self._suffix = self._suffix, b"]" + prompt + self._suffix[1:]
+        event, self._suffix = self.role(), suffix
+        return event
+
+    def piece(
+        self,
+        piece: Piece,
+        logprobs: msgspec.Struct | None = None,
+        token_ids: list[int] | None = None,
+    ) -> bytes:
+        """Return an event with a piece, and its log probabilities and tokens where given."""
+        if type(piece) is Content and logprobs is None and token_ids is None:  # nearly every chunk
             return self._before_content + _encode(piece.text) + self._after_content
         if self._is_chat:
             delta = b'"delta":' + _encode(self._delta(piece))
         else:
             assert isinstance(piece, Content)
             delta = b'"text":' + _encode(piece.text)
-        return self._event(delta, logprobs)
+        return self._event(delta, logprobs, more=_token_ids(token_ids))
 
     def finish(
-        self, reason: FinishReason, timeline: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET
+        self,
+        reason: FinishReason,
+        timeline: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET,
+        token_ids: list[int] | None = None,
     ) -> bytes:
         """Return the last event of a choice, with `timeline` as its `tandem`."""
+        tandem = b"" if timeline is msgspec.UNSET else b',"tandem":' + _encode(timeline)
         return self._event(
             b'"delta":{}' if self._is_chat else b'"text":""',
             reason=b'"%b"' % finish_reason_of(reason, self._has_tool_calls).encode(),
-            more=b"" if timeline is msgspec.UNSET else b',"tandem":' + _encode(timeline),
+            more=tandem + _token_ids(token_ids),
         )
 
     def _delta(self, piece: Piece) -> dict[str, object]:
@@ -120,6 +140,10 @@ class ChunkWriter:
         )
 
 
+def _token_ids(token_ids: list[int] | None) -> bytes:
+    return b"" if token_ids is None else b',"token_ids":' + _encode(token_ids)
+
+
 def _tool_call_chunk(piece: ToolCallDelta) -> ToolCallChunk:
     function = FunctionChunk(piece.arguments, piece.name or msgspec.UNSET)
     if not piece.id:
@@ -137,6 +161,7 @@ class StreamSink:
         self._writers = [ChunkWriter(answer.plan.head, choice.index) for choice in choices]
         self._num_open = len(choices)
         self._has_logprobs = answer.plan.body.num_logprobs is not None
+        self._has_token_ids = bool(answer.plan.body.return_token_ids)
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
     async def first(self, run: ChoiceRun) -> None:
@@ -146,6 +171,8 @@ class StreamSink:
         writer = self._writers[run.choice.index]
         self._count(writer)
         begin = writer.role()
+        if self._has_token_ids:
+            begin = writer.prompt(run.choice.prompt.token_ids)
         if echo or listed is not None:
             begin += writer.piece(Content(echo), listed)
         if begin:
@@ -153,8 +180,8 @@ class StreamSink:
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         writer = self._writers[run.choice.index]
-        if self._has_logprobs:
-            return b"".join(self._with_logprobs(run, delta, writer) for delta in deltas)
+        if self._has_logprobs or self._has_token_ids:
+            return b"".join(self._with_tokens(run, delta, writer) for delta in deltas)
         pieces = run.text.take(deltas)
         self._count(writer)
         if len(pieces) == 1:
@@ -165,7 +192,9 @@ class StreamSink:
         assert run.text.finish_reason is not None
         writer = self._writers[run.choice.index]
         self._count(writer)
-        body += writer.finish(run.text.finish_reason, self._answer.timeline(run))
+        end = run.text.stop_token_id
+        token_ids = ([] if end is None else [end]) if self._has_token_ids else None
+        body += writer.finish(run.text.finish_reason, self._answer.timeline(run), token_ids)
         self._num_open -= 1
         if self._num_open:
             await self._exchange.write(body)
@@ -179,17 +208,21 @@ class StreamSink:
         if self._has_continuous_usage:
             writer.set_usage(self._answer.usage())
 
-    def _with_logprobs(self, run: ChoiceRun, delta: TokenDelta, writer: ChunkWriter) -> bytes:
-        """Return the events of one delta; the first one has the log probabilities of its tokens."""
+    def _with_tokens(self, run: ChoiceRun, delta: TokenDelta, writer: ChunkWriter) -> bytes:
+        """Return the events of one delta. The first one has its tokens' ids and probabilities."""
         pieces = run.text.take([delta])
         self._count(writer)
+        taken = run.text.taken(delta) if self._has_token_ids else None
+        listed = self._listed(run, delta) if self._has_logprobs else None
+        if listed is None and not taken:
+            return b"".join(map(writer.piece, pieces))
+        first, *rest = pieces or [Content("")]
+        return writer.piece(first, listed, taken) + b"".join(map(writer.piece, rest))
+
+    def _listed(self, run: ChoiceRun, delta: TokenDelta) -> msgspec.Struct | None:
         token_ids, logprobs = run.text.with_logprobs(delta)
         if not logprobs:
-            return b"".join(map(writer.piece, pieces))
-        listed = (
-            run.text.chat_logprobs(token_ids, logprobs)
-            if self._answer.plan.head.is_chat
-            else run.text.completion_logprobs(token_ids, logprobs)
-        )
-        first, *rest = pieces or [Content("")]
-        return writer.piece(first, listed) + b"".join(map(writer.piece, rest))
+            return None
+        if self._answer.plan.head.is_chat:
+            return run.text.chat_logprobs(token_ids, logprobs)
+        return run.text.completion_logprobs(token_ids, logprobs)

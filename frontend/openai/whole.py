@@ -16,6 +16,7 @@ from tandem.frontend.openai.responses import (
     CompletionChoice,
     FunctionCall,
     PromptTokens,
+    TokenIds,
     ToolCall,
     WholeResponse,
     finish_reason_of,
@@ -33,7 +34,8 @@ class _Choice:
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     tool_calls: dict[int, ToolCall] = field(default_factory=dict)  # by index, in their order
-    token_ids: list[int] = field(default_factory=list)  # those with logprobs
+    token_ids: list[int] = field(default_factory=list)
+    listed: list[int] = field(default_factory=list)  # those with logprobs
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
@@ -77,9 +79,10 @@ class WholeSink:
         for delta in deltas:
             for piece in run.text.take([delta]):
                 choice.add(piece)
+            choice.token_ids += run.text.taken(delta)
             if delta.logprobs is not None and self._has_logprobs:
-                token_ids, logprobs = run.text.with_logprobs(delta)
-                choice.token_ids += token_ids
+                listed, logprobs = run.text.with_logprobs(delta)
+                choice.listed += listed
                 choice.logprobs += logprobs
         return b""
 
@@ -101,6 +104,7 @@ class WholeSink:
             answer.usage(),
             "chat.completion" if head.is_chat else "text_completion",
             await self._prompt_logprobs(answer.runs[0]) if head.is_chat else msgspec.UNSET,
+            self._prompt_token_ids(answer.runs[0]) if head.is_chat else msgspec.UNSET,
         )
         headers = answer.headers(answer.runs[0], self._exchange)
         await self._exchange.respond(200, _encode(response), headers)
@@ -108,21 +112,33 @@ class WholeSink:
     def _prompt_logprobs(self, run: ChoiceRun) -> Awaitable[PromptTokens]:
         return prompt_logprobs(run, self._answer.plan.body.prompt_logprobs)
 
+    def _prompt_token_ids(self, run: ChoiceRun) -> TokenIds:
+        wanted = self._answer.plan.body.return_token_ids
+        return run.choice.prompt.token_ids if wanted else msgspec.UNSET
+
+    def _token_ids(self, run: ChoiceRun) -> TokenIds:
+        """Return the tokens of an answer, with the one that ended it."""
+        if not self._answer.plan.body.return_token_ids:
+            return msgspec.UNSET
+        end = run.text.stop_token_id
+        return self._choices[run.choice.index].token_ids + ([] if end is None else [end])
+
     async def _choice(self, run: ChoiceRun) -> ChatChoice | CompletionChoice:
         assert run.text.finish_reason is not None
         index, text = run.choice.index, run.text
         choice, timeline = self._choices[index], self._answer.timeline(run)
-        token_ids, logprobs = choice.token_ids, choice.logprobs
+        listed_ids, logprobs = choice.listed, choice.logprobs
         if self._answer.plan.head.is_chat:
             return ChatChoice(
                 index,
                 choice.message(),
-                text.chat_logprobs(token_ids, logprobs) if logprobs else None,
+                text.chat_logprobs(listed_ids, logprobs) if logprobs else None,
                 finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
                 timeline,
+                self._token_ids(run),
             )
         echoed = await echoed_logprobs(run)
-        listed = text.completion_logprobs(token_ids, logprobs) if logprobs else None
+        listed = text.completion_logprobs(listed_ids, logprobs) if logprobs else None
         if echoed is not None:
             listed = echoed if listed is None else joined(echoed, listed)
         return CompletionChoice(
@@ -132,4 +148,6 @@ class WholeSink:
             run.text.finish_reason,
             timeline,
             await self._prompt_logprobs(run),
+            self._token_ids(run),
+            self._prompt_token_ids(run),
         )

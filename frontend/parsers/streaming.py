@@ -19,6 +19,7 @@ from tandem.frontend.parsers.formats import (
 )
 from tandem.frontend.parsers.json_end import JsonEnd
 from tandem.frontend.parsers.marks import Marks
+from tandem.frontend.parsers.python_end import PythonEnd
 from tandem.frontend.parsers.syntaxes import ReadCall, Schemas, read_calls
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.address import new_id
@@ -84,6 +85,7 @@ class StreamingParser:
         self._space = ""  # white space that may end the reasoning
         self._mark = ""  # that began the call
         self._json = JsonEnd()
+        self._python = PythonEnd()
         self._num_read = 0  # characters of the buffer that need no second look
         self._has_arguments = False
         self._literal = 0  # the next one after a call
@@ -179,7 +181,11 @@ class StreamingParser:
             if tools.is_json:
                 return self._give_up(0)
         end = tools.begins.get(self._mark, "")
-        place = text.find(end, self._num_read) if end else -1
+        place = -1
+        if end:
+            place = text.find(end, self._num_read)
+        elif tools.syntax == "python":
+            place = self._python.find(text)
         if place < 0 and self._is_end:
             place = len(text)
             if end:
@@ -288,6 +294,7 @@ class StreamingParser:
     def _open_call(self, mark: str) -> None:
         self._mark = mark
         self._json = JsonEnd()
+        self._python = PythonEnd()
         self._num_read = 0
         self._state = self._call
 

@@ -115,6 +115,46 @@ async def test_a_prompt_is_scored_in_the_shape_of_vllm(
     )
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+async def test_token_ids_of_prompt_and_answer_come_with_it(stack: Stack, is_chat: bool) -> None:
+    ask = stack.chat if is_chat else stack.complete
+    whole: Any = (await ask(return_token_ids=True, n=2)).json()
+    prompt = prompt_tokens(stack.worker.requests[-1])
+    answer = [*token_ids(ANSWER), 0]
+    assert [choice["token_ids"] for choice in whole["choices"]] == [answer, answer]
+    holders = [whole] if is_chat else whole["choices"]
+    assert [each["prompt_token_ids"] for each in holders] == [prompt] * len(holders)
+    events: Any = events_of(await ask(return_token_ids=True, stream=True))
+    choices = [event["choices"][0] for event in events]
+    assert [each for choice in choices for each in choice.get("token_ids", [])] == answer
+    holders = events if is_chat else choices
+    assert holders[0]["prompt_token_ids"] == prompt
+    assert not any("prompt_token_ids" in each for each in holders[1:])
+    plain = (await ask()).json()
+    assert "token_ids" not in plain["choices"][0] and "prompt_token_ids" not in plain
+
+
+async def test_token_ids_end_with_the_one_that_completes_a_stop_string(stack: Stack) -> None:
+    given = token_ids(ANSWER[: ANSWER.index("ör") + 2])
+    for stream in (True, False):
+        answer = await stack.complete(stop=["ör"], return_token_ids=True, stream=stream)
+        events: Any = events_of(answer) if stream else [answer.json()]
+        choices = [event["choices"][0] for event in events]
+        assert [each for choice in choices for each in choice.get("token_ids", [])] == given
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tokens_are_listed_by_their_ids_if_that_is_wanted(stack: Stack, stream: bool) -> None:
+    stack.worker.script = scored
+    fields: Any = {"logprobs": 1, "return_tokens_as_token_ids": True, "echo": True}
+    answer = await stack.complete(prompt="abc", stream=stream, **fields)
+    events: Any = events_of(answer) if stream else [answer.json()]
+    listed = [each["choices"][0]["logprobs"] for each in events]
+    tokens = [token for each in listed if each for token in each["tokens"]]
+    ids = token_ids("abc")
+    assert tokens == [f"token_id:{token_id}" for token_id in [*ids, ids[0]]]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -142,9 +182,7 @@ async def test_a_field_without_effect_is_accepted(stack: Stack, fields: dict[str
         {"prompt_logprobs": -1},
         {"prompt_logprobs": 1, "stream": True},
         {"truncate_prompt_tokens": 0},
-        {"return_token_ids": True},
-        {"return_tokens_as_token_ids": True},
-        {"documents": [{}]},
+        {"documents": [{}] * 257},
         {"chat_template": "x"},
         {"mm_processor_kwargs": {}},
         {"kv_transfer_params": {}},

@@ -41,6 +41,11 @@ def test_tools_are_a_variable_of_the_template_unless_none_may_be_called() -> Non
     assert chat().template_variables() == {}
 
 
+def test_documents_are_a_variable_of_the_template() -> None:
+    documents = [{"title": "One", "text": "Two"}]
+    assert chat(documents=documents).template_variables() == {"documents": documents}
+
+
 def test_the_effort_of_reasoning_reaches_the_template_under_the_names_that_templates_have() -> None:
     assert chat(reasoning_effort="low").template_variables() == {
         "enable_thinking": True,

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tests.frontend.parsers.cases import CASES, SCHEMAS, Case, W, hermes
+from tests.frontend.parsers.cases import CASES, Case, W, hermes
+from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES
 
+ALL_CASES = CASES | SHARED_CASES
 Answer = tuple[str, str, list[tuple[str, str]]]
 MARKS = sorted(
     {mark for name in TOOL_FORMATS for mark in TOOL_FORMATS[name].begins}
@@ -60,9 +62,9 @@ def parse(case: Case, parts: list[str]) -> Answer:
     return joined(pieces + parser.finish())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_an_answer_is_read_as_its_model_means_it_in_every_split(name: str) -> None:
-    case = CASES[name]
+    case = ALL_CASES[name]
     whole = parse(case, [case.text])
     content, reasoning, calls = whole
     assert (content, reasoning) == (case.content, case.thoughts)
@@ -106,6 +108,14 @@ def test_the_arguments_of_a_call_come_as_they_grow() -> None:
     assert second == ToolCallDelta(0, '{"a": "b')
     assert parser.push('c"}') == [ToolCallDelta(0, 'c"}')]
     assert parser.push("}</tool_call>") == [] and parser.finish() == []
+
+
+def test_a_list_that_begins_an_answer_is_held_no_longer_than_it_lasts() -> None:
+    parser = StreamingParser(format_of("llama_pythonic", "none"))
+    assert parser.push("[1, ") == []
+    assert joined(parser.push("2] is")) == ("[1, 2] is", "", [])
+    parser = StreamingParser(format_of("llama_pythonic", "none"))
+    assert joined(parser.push("[f(a=1)] It")) == ("It", "", [("f", '{"a": 1}')])
 
 
 def test_calls_beyond_the_most_that_are_allowed_are_content() -> None:
