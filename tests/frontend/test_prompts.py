@@ -1,7 +1,6 @@
 """The making of prompts: nothing of it stands in front of the streams of others."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -73,11 +72,10 @@ async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
         await stack.join(worker)
         await stack.wait_until(lambda: bool(stack.server.catalog.models))
         chat = asyncio.create_task(stack.chat())
-        gaps = []
+        num_answered = 0
         while not chat.done():
-            started_s = time.perf_counter()
             assert (await stack.http.get("/live")).status_code == 200
-            gaps.append(time.perf_counter() - started_s)
+            num_answered += 1
         response = await chat
         assert response.status_code == 400 and "template" in str(error_of(response)["message"])
-        assert len(gaps) > 5 and max(gaps) < 1.5
+        assert num_answered > 5  # one or two if the template ran on the event loop
