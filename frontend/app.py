@@ -30,6 +30,7 @@ from tandem.frontend.operations import operations
 from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
+from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
@@ -51,12 +52,13 @@ class App:
         catalog: Catalog,
         metrics: FrontendMetrics,
         access: Access | None,
+        ui: Pages,
     ) -> None:
         self._handler = handler
         self._access = access
         self._metrics = metrics
         self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
-            catalog, metrics, handler.responses, lambda: handler.is_draining
+            catalog, metrics, handler.responses, lambda: handler.is_draining, ui
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,9 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http_protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.ui.collector import Collector
+from tandem.frontend.ui.pages import Pages, ParseLive
+from tandem.frontend.ui.recent import Recent
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
@@ -36,7 +39,13 @@ _GRACE_S = 2  # for responses to be written after the last request has ended
 class FrontendServer:
     """One frontend on a connected node, which stays the caller's to close."""
 
-    def __init__(self, frontend: FrontendConfig, router: RouterConfig, node: Node) -> None:
+    def __init__(
+        self,
+        frontend: FrontendConfig,
+        router: RouterConfig,
+        node: Node,
+        parse_live: ParseLive | None = None,
+    ) -> None:
         namespace = node.config.namespace
         self.instance_id = node.instance_id
         self.address = ""  # host:port, once listening
@@ -52,11 +61,18 @@ class FrontendServer:
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
         access = new_access(frontend)
-        deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
+        self.recent = Recent()
+        deps = FrontendDeps(
+            frontend, self.catalog, node.client, self.router, self.metrics, self.recent
+        )
+        self.collector = Collector(
+            node, self.catalog, self.metrics, self.recent, frontend.max_pages
+        )
+        pages = Pages(node, self.catalog, self.collector, parse_live, has_keys=access is not None)
         self.handler = RequestHandler(deps, self._executor)
         self._http = HttpServer(
             _with_cors(
-                App(self.handler, self.catalog, self.metrics, access), frontend.cors_origins
+                App(self.handler, self.catalog, self.metrics, access, pages), frontend.cors_origins
             ),
             frontend.host,
             frontend.port,
@@ -99,6 +115,7 @@ class FrontendServer:
         await self.handler.drain(0)
         for watched in self._watched:
             await watched.close()
+        await self.collector.close()
         await self._http.close()
         await self._worker_events.close()
         await self.catalog.close()
@@ -120,9 +137,12 @@ def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 async def run_frontend(
-    frontend: FrontendConfig, runtime: RuntimeConfig, router: RouterConfig
+    frontend: FrontendConfig,
+    runtime: RuntimeConfig,
+    router: RouterConfig,
+    parse_live: ParseLive | None = None,
 ) -> None:
-    """Run a frontend until SIGTERM or SIGINT.
+    """Run a frontend until SIGTERM or SIGINT. `parse_live` checks live values that its page sets.
 
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.
@@ -137,7 +157,7 @@ async def run_frontend(
         nonlocal server
         stack.push_async_callback(node.close)
         await node.connect()
-        server = FrontendServer(frontend, router, node)
+        server = FrontendServer(frontend, router, node, parse_live)
         stack.push_async_callback(server.stop)
         await server.start()
         freeze_gc()
