@@ -169,4 +169,5 @@ class ActiveRequest:
             num_cached_tokens=self.num_cached_tokens,
             prefill_instance=self.prefill_instance,
             timeline_ms=self.timeline.ms(),
+            cause=self.decision.cause,
         )

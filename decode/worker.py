@@ -324,6 +324,7 @@ class DecodeRole:
         return {f"disagg.{key}": value for key, value in thresholds.items()} | {
             "num_open_handoffs": self.remote.num_open,
             "num_queued_jobs": self._queue_depth.num_jobs,
+            "num_queued_tokens": self._queue_depth.num_tokens,
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,

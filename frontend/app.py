@@ -31,6 +31,7 @@ from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_reques
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.scrape_targets import ScrapeTargets
+from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
@@ -53,12 +54,13 @@ class App:
         metrics: FrontendMetrics,
         targets: ScrapeTargets,
         access: Access | None,
+        ui: Pages,
     ) -> None:
         self._handler = handler
         self._access = access
         self._metrics = metrics
         self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
-            catalog, metrics, targets, handler.responses, lambda: handler.is_draining
+            catalog, metrics, targets, handler.responses, lambda: handler.is_draining, ui
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -135,6 +135,12 @@ class FrontendConfig(BaseModel):
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )
     keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
+    max_pages: int = Field(
+        16,
+        ge=0,
+        le=1000,
+        description="most open pages of `/ui` at one time; above it 429 with Retry-After",
+    )
     tokenizer_threads: int = Field(
         2, ge=1, description="threads that tokenize long prompts beside the event loop"
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.ui.recent import Recent
 from tandem.router.policy import Router
 from tandem.runtime.plane.client import RequestClient
 
@@ -18,4 +19,5 @@ class FrontendDeps:
     client: RequestClient
     router: Router
     metrics: FrontendMetrics
+    recent: Recent
     num_waiting: int = 0  # new sequences that wait for a worker to return

@@ -189,6 +189,7 @@ class _ChoiceSequence:
         self._sink = sink
         self._exchange = exchange
         self._metrics = deps.metrics
+        self._recent = deps.recent
         self._gaps = deps.metrics.inter_token_latency.labels(plan.head.model)
 
     @property
@@ -256,6 +257,8 @@ class _ChoiceSequence:
             items = await stream.take()
         if run.failover.num_migrations == 0:
             run.timeline_ms = deltas[-1].timeline_ms
+        if run.timeline_ms is not None and run.report is not None:
+            self._recent.ended(run.instance_id, run.report, run.timeline_ms)
         await sink.last(run, body)
 
     async def _begin(self, delta: TokenDelta) -> None:
@@ -276,6 +279,7 @@ class _ChoiceSequence:
         run.report = delta.prefill
         if delta.prefill is not None:
             self._metrics.add(self._metrics.prefills, model, delta.prefill.place)
+            self._recent.began(run.began_at, delta.prefill)
         await self._sink.first(run)
 
     def _observe_gap(self, num_tokens: int) -> None:

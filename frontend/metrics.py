@@ -6,6 +6,7 @@ a stream, which takes 0.16 us here and 0.79 us there.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -17,6 +18,7 @@ _OTHER_KEYS = "other"
 # 1, 2, 5 per decade
 _SECONDS = tuple(m * 10.0**e for e in range(-4, 3) for m in (1, 2, 5))
 _TOKENS = tuple(float(2**power) for power in range(18))
+_PARTS = 8  # of each bucket of seconds in here: the page reads quantiles to some 10 %
 
 
 class HistogramChild:
@@ -39,11 +41,18 @@ class Histogram(Collector):
     """A histogram by model."""
 
     def __init__(
-        self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
+        self,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+        num_parts: int = 1,
     ) -> None:
         self._name = name
         self._text = text
         self._bounds = bounds
+        self._num_parts = num_parts
+        self.fine_bounds = _split(bounds, num_parts)
         self._children: dict[str, HistogramChild] = {}
         registry.register(self)
 
@@ -51,19 +60,34 @@ class Histogram(Collector):
         """Return the observations of one model."""
         child = self._children.get(model)
         if child is None:
-            child = self._children[model] = HistogramChild(self._bounds)
+            child = self._children[model] = HistogramChild(self.fine_bounds)
         return child
+
+    def counts(self) -> dict[str, list[int]]:
+        """Return a copy of the counts of each model, one per fine bound and one above them."""
+        return {model: child.counts.copy() for model, child in self._children.items()}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the whole histogram, with cumulative buckets as Prometheus reads them."""
         family = HistogramMetricFamily(self._name, self._text, labels=["model"])
         for model, child in self._children.items():
-            buckets, cumulated = [], 0
-            for bound, count in zip((*self._bounds, None), child.counts, strict=True):
-                cumulated += count
-                buckets.append(("+Inf" if bound is None else f"{bound:g}", float(cumulated)))
+            cumulated = list(accumulate(child.counts))
+            buckets = [
+                (f"{bound:g}", float(cumulated[index * self._num_parts]))
+                for index, bound in enumerate(self._bounds)
+            ]
+            buckets.append(("+Inf", float(cumulated[-1])))
             family.add_metric([model], buckets, child.total)
         yield family
+
+
+def _split(bounds: Sequence[float], num_parts: int) -> list[float]:
+    """Return the bounds with each bucket between two of them split into so many equal ratios."""
+    fine = [bounds[0]]
+    for low, high in pairwise(bounds):
+        fine += [low * (high / low) ** (part / num_parts) for part in range(1, num_parts)]
+        fine.append(high)
+    return fine
 
 
 class FrontendMetrics:
@@ -133,7 +157,7 @@ class FrontendMetrics:
         return Gauge(_PREFIX + name, text, ["model"], registry=self.registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
-        return Histogram(f"{_PREFIX}{name}_seconds", text, _SECONDS, self.registry)
+        return Histogram(f"{_PREFIX}{name}_seconds", text, _SECONDS, self.registry, _PARTS)
 
     def _tokens(self, name: str, text: str) -> Histogram:
         return Histogram(_PREFIX + name, text, _TOKENS, self.registry)

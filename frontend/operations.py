@@ -1,4 +1,4 @@
-"""The paths without a body: health, metrics, models, stored responses."""
+"""The paths without a body: health, metrics, models, stored responses, the page."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,15 +12,17 @@ from starlette.routing import Route
 
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.errors import error_body, http_error_body
+from tandem.frontend.openai.errors import BodyError, error_body, http_error_body
 from tandem.frontend.openai.responses import ModelList, ModelObject
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.typed import unsupported
+from tandem.frontend.ui.pages import Pages
 from tandem.runtime.errors import (
     InternalError,
     InvalidRequestError,
     NotFoundError,
+    OverloadedError,
     TandemError,
     UnavailableError,
 )
@@ -35,6 +37,7 @@ def operations(
     targets: ScrapeTargets,
     responses: ResponseStore,
     is_draining: Callable[[], bool],
+    ui: Pages,
 ) -> Starlette:
     """Return the application of all paths that take no body."""
     pages = _Operations(catalog, metrics, targets, responses, is_draining)
@@ -50,6 +53,7 @@ def operations(
             Route("/v1/responses/{id}", pages.show_response),
             Route("/v1/responses/{id}", pages.delete_response, methods=["DELETE"]),
             Route("/version", pages.version),
+            *ui.routes(),
         ],
         exception_handlers={
             HTTPException: _on_http_error,
@@ -155,8 +159,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_tandem_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    assert isinstance(error, NotFoundError | UnavailableError | InvalidRequestError)
-    headers = _RETRY_AFTER if isinstance(error, UnavailableError) else None
+    assert isinstance(error, NotFoundError | OverloadedError | InvalidRequestError | BodyError)
+    headers = _RETRY_AFTER if isinstance(error, OverloadedError) else None
     return _json(error_body(error), error.status, headers)
 
 

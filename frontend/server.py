@@ -16,6 +16,9 @@ from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http_protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.scrape_targets import ScrapeTargets
+from tandem.frontend.ui.collector import Collector
+from tandem.frontend.ui.pages import Pages, ParseLive
+from tandem.frontend.ui.recent import Recent
 from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
@@ -37,7 +40,13 @@ _GRACE_S = 2  # for responses to be written after the last request has ended
 class FrontendServer:
     """One frontend on a connected node, which stays the caller's to close."""
 
-    def __init__(self, frontend: FrontendConfig, router: RouterConfig, node: Node) -> None:
+    def __init__(
+        self,
+        frontend: FrontendConfig,
+        router: RouterConfig,
+        node: Node,
+        parse_live: ParseLive | None = None,
+    ) -> None:
         namespace = node.config.namespace
         self.instance_id = node.instance_id
         self.address = ""  # host:port, once listening
@@ -54,9 +63,16 @@ class FrontendServer:
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
         access = new_access(frontend)
-        deps = FrontendDeps(frontend, self.catalog, node.client, self.router, self.metrics)
+        self.recent = Recent()
+        deps = FrontendDeps(
+            frontend, self.catalog, node.client, self.router, self.metrics, self.recent
+        )
+        self.collector = Collector(
+            node, self.catalog, self.metrics, self.recent, frontend.max_pages
+        )
+        pages = Pages(node, self.catalog, self.collector, parse_live, has_keys=access is not None)
         self.handler = RequestHandler(deps, self._executor)
-        app = App(self.handler, self.catalog, self.metrics, self._targets, access)
+        app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
         self._http = HttpServer(
             _with_cors(app, frontend.cors_origins),
             frontend.host,
@@ -101,6 +117,7 @@ class FrontendServer:
         await self.handler.drain(0)
         for watched in self._watched:
             await watched.close()
+        await self.collector.close()
         await self._http.close()
         await self._worker_events.close()
         await self._targets.close()
@@ -123,9 +140,12 @@ def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 async def run_frontend(
-    frontend: FrontendConfig, runtime: RuntimeConfig, router: RouterConfig
+    frontend: FrontendConfig,
+    runtime: RuntimeConfig,
+    router: RouterConfig,
+    parse_live: ParseLive | None = None,
 ) -> None:
-    """Run a frontend until SIGTERM or SIGINT.
+    """Run a frontend until SIGTERM or SIGINT. `parse_live` checks live values that its page sets.
 
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.
@@ -140,7 +160,7 @@ async def run_frontend(
         nonlocal server
         stack.push_async_callback(node.close)
         await node.connect()
-        server = FrontendServer(frontend, router, node)
+        server = FrontendServer(frontend, router, node, parse_live)
         stack.push_async_callback(server.stop)
         await server.start()
         freeze_gc()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tandem.launch.report import InstanceReport
+from tandem.runtime.instance_report import InstanceReport
 
 # A detail of a worker's status |-> its name in words.
 _CONDITIONS = {

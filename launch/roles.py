@@ -1,6 +1,7 @@
 """One role in this process: its config is completed and checked, then its room runs it."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -8,10 +9,11 @@ import uvloop
 from tandem.decode.config import DisaggConfig
 from tandem.engine.models.ring import choose_model_config
 from tandem.launch.cli.options import ModelOptions
+from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
 from tandem.launch.devices import device_for
-from tandem.launch.supervise.ports import require_free_port
+from tandem.launch.supervise.ports import free_port, require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.prefill.config import PrefillConfig
 from tandem.runtime.config import RuntimeConfig
@@ -33,7 +35,17 @@ def run_frontend_role(effective: EffectiveConfig) -> None:
     setup_logging(config.runtime.log_level, "frontend")
     from tandem.frontend.server import run_frontend
 
-    uvloop.run(run_frontend(config.frontend, config.runtime, config.router))
+    live = partial(parse_live, effective)
+    uvloop.run(run_frontend(config.frontend, config.runtime, config.router, live))
+
+
+def run_page(effective: EffectiveConfig, port: int) -> None:
+    """Block until a signal ends a frontend for this machine alone, whose page is printed."""
+    own = {"host": "127.0.0.1", "port": port or free_port("127.0.0.1"), "api_keys": ""}
+    own |= {"api_keys_file": None, "tls_cert_file": None, "tls_key_file": None}
+    settings = [Setting(f"frontend.{key}", value, "tandem ui") for key, value in own.items()]
+    print(f"live page: http://127.0.0.1:{own['port']}/ui", flush=True)
+    run_frontend_role(effective.with_settings(settings))
 
 
 def run_worker_role(

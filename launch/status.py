@@ -10,12 +10,10 @@ from rich.table import Table
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.fit import misfits
-from tandem.launch.report import InstanceReport
 from tandem.launch.supervise.ports import http_get
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
     Discovery,
     config_prefix,
@@ -23,12 +21,12 @@ from tandem.runtime.discovery import (
     models_prefix,
 )
 from tandem.runtime.errors import ServiceError, TandemError
+from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import masked
 
-CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting
 WORKERS: tuple[RoleName, ...] = ("decode", "prefill")
 COMPONENTS = ("frontend", *WORKERS)
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
@@ -137,15 +135,7 @@ async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance
 async def _ask(client: RequestClient, instance: Instance) -> InstanceReport:
     if instance.component == "frontend":
         return InstanceReport(instance, await _frontend_state(instance.address))
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S), RequestContext() as context:
-            answer = await client.call(instance.address, "status", b"", context)
-        worker = msgspec.msgpack.decode(answer, type=WorkerStatus)
-    except TimeoutError:
-        return InstanceReport(instance, f"no answer within {CALL_TIMEOUT_S:g} s")
-    except (TandemError, msgspec.DecodeError) as error:
-        return InstanceReport(instance, f"no answer: {error}")
-    return InstanceReport(instance, worker.state, worker)
+    return await ask_worker(client, instance)
 
 
 async def _frontend_state(address: str) -> str:

@@ -95,6 +95,7 @@ class PrefillReport(Message, frozen=True, tag=False):
     num_cached_tokens: int = 0
     prefill_instance: str | None = None
     timeline_ms: dict[str, float] = {}  # stage |-> ms since the worker received the request
+    cause: str = ""  # the reason without its numbers; empty from an engine of the kit
 
 
 # ---- to a decode worker, from a frontend ------------------------------------------------------

@@ -8,13 +8,15 @@ from tandem.frontend.access.keys import ApiKey, digest_of, read_keys
 from tandem.frontend.access.limits import Client
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.errors import ForbiddenError, UnauthorizedError
+from tandem.frontend.ui.files import PAGE_PATHS
 
 logger = logging.getLogger(__name__)
 
 _MAX_KEY_BYTES = 512
 _BEARER = b"bearer "
 _METRICS_PATHS = frozenset({"/metrics", "/metrics/targets"})
-_OPEN_PATHS = frozenset({"/live", "/health"})  # for probes, which have no key
+# for probes, which have no key, and for a browser before it has one
+_OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
 
 
 class Access:

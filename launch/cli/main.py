@@ -173,6 +173,21 @@ def status(session: Session, as_json: Json = False) -> None:
     run_status(session.load_for_cluster(), as_json=as_json)
 
 
+@app.command(epilog="Example: tandem ui --port 8001")
+@shares(session=cluster_session)
+def ui(
+    session: Session,
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: a free one.")] = 0,
+) -> None:
+    """Show the live page of a cluster that has no frontend, on this machine alone, until Ctrl-C.
+
+    It is a frontend of its own: the page shows all workers, and the requests that it answers.
+    """
+    from tandem.launch.roles import run_page
+
+    run_page(session.load_for_cluster(), port)
+
+
 @app.command(name="role", epilog="Example: tandem role 3f2a prefill")
 @shares(session=cluster_session)
 def change_role(

@@ -83,8 +83,7 @@ def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") 
     """
     require_live(key)
     before = _with_live(effective, model)
-    after = before.with_settings([Setting(key, text, "new value", is_text=True)])
-    value = plain(after, key)
+    value = parse_live(before, key, text)
 
     async def write(discovery: Discovery) -> None:
         namespace = effective.config.runtime.namespace
@@ -95,6 +94,12 @@ def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") 
 
     asyncio.run(_call(effective, write))
     print(f"{key} = {json.dumps(value)} (was {json.dumps(plain(before, key))}){_for(model)}")
+
+
+def parse_live(effective: EffectiveConfig, key: str, text: str) -> Any:
+    """Return the value of a live key in JSON types. Raises ConfigError for a bad one."""
+    require_live(key)
+    return plain(effective.with_settings([Setting(key, text, "new value", is_text=True)]), key)
 
 
 def unset_value(effective: EffectiveConfig, key: str, model: str = "") -> None:

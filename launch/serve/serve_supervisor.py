@@ -110,6 +110,7 @@ class ServeSupervisor(Supervisor):
             f"\ncurl {url}/v1/chat/completions -H 'Content-Type: application/json' "
             f"-d '{body.decode()}'\n"
         )
+        self._report.note(f"live page: {url}/ui")
         self._report.note(f"logs: {self._run_dir}")
         if self._topology.count("prefill"):
             self._report.note(

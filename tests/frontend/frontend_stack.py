@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
+from tandem.frontend.ui.pages import ParseLive
 from tandem.router.config import RouterConfig
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
@@ -252,6 +253,7 @@ class Stack:
     listeners: list[tuple[str, Listener]] = field(default_factory=list)
     workers: list[FakeWorker] = field(default_factory=list)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    parse_live: ParseLive | None = None
 
     async def __aenter__(self) -> "Stack":
         self._exits = AsyncExitStack()
@@ -261,7 +263,7 @@ class Stack:
         self._exits.push_async_callback(node.client.close)
         await node.discovery.start()
         await node.events.start()
-        self.server = FrontendServer(self.config, self.router, node)
+        self.server = FrontendServer(self.config, self.router, node, self.parse_live)
         self._exits.push_async_callback(self.server.stop)
         await self.server.start()
         self.url = f"http://{self.server.address}"

@@ -1,7 +1,7 @@
 """The lines of `tandem status` about workers that cannot serve one another."""
 
 from tandem.launch.fit import misfits
-from tandem.launch.report import InstanceReport
+from tandem.runtime.instance_report import InstanceReport
 from tandem.runtime.messages import Instance, LoadReport, WorkerRole, WorkerStatus
 
 

@@ -1,0 +1,213 @@
+"""The collector of a frontend's page: one for all open pages, idle while none is open."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from tandem.frontend.catalog import Catalog
+from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.openai.errors import TooManyRequestsError
+from tandem.frontend.ui.recent import Recent
+from tandem.frontend.ui.state import PageState, QueueState, WorkerState, worker_state
+from tandem.frontend.ui.window import Window
+from tandem.runtime.discovery import TypedView, watch_instances
+from tandem.runtime.instance_report import InstanceReport, ask_worker
+from tandem.runtime.messages import Instance, WorkerStatus
+from tandem.runtime.node import Node
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5  # between states; at most 5 in a second are promised
+_CALL_TIMEOUT_S = 2.5  # below the time after which a worker counts as stopped
+_KEEP_GONE_S = 300.0
+_WORKERS = ("decode", "prefill")
+_encode = msgspec.json.Encoder().encode
+
+
+class _Followed:
+    """A worker since it was first seen, with its last answer."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.report = InstanceReport(instance, "not asked yet")
+        self.last: WorkerStatus | None = None
+        self.answered_s = time.perf_counter()
+        self.is_gone = False
+        self.asking: asyncio.Task[None] | None = None
+
+    def state(self, now: float) -> WorkerState:
+        silent_s = now - self.answered_s
+        return worker_state(self.report, self.last, silent_s, is_gone=self.is_gone)
+
+
+class Collector:
+    """Asks the workers for their status, as `tandem status` does, and makes the states of pages."""
+
+    def __init__(
+        self,
+        node: Node,
+        catalog: Catalog,
+        metrics: FrontendMetrics,
+        recent: Recent,
+        max_pages: int,
+    ) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._recent = recent
+        self._max_pages = max_pages
+        self._window = Window(metrics, recent)
+        self._num_pages = 0
+        self._followed: dict[str, _Followed] = {}  # by instance id
+        self._next: asyncio.Future[bytes] | None = None  # None: closed, or no page is open
+        self._collecting: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def page(self) -> Iterator[None]:
+        """Collect for one more page. Raise TooManyRequestsError when all are taken."""
+        if self._num_pages >= self._max_pages:
+            raise TooManyRequestsError(f"{self._max_pages} pages are open, and no more may be")
+        self._num_pages += 1
+        if self._collecting is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._recent.is_open = True
+            self._collecting = asyncio.create_task(self._collect(), name="the states of pages")
+        try:
+            yield
+        finally:
+            self._num_pages -= 1
+            if self._num_pages == 0:
+                self._end()
+
+    async def next_state(self) -> bytes:
+        """Wait for the next state and return it as JSON; empty when no more will come."""
+        return b"" if self._next is None else await asyncio.shield(self._next)
+
+    async def close(self) -> None:
+        """End the collection and all pages."""
+        collecting = self._collecting
+        self._end()
+        if collecting is not None:
+            await asyncio.gather(collecting, return_exceptions=True)
+
+    def _end(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            self._collecting = None
+        if self._next is not None:
+            self._next.set_result(b"")
+            self._next = None
+        self._recent.is_open = False
+        self._recent.clear()
+        self._window.clear()
+        for followed in self._followed.values():
+            if followed.asking is not None:
+                followed.asking.cancel()
+        self._followed.clear()
+
+    def worker(self, instance_id: str) -> Instance | None:
+        """Return a worker that a page shows."""
+        followed = self._followed.get(instance_id)
+        return None if followed is None else followed.report.instance
+
+    async def _collect(self) -> None:
+        views: dict[str, list[TypedView[Instance]]] = {}
+        try:
+            while True:
+                started_s = time.perf_counter()
+                self._follow_namespaces(views)
+                try:
+                    self._publish(await self._state(views))
+                except Exception:
+                    logger.exception("no state of the page")
+                await asyncio.sleep(max(0.0, INTERVAL_S - (time.perf_counter() - started_s)))
+        finally:
+            for view in [view for of_one in views.values() for view in of_one]:
+                await view.close()
+
+    def _publish(self, state: PageState) -> None:
+        ready, self._next = self._next, asyncio.get_running_loop().create_future()
+        if ready is not None:
+            ready.set_result(_encode(state))
+
+    def _follow_namespaces(self, views: dict[str, list[TypedView[Instance]]]) -> None:
+        """Follow the workers of this namespace, and those beside the workers of the catalog."""
+        found = {instance.namespace for instance in self._catalog.instances.values()}
+        for namespace in {self._node.config.namespace, *found} - views.keys():
+            views[namespace] = [
+                watch_instances(self._node.discovery, namespace, component)
+                for component in _WORKERS
+            ]
+
+    async def _state(self, views: dict[str, list[TypedView[Instance]]]) -> PageState:
+        present = dict(self._catalog.instances)
+        for view in [view for of_one in views.values() for view in of_one]:
+            present |= view.items
+        asking = [self._asking(instance) for instance in present.values()]
+        if asking:  # a state does not wait for those that take longer
+            await asyncio.wait(asking, timeout=INTERVAL_S / 2)
+        now = time.perf_counter()
+        for instance_id, followed in list(self._followed.items()):
+            followed.is_gone = instance_id not in present
+            if followed.is_gone and now - followed.answered_s > _KEEP_GONE_S:
+                del self._followed[instance_id]
+        decodes = self._decode_details()
+        window_s = self._window.update(now)
+        targets_ms = {
+            model: {
+                kind: _number(details.get(f"disagg.{kind}_target_ms")) for kind in ("ttft", "itl")
+            }
+            for model, details in decodes.items()
+        }
+        return PageState(
+            window_s=window_s,
+            workers=[followed.state(now) for followed in self._followed.values()],
+            queues=[
+                QueueState(
+                    model,
+                    int(details.get("num_queued_jobs", 0)),
+                    int(details.get("num_queued_tokens", 0)),
+                )
+                for model, details in decodes.items()
+            ],
+            thresholds={
+                model: {
+                    key.removeprefix("disagg."): value
+                    for key, value in details.items()
+                    if key.startswith("disagg.")
+                }
+                for model, details in decodes.items()
+            },
+            latencies=list(self._window.latencies(targets_ms)),
+            placements=self._window.placements(),
+            handoffs=list(self._recent.handoffs),
+            begun=list(self._recent.begun),
+        )
+
+    def _asking(self, instance: Instance) -> asyncio.Task[None]:
+        """Return the call to a worker that is under way, or a new one."""
+        followed = self._followed.setdefault(instance.instance_id, _Followed(instance))
+        if followed.asking is None or followed.asking.done():
+            followed.asking = asyncio.create_task(self._ask(followed, instance))
+        return followed.asking
+
+    async def _ask(self, followed: _Followed, instance: Instance) -> None:
+        report = await ask_worker(self._node.client, instance, _CALL_TIMEOUT_S)
+        followed.report = report
+        if report.worker is not None:
+            followed.last, followed.answered_s = report.worker, time.perf_counter()
+
+    def _decode_details(self) -> dict[str, dict[str, str | int | float | bool]]:
+        """Return model |-> the details of the decode worker that answered last."""
+        answered = sorted(self._followed.values(), key=lambda each: each.answered_s)
+        return {
+            each.last.instance.model: each.last.details
+            for each in answered
+            if each.last is not None and "disagg.policy" in each.last.details
+        }
+
+
+def _number(value: str | int | float | bool | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

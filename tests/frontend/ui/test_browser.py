@@ -1,0 +1,212 @@
+"""The page in a real browser, before a real cluster: what a person sees, and can do by keyboard."""
+
+import asyncio
+import re
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tandem.frontend.config import FrontendConfig
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.launch.supervise.ports import free_port, is_port_free
+from tests.e2e.cluster import Cluster
+from tests.frontend.access.test_access import entry
+from tests.frontend.ui.page_stack import page_stack
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+expect = playwright.expect
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[playwright.Browser]:
+    async with playwright.async_playwright() as started:
+        # no sandbox: containers that run tests as root have none to give
+        found = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        await found.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: playwright.Browser) -> AsyncIterator[playwright.Page]:
+    """A tab in which neither a script nor the policy may fail."""
+    opened = await browser.new_page()
+    faults: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("dialog", lambda dialog: faults.append(dialog.message))
+    opened.on("console", lambda line: faults.append(line.text) if "Policy" in line.text else None)
+    yield opened
+    await opened.close()
+    assert not faults
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    flags = ("--disagg.policy=threshold", "--disagg.claim_timeout_ms=10000")
+    async with Cluster(tmp_path_factory.mktemp("cluster")) as started:
+        await started.start_all(1, 1, *flags)
+        yield started
+
+
+async def test_a_newcomer_finds_the_worker_that_is_stopped(
+    cluster: Cluster, tab: playwright.Page
+) -> None:
+    await tab.goto(f"{cluster.base_url}/ui")
+    cards = tab.locator(".worker")
+    await expect(cards).to_have_count(2)
+    await expect(tab.get_by_text("STOPPED")).to_have_count(0)
+    pid = cluster.children["prefill0"].pid
+    stopped = next(each for each in await cluster.instances() if each.pid == pid)
+    cluster.send_signal("prefill0", signal.SIGSTOP)
+    try:
+        marked = cards.filter(has_text="STOPPED")
+        await expect(marked).to_have_count(1, timeout=10_000)
+        await expect(marked).to_contain_text(stopped.instance_id[:8])
+        await expect(tab.locator("#alerts")).to_contain_text(
+            f"worker {stopped.instance_id[:8]} is stopped"
+        )
+    finally:
+        cluster.send_signal("prefill0", signal.SIGCONT)
+    await expect(tab.get_by_text("STOPPED")).to_have_count(0, timeout=20_000)
+    await cluster.ready(1, 1)
+
+
+async def test_a_newcomer_finds_why_prompts_stay_local_and_changes_it_by_keyboard(
+    cluster: Cluster, tab: playwright.Page
+) -> None:
+    await tab.goto(f"{cluster.base_url}/ui")
+    await expect(tab.locator(".worker")).to_have_count(2)
+    await cluster.complete("one short prompt", max_tokens=2)
+    why = tab.locator("#placements li")
+    await expect(why).to_have_count(1)
+    await expect(why).to_contain_text("local")
+    await expect(why).to_contain_text("short: at most max_local_prefill_length tokens to compute")
+    slider = tab.get_by_label("Longest local prompt")
+    await expect(slider).to_have_value(re.compile("^(992|1000|1008)$"))
+    await slider.focus()
+    await tab.keyboard.press("Home")
+    undo = tab.get_by_role("button", name="Undo: Longest local prompt 0 tokens")
+    await expect(undo).to_be_enabled()
+    async with asyncio.timeout(10):
+        while (await cluster.complete("another prompt, as short", max_tokens=4)).place == "local":
+            await asyncio.sleep(0.05)
+    await expect(why.filter(has_text="remote")).to_contain_text("long: over max_local_prefill")
+    bars = tab.locator("#handoffs li").first
+    for stage in ("queue", "compute", "exposed transfer", "verification"):
+        await expect(bars).to_contain_text(stage)
+    await undo.focus()
+    await tab.keyboard.press("Enter")
+    await expect(tab.get_by_role("button", name="Undo")).to_be_disabled()
+    await expect(slider).to_have_value(re.compile("^(992|1000|1008)$"), timeout=10_000)
+    (decode,) = await cluster.statuses("decode")
+    assert decode.details["disagg.max_local_prefill_length"] == 1000
+
+
+async def test_a_newcomer_finds_the_target_that_is_missed(
+    cluster: Cluster, tab: playwright.Page
+) -> None:
+    await cluster.set_config("disagg.ttft_target_ms", 0.01)
+    await cluster.set_config("disagg.itl_target_ms", 60_000.0)
+    await tab.goto(f"{cluster.base_url}/ui")
+    await expect(tab.locator(".worker")).to_have_count(2)
+    await cluster.complete("a prompt", max_tokens=8)
+    rows = tab.locator(".latency")
+    await expect(rows.filter(has_text="TTFT")).to_contain_text("target missed")
+    await expect(rows.filter(has_text="ITL")).to_contain_text("target kept")
+    alerts = tab.locator("#alerts")
+    await expect(alerts).to_have_text(f"the TTFT target of {cluster.model_name} is missed")
+
+
+async def test_an_answer_of_the_chat_shows_its_own_timeline(
+    cluster: Cluster, tab: playwright.Page
+) -> None:
+    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.get_by_label("Message").fill("Tell me a story.")
+    await tab.keyboard.press("Tab")
+    await tab.keyboard.press("Enter")
+    answer = tab.locator(".answer")
+    await expect(answer).to_contain_text("Prompt computed", timeout=20_000)
+    await expect(answer.locator(".text")).not_to_be_empty()
+    await expect(answer.locator(".stages")).to_contain_text("first step")
+
+
+async def test_a_role_is_changed_and_undone(cluster: Cluster, tab: playwright.Page) -> None:
+    await tab.goto(f"{cluster.base_url}/ui")
+    (prefill,) = await cluster.statuses("prefill")
+    role = tab.get_by_label(f"Role of worker {prefill.instance.instance_id[:8]}")
+    await role.select_option("both")
+    undo = tab.get_by_role("button", name=re.compile("Undo: worker .* is both"))
+    await expect(undo).to_be_enabled(timeout=20_000)
+    assert len(await cluster.statuses("decode")) == 2
+    await undo.click()
+    await expect(role).to_have_value("prefill", timeout=20_000)
+
+
+async def test_tandem_ui_shows_a_cluster_without_a_frontend_of_its_own(
+    cluster: Cluster, tab: playwright.Page, tmp_path: Path
+) -> None:
+    port = free_port("127.0.0.1")
+    command = [sys.executable, "-m", "tandem.launch", "ui", "--port", str(port)]
+    command += ["--nats-url", cluster.nats.url, "--etcd-endpoints", cluster.etcd.url]
+    child = await ChildProcess.start([*command, "--namespace", "test"], tmp_path / "ui.log")
+    try:
+        url = f"http://127.0.0.1:{port}/ui"
+        async with asyncio.timeout(30):
+            while is_port_free("127.0.0.1", port):
+                assert child.exit_code is None, child.log_tail()
+                await asyncio.sleep(0.05)
+        await tab.goto(url)
+        await expect(tab.locator(".worker")).to_have_count(2)
+        assert f"live page: {url}" in child.log_tail()
+    finally:
+        await child.stop(15.0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_is_readable_on_a_phone_and_all_controls_have_names(
+    cluster: Cluster, browser: playwright.Browser, scheme: str
+) -> None:
+    phone = await browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    await phone.goto(f"{cluster.base_url}/ui")
+    await expect(phone.locator(".worker")).to_have_count(2)
+    await expect(phone.locator(".control")).to_have_count(5)
+    width = await phone.evaluate("document.documentElement.scrollWidth")
+    assert width <= 360
+    nameless = await phone.evaluate(
+        "[...document.querySelectorAll('input, select, textarea')]"
+        ".filter((each) => !each.labels.length && !each.ariaLabel).length"
+    )
+    assert nameless == 0
+    back = await phone.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", back)[:3])) / 3
+    assert (brightness < 60) == (scheme == "dark")
+    await phone.close()
+
+
+async def test_the_page_asks_for_a_key_and_shows_hostile_names_as_text(
+    tab: playwright.Page,
+) -> None:
+    config = FrontendConfig(port=0, api_keys=entry("alice"))
+    async with page_stack(config=config, model=HOSTILE) as stack:
+        await tab.goto(f"{stack.url}/ui")
+        key = tab.get_by_label("API key")
+        await key.fill("key of mallory")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#connection")).to_contain_text("the API key is not valid")
+        await expect(tab.locator("#content")).to_be_hidden()
+        await key.fill("key of alice")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator(".worker .name")).to_contain_text(HOSTILE)
+        assert await tab.locator("img").count() == 0
