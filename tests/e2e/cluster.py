@@ -251,7 +251,7 @@ class Cluster:
         data = json.dumps(value).encode()
         await self.discovery.put_config(f"/tandem/test/config/{key}", data)
         async with asyncio.timeout(5):
-            while any(worker.details[key] != value for worker in await self.statuses("decode")):
+            while any(worker.details.get(key) != value for worker in await self.statuses("decode")):
                 await asyncio.sleep(0.02)
 
     # ---- asking -------------------------------------------------------------------------------

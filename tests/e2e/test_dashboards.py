@@ -163,10 +163,11 @@ async def test_a_gateway_finds_every_worker(cluster: Cluster, prometheus: Promet
 async def test_a_message_that_is_no_job_is_a_dead_letter(
     cluster: Cluster, prometheus: Prometheus
 ) -> None:
+    deployment, *_ = {each.deployment for each in await cluster.instances() if each.deployment}
     nats = NatsConnection(cluster.runtime)
     await nats.start()
     try:
-        subject = QueueNames.of("test", cluster.model_name).subject
+        subject = QueueNames.of("test", cluster.model_name, deployment).subject
         await nats.client.jetstream().publish(f"{subject}.5", b"not a job")
     finally:
         await nats.close()
