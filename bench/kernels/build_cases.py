@@ -195,6 +195,15 @@ def _linear_cases() -> Iterator[BuildCase]:
         shape = f"{code} {out_size} x {in_size}, {groups}"
         x = meta(TOKENS["few"], in_size, dtype=DTYPE)
         yield BuildCase("linear.launch", shape, partial(linear.pack_linear(codes), x))
+    # Those of Qwen3-30B-A3B-FP8, then of gpt-oss.
+    num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[0]
+    weights = ExpertWeights(
+        _quantized("float8", 128, False, num_experts, 2 * width, hidden_size),
+        _quantized("float8", 128, False, num_experts, hidden_size, width),
+    )
+    x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
+    shape = f"experts={num_experts} hidden_size={hidden_size} width={width} float8"
+    yield BuildCase("experts.launch", shape, partial(experts.pack_experts(weights), x, *chosen))
     num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[-1]
     weights = ExpertWeights(
         _quantized("float4", 32, False, num_experts, 2 * width, hidden_size),

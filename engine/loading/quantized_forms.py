@@ -18,6 +18,7 @@ from tandem.runtime.errors import ModelError
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _MIDDLE = 8  # a code of 4 bits stands for its value less this
 _MOST_FLOAT8_SCALE = 128.0  # kernels multiply it by 2^120
+_FLOAT4_BIAS, _MOST_FLOAT4_EXPONENT = 127, 100  # kernels multiply a scale by 2^14
 _SCALES = {name: FLOATS[name] for name in ("F32", "F16", "BF16")}
 _FLOAT8 = {"F8_E4M3": CODES["F8_E4M3"]}
 _WORDS = {"I32": CODES["I32"]}
@@ -153,9 +154,9 @@ class _Reader:
 
     def mxfp4(self) -> QuantizedMatrix:
         exponents = self.tensors["scales"]
-        if bool((exponents == 255).any()):
-            raise self._error("scales", "not all scales are finite")
-        scales = (exponents.float() - 127).exp2().to(torch.bfloat16)
+        if bool((exponents > _FLOAT4_BIAS + _MOST_FLOAT4_EXPONENT).any()):
+            raise self._error("scales", f"a scale is above 2^{_MOST_FLOAT4_EXPONENT}")
+        scales = (exponents.float() - _FLOAT4_BIAS).exp2().to(torch.bfloat16)
         return QuantizedMatrix("float4", self.tensors["blocks"].flatten(-2), scales, 32)
 
     def packed(self) -> QuantizedMatrix:

@@ -59,7 +59,9 @@ _QUANTIZED = """\
 
 Matrices of the architectures in the table may be stored as codes, by `quantization_config`. They
 stay codes in memory, and each product expands those that it reads; `tandem doctor MODEL` names the
-form and the bytes.
+form and the bytes. Fewer bytes are read in less time: one CPU core decodes 16 layers of hidden size
+768 some 1.3 times as fast from FP8, and 1.4 times from 4 bits, as in bfloat16
+(`python -m tandem.bench.engine.quantized`).
 
 {table}
 

@@ -8,7 +8,7 @@ import triton
 
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
-from tandem.kernels.linear.codes import code_options, step_size, stored_parts
+from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.tuned import tuned_config
@@ -27,15 +27,16 @@ class ExpertsConfig:
     num_stages: int
 
 
-def default_config(element_bytes: int) -> ExpertsConfig:
+def default_config(element_bytes: int, has_codes: bool) -> ExpertsConfig:
     """Return one shape of tiles for any number of tokens: sums run in one order in every batch.
 
     A tile that is not full loads no rows that it lacks, and costs no time while it waits for
-    weights: with 64 rows there are 64 operations for each byte of them.
+    weights: with 64 rows there are 64 operations for each byte of them. Numbers of codes take
+    registers, which more warps have.
     """
     if element_bytes == 4:
         return ExpertsConfig(16, 32, 32, 4, 2)
-    return ExpertsConfig(64, 64, 64, 4, 3)
+    return ExpertsConfig(64, 64, 64, 8 if has_codes else 4, 3)
 
 
 def route(
@@ -95,8 +96,10 @@ def _compute(
     starts = torch.searchsorted(ordered, each)  # of each expert's choices in `order`
     opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
     results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
-    shape = {"hidden_size": hidden_size, "width": width, "element_bytes": x.element_size()}
-    config = tuned_config(default_config(x.element_size()), "experts", **shape)
+    element_bytes, bits = x.element_size(), weight_bits(experts.gate_up)
+    shape = {"hidden_size": hidden_size, "width": width, "bits": bits}
+    default = default_config(element_bytes, has_codes=bits < 8 * element_bytes)
+    config = tuned_config(default, "experts", **shape, element_bytes=element_bytes)
     most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
     sizes = {"hidden_size": hidden_size, "width": width, "num_experts": num_experts}
     tiles = {

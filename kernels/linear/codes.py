@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.kernels.reference.quantized import Code, Matrix
+from tandem.kernels.reference.quantized import BITS, Code, Matrix
 
 # What `load_numbers` leaves out, to be multiplied into the scales: a power of two.
 FACTORS: dict[Code, float] = {"float8": 2.0**8, "int4": 1.0, "float4": 2.0**14}
@@ -37,6 +37,13 @@ def code_options(matrix: Matrix) -> dict[str, Any]:
         "HAS_ZEROS": matrix.zeros is not None,
         "FACTOR": FACTORS[matrix.code],
     }
+
+
+def weight_bits(matrix: Matrix) -> int:
+    """Return the bits of a stored number or code."""
+    if isinstance(matrix, torch.Tensor):
+        return 8 * matrix.element_size()
+    return BITS[matrix.code]
 
 
 def step_size(matrix: Matrix, most: int) -> int:

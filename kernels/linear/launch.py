@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from tandem.kernels.linear.codes import code_options, step_size, stored_parts
+from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
 from tandem.kernels.linear.products import linear_kernel
 from tandem.kernels.reference.linear import Linear
-from tandem.kernels.reference.quantized import BITS, Matrix
+from tandem.kernels.reference.quantized import Matrix
 from tandem.kernels.tuned import tuned_config
 
 
@@ -53,8 +53,7 @@ def _compute(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
     if num_tokens == 0:
         return out
     assert x.stride(1) == 1
-    bits = 8 * x.element_size() if isinstance(weight, torch.Tensor) else BITS[weight.code]
-    shape = {"in_size": in_size, "out_size": out_size, "bits": bits}
+    shape = {"in_size": in_size, "out_size": out_size, "bits": weight_bits(weight)}
     default = default_config(x.element_size())
     config = tuned_config(default, "linear", **shape, element_bytes=x.element_size())
     grid = triton.cdiv(out_size, config.block_n), triton.cdiv(num_tokens, config.block_m)

@@ -22,6 +22,23 @@ def test_a_folder_without_a_config_is_refused_by_the_file_that_is_missing(tmp_pa
         resolve_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("model-Q4_K_M.gguf", "GGUF"), ("pytorch_model-00001-of-00002.bin", "pickle")],
+)
+def test_weights_in_another_format_are_refused_by_format_and_file(
+    tmp_path: Path, name: str, form: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).touch()
+    for model in (tmp_path, tmp_path / name):
+        with pytest.raises(ModelError) as caught:
+            resolve_model(model)
+        assert form in caught.value.message and str(tmp_path / name) in caught.value.message
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(tmp_path) == tmp_path.resolve()
+
+
 def test_the_error_of_an_unknown_name_says_what_was_tried() -> None:
     with pytest.raises(ModelError) as caught:
         resolve_model("no-such-model")

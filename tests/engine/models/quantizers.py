@@ -5,6 +5,7 @@ the matrix that these stand for, which is computed from values and never from co
 """
 
 import json
+import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
-Quantize = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+Quantized = tuple[Tensors, torch.Tensor]
+Quantize = Callable[[torch.Tensor], Quantized]
 
-GROUP = 32
+GROUP = 32  # inputs that share a scale, where a test wants no other number of them
 E4M3 = torch.float8_e4m3fn
 FLOAT4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
-def fp8_by_block(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """DeepSeek's: a scale for each square of GROUP rows and inputs."""
-    num_rows, num_inputs = (-(-size // GROUP) for size in weight.shape)
+def fp8_by_block(weight: torch.Tensor, group: int = GROUP) -> Quantized:
+    """DeepSeek's: a scale for each square of `group` rows and inputs."""
+    num_rows, num_inputs = (-(-size // group) for size in weight.shape)
     codes, numbers = torch.empty(weight.shape, dtype=E4M3), torch.empty_like(weight)
     scales = torch.empty(num_rows, num_inputs)
     for row in range(num_rows):
         for column in range(num_inputs):
             square = (
-                slice(GROUP * row, GROUP * row + GROUP),
-                slice(GROUP * column, GROUP * column + GROUP),
+                slice(group * row, group * row + group),
+                slice(group * column, group * column + group),
             )
             scales[row, column] = weight[square].abs().amax() / 448
             codes[square] = (weight[square] / scales[row, column]).to(E4M3)
@@ -37,14 +39,14 @@ def fp8_by_block(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": codes, "weight_scale_inv": scales}, numbers
 
 
-def fp8_by_row(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def fp8_by_row(weight: torch.Tensor) -> Quantized:
     """compressed-tensors' float-quantized, by channel."""
     scales = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
     codes = (weight / scales.float()).clamp(-448, 448).to(E4M3)
     return {"weight": codes, "weight_scale": scales}, codes.float() * scales.float()
 
 
-def fp8_by_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def fp8_by_tensor(weight: torch.Tensor) -> Quantized:
     """One scale, beside one of activations."""
     scale = weight.abs().amax() / 448
     codes = (weight / scale).to(E4M3)
@@ -53,10 +55,10 @@ def fp8_by_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def _int4(
-    weight: torch.Tensor, dtype: torch.dtype, has_zeros: bool
+    weight: torch.Tensor, dtype: torch.dtype, group: int, has_zeros: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return values 0..15 [out, in], zeros and scales [out, groups], and the numbers."""
-    groups = weight.view(len(weight), -1, GROUP)
+    groups = weight.view(len(weight), -1, group)
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     if has_zeros:
         scales = ((high - low) / 15).to(dtype)
@@ -77,53 +79,53 @@ def _words(values: torch.Tensor, order: Collection[int] = range(8)) -> torch.Ten
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
-def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def awq(weight: torch.Tensor, group: int = GROUP) -> Quantized:
     """AutoAWQ's "gemm": words of 8 outputs, in the order in which its kernel unpacks them."""
-    values, zeros, scales, numbers = _int4(weight, torch.float16, has_zeros=True)
+    values, zeros, scales, numbers = _int4(weight, torch.float16, group, has_zeros=True)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     tensors = {"qweight": _words(values.T, order), "qzeros": _words(zeros.T, order)}
     return tensors | {"scales": scales.T.contiguous()}, numbers
 
 
-def _gptq(weight: torch.Tensor, has_zeros: bool, less: int) -> tuple[Tensors, torch.Tensor]:
-    values, zeros, scales, numbers = _int4(weight, torch.float16, has_zeros)
+def _gptq(weight: torch.Tensor, group: int, has_zeros: bool, less: int) -> Quantized:
+    values, zeros, scales, numbers = _int4(weight, torch.float16, group, has_zeros)
     if has_zeros and less:  # the stored form has no zero of 0
         zeros = zeros.clamp(min=1)
-        grouped = values.view(*scales.shape, GROUP) - zeros[:, :, None]
+        grouped = values.view(*scales.shape, group) - zeros[:, :, None]
         numbers = (grouped * scales.float()[:, :, None]).flatten(1)
     tensors = {
         "qweight": _words(values).T.contiguous(),
         "qzeros": _words((zeros - less).T),
         "scales": scales.T.contiguous(),
-        "g_idx": (torch.arange(weight.shape[1]) // GROUP).int(),
+        "g_idx": (torch.arange(weight.shape[1]) // group).int(),
     }
     return tensors, numbers
 
 
-def gptq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def gptq(weight: torch.Tensor, group: int = GROUP) -> Quantized:
     """AutoGPTQ's symmetric form: words of 8 inputs, each zero stored less one."""
-    return _gptq(weight, has_zeros=False, less=1)
+    return _gptq(weight, group, has_zeros=False, less=1)
 
 
-def gptq_with_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    return _gptq(weight, has_zeros=True, less=1)
+def gptq_with_zeros(weight: torch.Tensor) -> Quantized:
+    return _gptq(weight, GROUP, has_zeros=True, less=1)
 
 
-def gptq_v2(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    return _gptq(weight, has_zeros=True, less=0)
+def gptq_v2(weight: torch.Tensor) -> Quantized:
+    return _gptq(weight, GROUP, has_zeros=True, less=0)
 
 
-def packed(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def packed(weight: torch.Tensor, group: int = GROUP) -> Quantized:
     """compressed-tensors' pack-quantized: words of 8 inputs, symmetric."""
-    values, _, scales, numbers = _int4(weight, torch.bfloat16, has_zeros=False)
+    values, _, scales, numbers = _int4(weight, torch.bfloat16, group, has_zeros=False)
     shape = torch.tensor(weight.shape)
     tensors = {"weight_packed": _words(values), "weight_scale": scales, "weight_shape": shape}
     return tensors, numbers
 
 
-def packed_with_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def packed_with_zeros(weight: torch.Tensor) -> Quantized:
     """The same with zeros, in words of 8 outputs."""
-    values, zeros, scales, numbers = _int4(weight, torch.bfloat16, has_zeros=True)
+    values, zeros, scales, numbers = _int4(weight, torch.bfloat16, GROUP, has_zeros=True)
     tensors = {
         "weight_packed": _words(values),
         "weight_scale": scales,
@@ -133,7 +135,7 @@ def packed_with_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return tensors, numbers
 
 
-def mxfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def mxfp4(weight: torch.Tensor) -> Quantized:
     """gpt-oss's stacked experts [experts, out, in]: pairs of E2M1 and a power of two each 32."""
     groups = weight.unflatten(-1, (-1, 32))
     exponents = (groups.abs().amax(-1) / 6).log2().ceil().clamp(-126, 127)
@@ -195,19 +197,17 @@ def is_matrix(name: str) -> bool:
     return "_proj.weight" in name or (".mlp.experts." in name and "bias" not in name)
 
 
-def quantize_model(
-    source: Path, folder: Path, form: str, kept: Callable[[str], bool] = lambda name: False
-) -> None:
-    """Write the model at `source` to `folder` in a form, without those matrices that are `kept`.
+def quantize_model(source: Path, folder: Path, config: dict[str, Any], quantize: Quantize) -> None:
+    """Write the model at `source` to `folder` with quantized matrices, as `config` has them.
 
     The model at `source` gets the numbers that the other stands for.
     """
-    config, quantize = FORMS[form]
+    is_stacked = config["quant_method"] == "mxfp4"  # which has experts alone
     numbers, stored = load_file(source / "model.safetensors"), {}
     for name, weight in numbers.items():
-        if not is_matrix(name) or kept(name) or (form == "mxfp4" and weight.dim() == 2):
+        if not is_matrix(name) or (is_stacked and weight.dim() == 2):
             stored[name] = weight
-        elif form == "mxfp4":  # the files have [experts, out, in]
+        elif is_stacked:  # the files have [experts, out, in]
             tensors, expanded = quantize(weight.transpose(1, 2))
             stored |= {f"{name}_{suffix}": each for suffix, each in tensors.items()}
             numbers[name] = expanded.transpose(1, 2).contiguous()
@@ -216,7 +216,7 @@ def quantize_model(
             module = name.removesuffix(".weight")
             stored |= {f"{module}.{suffix}": each for suffix, each in tensors.items()}
     save_file(numbers, source / "model.safetensors", {"format": "pt"})
-    folder.mkdir(exist_ok=True)
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.safetensors"))
     contiguous = {name: tensor.contiguous() for name, tensor in stored.items()}
     save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
     data = json.loads((source / "config.json").read_text())

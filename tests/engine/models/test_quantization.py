@@ -2,98 +2,23 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tandem.engine.models.config import load_model_config
-from tandem.engine.models.quantization import METHODS, Quantization
+from tandem.engine.models.quantization import METHODS
 from tandem.runtime.errors import ModelError
 from tests.engine.models.real_configs import REAL
 from tests.engine.models.real_mixtures import MIXTURES
-
-_GPTQ = {
-    "bits": 4,
-    "damp_percent": 0.01,
-    "desc_act": False,
-    "group_size": 128,
-    "quant_method": "gptq",
-    "static_groups": False,
-    "sym": True,
-    "true_sequential": True,
-}
-_AWQ = {
-    "bits": 4,
-    "group_size": 128,
-    "modules_to_not_convert": None,
-    "quant_method": "awq",
-    "version": "gemm",
-    "zero_point": True,
-}
-_BLOCKS = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [128, 128],
-}
-
-
-def compressed(form: str, **weights: Any) -> dict[str, Any]:
-    group = {
-        "input_activations": None,
-        "output_activations": None,
-        "targets": ["Linear"],
-        "weights": {"block_structure": None, "dynamic": False, "symmetric": True} | weights,
-    }
-    return {
-        "config_groups": {"group_0": group},
-        "format": form,
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "sparsity_config": {"format": "dense"},
-    }
-
-
-_W4A16 = compressed(
-    "pack-quantized", num_bits=4, type="int", strategy="group", group_size=128, actorder="weight"
+from tests.engine.models.real_quantized import (
+    AWQ,
+    BLOCKS,
+    GPTQ,
+    PUBLISHED,
+    W4A16,
+    compressed,
 )
-_FP8 = compressed("float-quantized", num_bits=8, type="float", strategy="tensor")
-PUBLISHED: dict[str, tuple[str, dict[str, Any], Quantization]] = {
-    "Qwen3-8B-FP8": ("Qwen3-8B", _BLOCKS, Quantization("float8", 128, 128)),
-    "Qwen3-30B-A3B-FP8": (
-        "Qwen3-30B-A3B",
-        _BLOCKS | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]},
-        Quantization("float8", 128, 128),
-    ),
-    "Llama-3.1-8B FP8": ("Llama-3.1-8B", _FP8, Quantization("float8")),
-    "Llama-3.1-8B FP8 by AutoFP8": (
-        "Llama-3.1-8B",
-        {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"},
-        Quantization("float8"),
-    ),
-    "Llama-3.1-8B w4a16": ("Llama-3.1-8B", _W4A16, Quantization("packed", 128)),
-    "Llama-3.1-8B AWQ": ("Llama-3.1-8B", _AWQ, Quantization("awq", 128, zeros="stored")),
-    "Qwen2.5-7B-GPTQ-Int4": (
-        "Qwen2.5-7B",
-        _GPTQ,
-        Quantization("gptq", 128, zeros="stored less one"),
-    ),
-    "gpt-oss-20b": (
-        "gpt-oss-20b",
-        {
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-            "quant_method": "mxfp4",
-        },
-        Quantization("mxfp4", 32),
-    ),
-}
+
 ALL = REAL | MIXTURES
 
 
@@ -116,23 +41,23 @@ def test_published_models_have_this_form(name: str, tmp_path: Path) -> None:
         ({"quant_method": "gguf"}, "quant_method"),
         ({"load_in_8bit": True}, "quant_method"),
         ([4], "quantization_config"),
-        (_GPTQ | {"bits": 8}, "bits"),
-        (_GPTQ | {"bits": True}, "bits"),
-        (_GPTQ | {"group_size": 48}, "group_size"),
-        (_GPTQ | {"group_size": None}, "group_size"),
-        (_GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format"),
-        (_GPTQ | {"dynamic": {"+:.*down_proj": {"bits": 8}}}, "dynamic"),
-        (_AWQ | {"version": "gemv"}, "version"),
-        (_AWQ | {"zero_point": False}, "zero_point"),
-        (_AWQ | {"group_size": 16}, "group_size"),
-        (_BLOCKS | {"fmt": "e5m2"}, "fmt"),
-        (_BLOCKS | {"weight_block_size": [128]}, "weight_block_size"),
-        (_BLOCKS | {"weight_block_size": [128, 100]}, "weight_block_size"),
-        (_BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size"),
-        (_W4A16 | {"config_groups": None}, "config_groups"),
-        (_W4A16 | {"config_groups": {}}, "config_groups"),
-        (_W4A16 | {"format": "marlin-24"}, "format"),
-        (_W4A16 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format"),
+        (GPTQ | {"bits": 8}, "bits"),
+        (GPTQ | {"bits": True}, "bits"),
+        (GPTQ | {"group_size": 48}, "group_size"),
+        (GPTQ | {"group_size": None}, "group_size"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format"),
+        (GPTQ | {"dynamic": {"+:.*down_proj": {"bits": 8}}}, "dynamic"),
+        (AWQ | {"version": "gemv"}, "version"),
+        (AWQ | {"zero_point": False}, "zero_point"),
+        (AWQ | {"group_size": 16}, "group_size"),
+        (BLOCKS | {"fmt": "e5m2"}, "fmt"),
+        (BLOCKS | {"weight_block_size": [128]}, "weight_block_size"),
+        (BLOCKS | {"weight_block_size": [128, 100]}, "weight_block_size"),
+        (BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size"),
+        (W4A16 | {"config_groups": None}, "config_groups"),
+        (W4A16 | {"config_groups": {}}, "config_groups"),
+        (W4A16 | {"format": "marlin-24"}, "format"),
+        (W4A16 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format"),
         (compressed("pack-quantized", num_bits=8, type="int", strategy="channel"), "num_bits"),
         (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "num_bits"),
         (compressed("int-quantized", num_bits=4, type="int", strategy="channel"), "format"),

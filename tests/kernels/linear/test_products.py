@@ -160,7 +160,14 @@ def test_in_c_experts_compute_as_their_numbers_to_the_last_bit(form: str, num_to
     "kernels",
     [pytest.param(experts_in_triton, id="triton"), pytest.param(reference_experts, id="torch")],
 )
-@pytest.mark.parametrize("form", ["float8 in blocks", "int4 with zeros", "float4"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "float4",
+        pytest.param("float8 in blocks", marks=pytest.mark.slow),
+        pytest.param("int4 with zeros", marks=pytest.mark.slow),
+    ],
+)
 def test_experts_compute_as_their_numbers(kernels: ModuleType, form: str, device: str) -> None:
     codes, numbers = make_experts(form, device)
     x, choice = (torch.randn(7, 96) / 64).to(device), chosen(7, device)

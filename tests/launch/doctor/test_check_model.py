@@ -6,6 +6,8 @@ import pytest
 from tandem.engine.config import EngineConfig
 from tandem.launch.doctor.check_model import check_model
 from tandem.models.paths import BUNDLED_MODEL
+from tandem.models.random_model import write_random_model
+from tests.engine.models.quantizers import FORMS, quantize_model
 
 
 def test_a_model_has_its_code_its_bytes_and_the_tokens_that_fit() -> None:
@@ -18,6 +20,19 @@ def test_a_model_has_its_code_its_bytes_and_the_tokens_that_fit() -> None:
     token_bytes = 2 * heads * values["head_dim"] * layers * 4
     assert f"{token_bytes:,} bytes of KV per token" in memory.detail
     assert memory.detail.endswith(f"{2**20 // token_bytes:,} as configured")
+
+
+def test_quantized_weights_have_their_form_and_the_bytes_of_their_codes(tmp_path: Path) -> None:
+    numbers, codes = tmp_path / "numbers", tmp_path / "codes"
+    write_random_model(numbers, dtype="bfloat16", hidden_size=256, intermediate_size=8192)
+    quantize_model(numbers, codes, *FORMS["fp8 by row"])
+    config = EngineConfig(device="cpu", dtype="bfloat16", kv_memory_bytes=2**20)
+    code, memory = check_model(str(codes), config)
+    assert code.detail.endswith("native, FP8, runs in bfloat16")
+    # Two layers of feed-forward matrices, with 6 million numbers each.
+    assert "0.01 GiB of weights" in memory.detail
+    *_, plain = check_model(str(numbers), config)
+    assert "0.02 GiB of weights" in plain.detail
 
 
 def test_too_little_memory_for_one_block_is_a_failure() -> None:
