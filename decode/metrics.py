@@ -1,5 +1,6 @@
 """Prometheus metrics of a decode worker."""
 
+from collections import Counter as Counts
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -31,6 +32,7 @@ class DecodeMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self.prompts: Counts[tuple[str, str]] = Counts()  # (place, cause) |-> number
         self._series: dict[tuple[object, ...], Any] = {}  # by metric and labels
         self._requests = counter(
             "decode_requests_total", "Finished streams by outcome", ["model", "outcome"]
@@ -94,6 +96,7 @@ class DecodeMetrics:
             return
         place = active.decision.place
         self._of(self._prefills, place, active.decision.cause).inc()
+        self.prompts[place, active.decision.cause] += 1
         stages = active.timeline.ms()
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3
