@@ -1,6 +1,7 @@
 """Prometheus metrics of a decode worker."""
 
 import contextlib
+from collections import Counter as Counts
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -34,6 +35,7 @@ class DecodeMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self.prompts: Counts[tuple[str, str]] = Counts()  # (place, cause) |-> number
         self._series: dict[tuple[object, ...], Any] = {}  # by metric and labels
         self._requests = counter(
             "decode_requests_total", "Finished streams by outcome", ["model", "outcome"]
@@ -109,6 +111,7 @@ class DecodeMetrics:
             return
         place = active.decision.place
         self._of(self._prefills, place, active.decision.cause).inc()
+        self.prompts[place, active.decision.cause] += 1
         stages = active.timeline.ms()
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3

@@ -328,6 +328,7 @@ class DecodeRole:
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
+            **{f"prompts.{at}.{cause}": n for (at, cause), n in self.metrics.prompts.items()},
         }
 
     async def _send_model_files(

@@ -257,7 +257,7 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("running", "waiting", "kv used", "cached", "free"):
         table.add_column(heading, justify="right")
-    for report in sorted(reports, key=_place):
+    for report in sorted(reports, key=place_of):
         instance = report.instance
         table.add_row(
             *(report.role, instance.instance_id[:8], instance.epoch[:8], instance.model),
@@ -267,7 +267,7 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
     return table
 
 
-def _place(report: InstanceReport) -> tuple[int, str]:
+def place_of(report: InstanceReport) -> tuple[int, str]:
     """Return the sort key: Tandem's roles in the order of a request, then others by name."""
     component = report.instance.component
     known = COMPONENTS.index(component) if component in COMPONENTS else len(COMPONENTS)

@@ -170,7 +170,16 @@ class OpenAIClient:
 
     async def served_models(self) -> list["ServedModel"]:
         """Return the models of GET /v1/models. Raises ServiceError naming the address."""
-        data = b"GET " + self.pool.path_prefix.encode() + b"/v1/models" + self._get_head
+        try:
+            models = msgspec.json.decode(await self.get("/v1/models"), type=_ModelList)
+        except msgspec.DecodeError as exc:
+            raise ServiceError(f"GET /v1/models of {self.pool.host}: no list of models") from exc
+        return models.data
+
+    async def get(self, path: str) -> bytes:
+        """Return the body of a GET. Raises ServiceError naming the path and the address."""
+        where = f"GET {path} of {self.pool.host}"
+        data = b"GET " + (self.pool.path_prefix + path).encode() + self._get_head
         body = bytearray()
         status = 0
 
@@ -187,15 +196,11 @@ class OpenAIClient:
             async with asyncio.timeout(min(self._timeout_s, 30.0)):
                 await connection.exchange(data, Sink())
         except (ExchangeError, TimeoutError) as exc:
-            raise ServiceError(f"GET /v1/models of {self.pool.host}: {exc or 'timeout'}") from exc
+            raise ServiceError(f"{where}: {exc or 'timeout'}") from exc
         self.pool.release(connection)
         if status != 200:
-            raise ServiceError(f"GET /v1/models of {self.pool.host}: HTTP {status}")
-        try:
-            models = msgspec.json.decode(bytes(body), type=_ModelList)
-        except msgspec.DecodeError as exc:
-            raise ServiceError(f"GET /v1/models of {self.pool.host}: no list of models") from exc
-        return models.data
+            raise ServiceError(f"{where}: HTTP {status}")
+        return bytes(body)
 
     def close(self) -> None:
         self.pool.close()

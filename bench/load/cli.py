@@ -15,10 +15,14 @@ from rich.markup import escape
 from tandem.bench.client.http import ExchangeError
 from tandem.bench.load.metrics import DEFINITIONS
 from tandem.bench.load.options import USUAL_URL, BenchOptions
-from tandem.bench.load.plot import write_plot
-from tandem.bench.load.report import print_definitions, print_summary, result_json
-from tandem.bench.load.session import Run, Session
+from tandem.bench.load.report import print_definitions, print_summary, result_json, side_of
+from tandem.bench.load.session import Session
 from tandem.bench.load.sides import run_comparison
+from tandem.bench.load.sweep import run_sweep
+from tandem.bench.picture.command import write_report
+from tandem.bench.picture.page import write_page
+from tandem.bench.picture.png import write_plot
+from tandem.bench.picture.runs import ONLY_RUN, Document, Pictured, Side, document_of, read_document
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import parse
 from tandem.runtime.errors import ConfigError, TandemError
@@ -33,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `tandem bench` and return its exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        options = parse(BenchOptions, "tandem.bench.load.cli", arguments, prog="tandem bench")
+        words = sys.argv[1:] if arguments is None else arguments
+        if words[:1] == ["report"]:
+            return write_report(words[1:])
+        options = parse(BenchOptions, "tandem.bench.load.cli", words, prog="tandem bench")
         if not options.url:
             options = dataclasses.replace(options, url=_url_in(options.config) or _served_here())
         return uvloop.run(_run(Session(options), Console(highlight=False)))
@@ -65,36 +72,50 @@ def _served_here() -> str:
 async def _run(session: Session, console: Console) -> int:
     started_at = utc_now()
     options = session.options
+    # a file that cannot be read is refused before anything is measured
+    against = None if options.against is None else read_document(options.against)
     with session.interrupt.installed():
         if options.is_comparison:
-            results, runs = await run_comparison(session, console)
+            results, sides = await run_comparison(session, console)
+        elif options.is_sweep:
+            results, sides = await run_sweep(session, console)
         else:
-            results, runs = await _run_once(session, console)
+            results, sides = await _run_once(session, console)
     _print_reuse_warning(session)
     print_definitions(console)
+    settings = {
+        **dataclasses.asdict(options),
+        "seed": session.seed,
+        "workload": session.workload.describe(),
+        "plan": msgspec.to_builtins(session.plan),
+    }
+    whole = document(
+        command=sys.argv, settings=settings, started_at=started_at, how=DEFINITIONS, **results
+    )
     if options.output is not None:
-        settings = {
-            **dataclasses.asdict(options),
-            "seed": session.seed,
-            "workload": session.workload.describe(),
-            "plan": msgspec.to_builtins(session.plan),
-        }
-        whole = document(
-            command=sys.argv, settings=settings, started_at=started_at, how=DEFINITIONS, **results
-        )
         write_document(options.output, whole)
     if options.plot is not None:
-        drawn = {label: [run.result.records for run in rounds] for label, rounds in runs.items()}
-        write_plot(options.plot, drawn)
+        write_plot(options.plot, sides)
+    if options.report is not None and any(side.rounds for side in sides):
+        write_page(options.report, _pictured(document_of(whole), sides, options, against))
     if session.interrupt.is_set:
         return EXIT_INTERRUPTED
-    some_succeeded = any(run.summary.num_succeeded for rounds in runs.values() for run in rounds)
+    some_succeeded = any(run.summary.num_succeeded for side in sides for run in side.rounds)
     return 0 if some_succeeded else EXIT_ALL_FAILED
 
 
-async def _run_once(
-    session: Session, console: Console
-) -> tuple[dict[str, Any], dict[str, list[Run]]]:
+def _pictured(
+    measured: Document, sides: list[Side], options: BenchOptions, against: Document | None
+) -> Pictured:
+    """Return the sides of a page: those just measured have their requests."""
+    finished = [side for side in sides if side.rounds]
+    if against is None or options.against is None:
+        return Pictured([measured], finished)
+    earlier = list(against.sides(options.against.stem))
+    return Pictured([against, measured], [*earlier, *finished])
+
+
+async def _run_once(session: Session, console: Console) -> tuple[dict[str, Any], list[Side]]:
     client = session.client(session.options.url)
     try:
         body = await session.body(client)
@@ -104,7 +125,9 @@ async def _run_once(
         client.close()
     title = f"{body.model} at {session.options.url}"
     print_summary(console, title, run, session.slos)
-    return result_json(run, with_records=session.options.records), {title: [run]}
+    results = result_json(run, with_records=session.options.records)
+    sides = [side_of(ONLY_RUN, [run], session.plan, session.options.workers)]
+    return {"title": title, **results}, sides
 
 
 def _print_reuse_warning(session: Session) -> None:

@@ -1,5 +1,6 @@
 """The options of `tandem bench` as one checked value, and the load that they describe."""
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from tandem.bench.report.options import option
 from tandem.runtime.errors import ConfigError
 
 DEFAULT_NUM_REQUESTS = 100
-
+MAX_RATE = 100_000
+MAX_CONCURRENCY = 100_000
 
 USUAL_URL = "http://127.0.0.1:8000"
 
@@ -89,6 +91,13 @@ class BenchOptions:
     max_output_tokens: int | None = option(None, "trace: cut longer answers")
     limit: int | None = option(None, "trace: only its first requests")
     seed: int | None = option(None, "seed of lengths, arrivals and prompts (default: a fresh one)")
+    sweep_rates: tuple[float, ...] = option(
+        (), "measure each of these request rates in turn, over --request-rate", group="sweep"
+    )
+    sweep_concurrencies: tuple[int, ...] = option(
+        (), "measure each of these concurrencies in turn, over --concurrency"
+    )
+    workers: int = option(1, "workers behind the address: throughput is drawn per worker", least=1)
     compare: tuple[str, str] | None = option(
         None,
         "two live settings, KEY=VALUE[,KEY=VALUE] each, under the same load",
@@ -110,12 +119,51 @@ class BenchOptions:
     output: Path | None = option(None, "write everything as JSON")
     records: bool = option(False, "put every request into the JSON")
     plot: Path | None = option(None, "write a PNG: TTFT, ITL, throughput")
+    report: Path | None = option(None, "write one HTML page to send: curves, timelines, figures")
+    against: Path | None = option(
+        None, "JSON of an earlier run (--output with --records): a second side of --report"
+    )
 
     def __post_init__(self) -> None:
         if self.prompts is not None and self.trace is not None:
             raise ConfigError("choose a prompt file or a trace, not both", param="--trace")
         if self.endpoint == "chat" and self.input_format == "tokens":
             raise ConfigError("chat takes text, not token ids: --input-format text")
+        if self.against is not None and self.report is None:
+            raise ConfigError("--against is drawn by --report FILE.html", param="--against")
+        modes = (self.sweep_rates, self.sweep_concurrencies, self.is_comparison)
+        if sum(map(bool, modes)) > 1:
+            raise ConfigError("choose --sweep-rates, --sweep-concurrencies or a comparison")
+        if self.is_sweep and (self.trace or self.concurrency or self.request_rate):
+            raise ConfigError(
+                "a sweep has its own loads: no --trace, --concurrency, --request-rate"
+            )
+        for load in self.sweep_plans():
+            rate, concurrency = load.request_rate or 1.0, load.concurrency or 1
+            if not (rate <= MAX_RATE and concurrency <= MAX_CONCURRENCY):
+                raise ConfigError(
+                    f"a sweep goes to {MAX_RATE} requests/s, {MAX_CONCURRENCY} at once"
+                )
+
+    @property
+    def is_sweep(self) -> bool:
+        return bool(self.sweep_rates or self.sweep_concurrencies)
+
+    @property
+    def num_runs(self) -> int:
+        """The number of runs that are measured."""
+        return 2 * self.rounds if self.is_comparison else max(len(self.sweep_plans()), 1)
+
+    def sweep_plans(self) -> list[LoadPlan]:
+        """Return the loads of a sweep in order. Raises ConfigError for one that is not above 0."""
+        plan = self.plan()
+        rates = [
+            dataclasses.replace(plan, concurrency=None, request_rate=rate)
+            for rate in self.sweep_rates
+        ]
+        return rates + [
+            dataclasses.replace(plan, concurrency=count) for count in self.sweep_concurrencies
+        ]
 
     @property
     def is_comparison(self) -> bool:

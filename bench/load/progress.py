@@ -1,62 +1,50 @@
-"""Progress of a long run on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of measured runs."""
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator
-from time import perf_counter
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem.bench.load.load import LoadPlan, LoadRun
+from tandem.runtime.progress import ProgressBar
 
 REFRESH_S = 0.25
-LINE_INTERVAL_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def shown(run: LoadRun, plan: LoadPlan, label: str, total: int | None) -> AsyncIterator[None]:
-    """Show a run's progress while the body runs. `total` requests, where that is known."""
-    task = asyncio.create_task(
-        _bar(run, plan, label, total) if sys.stderr.isatty() else _lines(run, label, total)
-    )
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+async def shown(
+    bar: ProgressBar, num_before: int, run: LoadRun, plan: LoadPlan, label: str, total: int | None
+) -> AsyncIterator[None]:
+    """Show a run, after `num_before` others, while the body runs.
+
+    `total` requests, where that is known.
+    """
+    with bar:
+        task = asyncio.create_task(_refresh(bar, num_before, run, plan, label, total))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
-def share_done(run: LoadRun, plan: LoadPlan, total: int | None) -> float | None:
-    """Return the share of a run that is over, 0 to 1; None if it is unknown."""
-    shares = []
+def share_done(run: LoadRun, plan: LoadPlan, total: int | None) -> float:
+    """Return the share of a run that is over, 0 to 1; 0 if it is unknown."""
+    shares = [0.0]
     if total:
         shares.append(run.num_finished / total)
     if plan.duration_s:
         shares.append(run.elapsed_s / plan.duration_s)
-    return min(max(shares), 1.0) if shares else None
+    return min(max(shares), 1.0)
 
 
-async def _bar(run: LoadRun, plan: LoadPlan, label: str, total: int | None) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    text = TextColumn("{task.fields[counts]}")
-    with Progress(*columns, text, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(label, total=1.0, counts="")
-        while True:
-            share = share_done(run, plan, total)
-            progress.update(bar, completed=share, total=None if share is None else 1.0)
-            progress.update(bar, counts=_counts(run, total))
-            await asyncio.sleep(REFRESH_S)
-
-
-async def _lines(run: LoadRun, label: str, total: int | None) -> None:
-    console = Console(stderr=True, highlight=False)
-    started_s = perf_counter()
+async def _refresh(
+    bar: ProgressBar, num_before: int, run: LoadRun, plan: LoadPlan, label: str, total: int | None
+) -> None:
     while True:
-        await asyncio.sleep(LINE_INTERVAL_S)
-        console.print(f"{label}: {perf_counter() - started_s:.0f} s, {_counts(run, total)}")
+        share = share_done(run, plan, total)
+        bar.update(num_before + share, f"{label}: {_counts(run, total)}")
+        await asyncio.sleep(REFRESH_S)
 
 
 def _counts(run: LoadRun, total: int | None) -> str:

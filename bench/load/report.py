@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.bench.client.record import RequestRecord
-from tandem.bench.load.load import LoadResult
+from tandem.bench.load.load import LoadPlan, LoadResult
 from tandem.bench.load.metrics import DEFINITIONS, Distribution, Summary
 from tandem.bench.load.session import Run
+from tandem.bench.picture.runs import RunFigures, Side
 
 Breakdown = Mapping[str, Mapping[str, Distribution]]  # course |-> part |-> ms
 
@@ -122,6 +123,17 @@ def result_json(run: Run, *, with_records: bool) -> dict[str, Any]:
     if with_records:
         body["requests"] = [msgspec.to_builtins(record) for record in result.records]
     return body
+
+
+def side_of(
+    label: str, runs: Sequence[Run], plan: LoadPlan, num_workers: int, curve: str | None = None
+) -> Side:
+    """Return the finished runs of one label for a picture; `curve` names the sweep of a point."""
+    rounds = [
+        RunFigures(run.summary, run.result.records, warnings(run.summary, run.result))
+        for run in runs
+    ]
+    return Side(label, rounds, plan.request_rate, plan.concurrency, num_workers, curve)
 
 
 def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> list[str]:

@@ -16,6 +16,7 @@ from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.trace import TraceWorkload
 from tandem.bench.load.workload import Seeds, Workload
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.progress import ProgressBar
 
 MAX_WARMUP_CONCURRENCY = 8
 
@@ -74,6 +75,8 @@ class Session:
         self.slos = parse_slos(options.goodput)
         self.seed = secrets.randbits(32) if options.seed is None else options.seed
         self.interrupt = Interrupt()
+        self._bar = ProgressBar("bench", total=options.num_runs)
+        self._num_measured = 0
         self._headers = options.headers()
 
     @property
@@ -120,14 +123,25 @@ class Session:
                 await run.run()
 
     async def measure(
-        self, client: OpenAIClient, body: BodyBuilder, *, label: str, round_index: int = 0
+        self,
+        client: OpenAIClient,
+        body: BodyBuilder,
+        *,
+        label: str,
+        round_index: int = 0,
+        plan: LoadPlan | None = None,
     ) -> Run:
-        """Measure one run; those of a round share lengths and arrivals, no two labels a prompt."""
+        """Measure one run; those of a round share lengths and arrivals, no two labels a prompt.
+
+        `plan` is the point of a sweep; by default it is the session's own.
+        """
+        plan = plan or self.plan
         seeds = Seeds(self.seed + round_index, f"{self.seed}/{round_index}/{label}")
-        run = LoadRun(client, self._requests(seeds, body), self.plan, seeds.shape)
+        run = LoadRun(client, self._requests(seeds, body), plan, seeds.shape)
         with self.interrupt.stops(run):
-            async with progress.shown(run, self.plan, label, self.total):
+            async with progress.shown(self._bar, self._num_measured, run, plan, label, self.total):
                 result = await run.run()
+        self._num_measured += 1
         return Run(result, summarize(result.records, self.slos))
 
     def _requests(self, seeds: Seeds, body: BodyBuilder) -> Iterator[PreparedRequest]:

@@ -14,8 +14,9 @@ from rich.text import Text
 from tandem.bench.client.openai import OpenAIClient
 from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.load.metrics import Distribution, Summary, breakdown_ms
-from tandem.bench.load.report import breakdown_tables, result_json, warnings
+from tandem.bench.load.report import breakdown_tables, result_json, side_of, warnings
 from tandem.bench.load.session import Run, Session
+from tandem.bench.picture.runs import Side
 
 if TYPE_CHECKING:  # it imports every room's config, which only live settings need
     from tandem.bench.load.live_config import LiveConfig
@@ -84,10 +85,8 @@ def compare_rounds(a: Sequence[Summary], b: Sequence[Summary]) -> list[Row]:
     ]
 
 
-async def run_comparison(
-    session: Session, console: Console
-) -> tuple[dict[str, Any], dict[str, list[Run]]]:
-    """Run A B A B ..., print the ratios, put the settings back; return JSON and runs by label."""
+async def run_comparison(session: Session, console: Console) -> tuple[dict[str, Any], list[Side]]:
+    """Run A B A B ..., print the ratios, put the settings back; return JSON and both sides."""
     legs = _legs(session)
     rounds: dict[str, list[Run]] = {leg.name: [] for leg in legs}
     async with contextlib.AsyncExitStack() as stack:
@@ -113,8 +112,10 @@ async def run_comparison(
             for name, runs in rounds.items()
         },
     }
-    runs = {f"{leg.name}: {leg.label}": rounds[leg.name] for leg in legs}
-    return results, runs
+    return results, [
+        side_of(f"{leg.name}: {leg.label}", rounds[leg.name], session.plan, session.options.workers)
+        for leg in legs
+    ]
 
 
 async def _run_leg(

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.loading.quantized_forms import UNREAD, UNREAD_OF_KV
@@ -21,12 +19,12 @@ from tandem.engine.models.rope import head_order
 from tandem.engine.models.spec import TensorSpec, model_tensors
 from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ModelError
+from tandem.runtime.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
 _COMPUTED = "rotary_emb.inv_freq"  # in old files; computed from config.json
 _MOST_NAMED = 5  # tensors in a warning
-_PROGRESS_FROM_BYTES = 1 << 30  # less than this is loaded before a bar could be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +200,8 @@ def load_weights(
     pieces = cut(targets)
     num_bytes = sum(piece.num_bytes for piece in pieces)
     lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
-    with _progress(num_bytes) as progress:
-        bar = progress.add_task("weights", total=num_bytes)
-        read_pieces(pieces, lanes, lambda advance: progress.update(bar, advance=advance))
+    with ProgressBar("weights", total=num_bytes, on_line=logger.info) as bar:
+        read_pieces(pieces, lanes, bar.advance)
     _check_finite(folder, parts)
     for part in parts:
         part.settle()
@@ -289,13 +286,3 @@ def _warn_of_others(
         logger.warning(
             "%s: config.json does not ask for %d tensors: %s", folder, len(others), named
         )
-
-
-def _progress(num_bytes: int) -> Progress:
-    """Return a bar on standard error that shows on a terminal and for a large model only."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
-    shown = console.is_terminal and num_bytes >= _PROGRESS_FROM_BYTES
-    return Progress(
-        *columns, TransferSpeedColumn(), console=console, transient=True, disable=not shown
-    )

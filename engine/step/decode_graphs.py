@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.engine.step.batch import NO_POSITION, PackedStep
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
 from tandem.engine.step.upload import on_host
 from tandem.kernels.sampling.rows import SampledRows
+from tandem.runtime.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +152,8 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 
 
 def _with_progress(sizes: list[int]) -> Iterator[int]:
-    """Yield the sizes, with a bar on standard error if that is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield from sizes
-        return
-    columns = (TextColumn("recording decode steps"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        yield from progress.track(sizes)
+    """Yield the sizes, and show the progress through them."""
+    with ProgressBar("recording decode steps", total=len(sizes), on_line=logger.info) as bar:
+        for done, size in enumerate(sizes):
+            bar.update(done)
+            yield size

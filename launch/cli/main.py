@@ -188,6 +188,26 @@ def ui(
     run_page(session.load_for_cluster(), port)
 
 
+@app.command(epilog="Example: tandem top")
+@shares(session=cluster_session)
+def top(
+    session: Session,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable with an API key that reads the frontends' metrics."
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=60.0, help="Seconds between two readings.")
+    ] = 2.0,
+) -> None:
+    """Show a cluster live in the terminal: workers, queue, latencies, causes; q ends it."""
+    from tandem.launch.top.command import run_top
+
+    run_top(session.load_for_cluster, api_key_env, interval)
+
+
 @app.command(name="role", epilog="Example: tandem role 3f2a prefill")
 @shares(session=cluster_session)
 def change_role(

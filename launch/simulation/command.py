@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tandem.bench.client.record import RequestRecord
+from tandem.bench.load.metrics import summarize
 from tandem.bench.load.options import BenchOptions
-from tandem.bench.load.plot import write_plot
+from tandem.bench.picture.png import write_plot
+from tandem.bench.picture.runs import RunFigures, Side
 from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions
 from tandem.launch.config.live import plain
 from tandem.launch.config.model import EffectiveConfig
@@ -27,6 +24,7 @@ from tandem.launch.simulation.source import figures_in, figures_of_cluster, with
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.progress import ProgressBar
 
 SIMULATED_SECTIONS = ("disagg", "engine", "prefill", "router")
 PROGRESS_EVERY = 64  # requests
@@ -52,15 +50,18 @@ def run_plan(
     setup = _setup(effective, figures, handoff, load.seed)
     planned = PlannedLoad(bench, load.seed, figures.block_size, figures.max_tokens)
     found: dict[str, tuple[Layout, LayoutFigures]] = {}
-    drawn: dict[str, list[list[RequestRecord]]] = {}
-    with _progress() as show:
-        for layout in layouts_of(options.num_workers):
-            outcome = VirtualCluster(layout, setup).run(planned, show(layout.name, planned.total))
+    drawn: list[Side] = []
+    candidates = list(layouts_of(options.num_workers))
+    with ProgressBar("plan", total=len(candidates)) as bar:
+        for index, layout in enumerate(candidates):
+            on_progress = _progress_of(bar, index, layout.name, planned.total)
+            outcome = VirtualCluster(layout, setup).run(planned, on_progress)
             if not outcome.records:
                 raise ConfigError("the load has no requests: --duration, --num-requests, --limit")
             found[layout.name] = layout, figures_of(outcome, _targets(setup))
             if options.plot is not None:
-                drawn[layout.name] = [outcome.records]
+                run = RunFigures(summarize(outcome.records, _targets(setup)), outcome.records)
+                drawn.append(Side(layout.name, [run]))
     layouts = [figures for _, figures in found.values()]
     best, _ = found[best_of(layouts).name]
     if options.output is not None:
@@ -121,23 +122,14 @@ def _print(layouts: list[LayoutFigures], best: Layout, options: PlanOptions) -> 
         console.print(f"\n* the best: tandem serve MODEL --topology {options.output}")
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Show a bar on a terminal, or a line per layout elsewhere, on standard error."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    is_hidden = not sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+def _progress_of(
+    bar: ProgressBar, num_before: int, name: str, total: int | None
+) -> Callable[[int], None]:
+    """Return the function that shows the requests of a layout, after `num_before` layouts."""
 
-        def show(name: str, total: int | None) -> Any:
-            if is_hidden:
-                console.print(f"simulating {name}")
-            task = bar.add_task(name, total=total)
+    def finished(num_finished: int) -> None:
+        if num_finished % PROGRESS_EVERY == 0:
+            share = min(num_finished / total, 1.0) if total else 0.0
+            bar.update(num_before + share, f"{name}: {num_finished} requests")
 
-            def finished(num_finished: int) -> None:
-                if num_finished % PROGRESS_EVERY == 0 or num_finished == total:
-                    bar.update(task, completed=num_finished)
-
-            return finished
-
-        yield show
+    return finished

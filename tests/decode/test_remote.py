@@ -265,6 +265,8 @@ async def test_a_prefill_worker_that_delivers_corrupt_kv_repeatedly_gets_no_more
         assert (
             count("decode_prefills_total", cause="no_prefill_worker", place="local") == before + 1
         )
+        status = await stage.status()
+        assert status.details["prompts.local.no_prefill_worker"] == 1
         await stage.balanced()
 
 

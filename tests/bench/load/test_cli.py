@@ -5,10 +5,13 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tandem.bench.load.options import BenchOptions
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tests.bench.load.sse_server import Exchange, answer_in_full, answer_with_timeline, serving
 from tests.processes import output_of
@@ -118,6 +121,21 @@ async def test_a_trace_beyond_the_context_is_refused_before_a_request(tmp_path: 
         assert server.bodies == []
 
 
+async def test_a_sweep_is_a_page_with_its_curves_beside_an_earlier_one(tmp_path: Path) -> None:
+    earlier, report = tmp_path / "before.json", tmp_path / "out.html"
+    load = ("--num-requests", "6", "--input-tokens", "8", "--output-tokens", "4", "--warmup", "0")
+    async with serving() as server:
+        sweep = ("--url", server.url, *load, "--sweep-rates", "50", "100")
+        first = await bench(*sweep, "--output", str(earlier), "--records")
+        second = await bench(*sweep, "--against", str(earlier), "--report", str(report))
+    assert (first.code, second.code) == (0, 0), second.err
+    points = json.loads(earlier.read_text())["sweep"]
+    assert [point["request_rate"] for point in points] == [50.0, 100.0]
+    page = report.read_text()
+    assert "Goodput against rate" in page and "before: answered" in page
+    assert "before: 50 requests/s" in page and page.endswith("</html>")
+
+
 async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     order: list[str] = []
@@ -223,3 +241,21 @@ async def test_a_bad_option_is_one_line_and_exit_code_two(
     assert outcome.code == 2
     assert reason in outcome.err
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"sweep_rates": (2.0, 0.0)}, "above 0"),
+        ({"sweep_rates": (float("nan"),)}, "a sweep goes to"),
+        ({"sweep_concurrencies": (10**9,)}, "a sweep goes to"),
+        ({"sweep_rates": (2.0,), "concurrency": 3}, "its own loads"),
+        ({"sweep_rates": (2.0,), "sweep_concurrencies": (2,)}, "choose"),
+        ({"against": Path("before.json")}, "--report"),
+    ],
+)
+def test_a_sweep_or_an_earlier_run_that_makes_no_sense_is_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        BenchOptions(**options)

@@ -19,6 +19,7 @@ from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.rope_config import RopeConfig
 from tandem.engine.models.weights import LayerWeights, ModelWeights, load_weights
+from tandem.runtime import progress
 from tandem.runtime.errors import ModelError
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 12, 20, 4, 2, 6, 31
@@ -332,17 +333,17 @@ def test_the_load_is_told_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("from_bytes", "shown"), [(0, True), (1 << 30, False)])
-def test_a_large_model_shows_its_progress_on_a_terminal(
+@pytest.mark.parametrize(("after_s", "shown"), [(0.0, True), (60.0, False)])
+def test_a_load_that_takes_long_shows_its_progress_on_a_terminal(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    from_bytes: int,
+    after_s: float,
     shown: bool,
 ) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(weights_module, "_PROGRESS_FROM_BYTES", from_bytes)
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", after_s)
     before = set(threading.enumerate())
     load(tmp_path)
     out, err = capfd.readouterr()

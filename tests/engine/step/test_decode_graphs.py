@@ -15,6 +15,7 @@ from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
+from tandem.runtime import progress
 from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tests.engine.step_doubles import CallAgain, Pipeline
@@ -257,5 +258,6 @@ def test_recording_tells_of_its_progress(
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
     make_runner(folder, CallAgain())
     assert "recording decode steps" in terminal.getvalue()

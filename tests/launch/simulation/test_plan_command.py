@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from tandem.launch.serve.topology import parse_topology
+from tandem.launch.simulation import command
+from tandem.runtime import progress
 from tests.launch.simulation.setups import FIGURES, write_trace
 
 Tandem = Callable[..., tuple[int, str, str]]
@@ -22,14 +24,16 @@ def costs(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_layouts_are_shown_side_by_side_and_progress_goes_to_standard_error(
-    tandem: Tandem, costs: tuple[str, str]
+    tandem: Tandem, costs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)  # it takes under a second
+    monkeypatch.setattr(command, "PROGRESS_EVERY", 1)
     code, output, errors = tandem("plan", *costs, *LOAD, "--workers", "3")
     assert code == 0
     for name in ("unsplit", "1P 2D", "2P 1D", "workers"):
         assert sum(line.startswith(name) for line in output.splitlines()) == 1
-        assert f"simulating {name}" in errors
-        assert "simulating" not in output
+        assert f", {name}: 1 requests" in errors
+    assert "plan: " in errors and "plan: " not in output
 
 
 def test_the_best_layout_is_written_for_tandem_serve(

@@ -1,0 +1,74 @@
+"""The same load at several rates or concurrencies, one after another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tandem.bench.load.load import LoadPlan
+from tandem.bench.load.report import result_json, short, side_of
+from tandem.bench.load.session import Run, Session
+from tandem.bench.picture.runs import Side
+
+COLUMNS = ("req/s", "good/s", "out tok/s", "TTFT p50", "p99", "ITL p50", "p99")
+
+
+async def run_sweep(session: Session, console: Console) -> tuple[dict[str, Any], list[Side]]:
+    """Measure every load, print a line for each; return JSON and a side per load."""
+    options = session.options
+    plans = options.sweep_plans()
+    found: list[tuple[str, LoadPlan, Run]] = []
+    client = session.client(options.url)
+    try:
+        body = await session.body(client)
+        await session.warm_up(client, body)
+        for index, plan in enumerate(plans):
+            if session.interrupt.is_set:
+                break
+            label = label_of(plan)
+            run = await session.measure(client, body, label=label, round_index=index, plan=plan)
+            found.append((label, plan, run))
+    finally:
+        client.close()
+    title = f"{body.model} at {options.url}"
+    console.print(_table(title, found))
+    points = [
+        {
+            "label": label,
+            "request_rate": plan.request_rate,
+            "concurrency": plan.concurrency,
+            **result_json(run, with_records=options.records),
+        }
+        for label, plan, run in found
+    ]
+    results = {"title": title, "interrupted": session.interrupt.is_set, "sweep": points}
+    return results, [
+        side_of(label, [run], plan, options.workers, curve="") for label, plan, run in found
+    ]
+
+
+def label_of(plan: LoadPlan) -> str:
+    """Return the load of one point in words."""
+    if plan.request_rate is not None:
+        return f"{plan.request_rate:g} requests/s"
+    return f"{plan.concurrency} at once"
+
+
+def _table(title: str, found: Sequence[tuple[str, LoadPlan, Run]]) -> Table:
+    table = Table("load", *COLUMNS, title=title)
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, _, run in found:
+        summary, latencies = run.summary, run.summary.latencies_ms
+        spreads = (latencies.get("ttft"), latencies.get("itl"))
+        cells = [
+            cell
+            for spread in spreads
+            for cell in (("-", "-") if spread is None else (short(spread.p50), short(spread.p99)))
+        ]
+        goodput = "-" if summary.goodput is None else short(summary.goodput)
+        throughput = short(summary.request_throughput), goodput
+        table.add_row(label, *throughput, short(summary.output_token_throughput), *cells)
+    return table

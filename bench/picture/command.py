@@ -1,0 +1,38 @@
+"""The command line of `tandem bench report`: documents in, one page out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.bench.picture.page import write_page
+from tandem.bench.picture.runs import Pictured, read_document
+from tandem.bench.report.options import option, parse
+from tandem.runtime.errors import ConfigError
+
+MAX_DOCUMENTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Draw the results of earlier runs on one page; two of them are compared."""
+
+    files: tuple[Path, ...] = option(
+        (), "JSON of runs: tandem bench --output FILE --records", is_positional=True
+    )
+    report: Path | None = option(None, "the HTML page to write (default: report.html)")
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ConfigError("name a file", param="FILES")
+        if len(self.files) > MAX_DOCUMENTS:
+            raise ConfigError(f"{len(self.files)} files: a page has {MAX_DOCUMENTS} at most")
+
+
+def write_report(arguments: Sequence[str]) -> int:
+    """Run `tandem bench report` and return its exit status. Raises ConfigError and OSError."""
+    options = parse(ReportOptions, "tandem.bench.load.cli", arguments, prog="tandem bench report")
+    documents = [(path.stem, read_document(path)) for path in options.files]
+    path = options.report or Path("report.html")
+    write_page(path, Pictured.of(documents))
+    print(path)
+    return 0

@@ -1,0 +1,1 @@
+"""`tandem top`: a cluster live in a terminal."""

@@ -1,0 +1,103 @@
+"""The command `tandem top`: readings on one side, keys on the other, and a screen of both."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+from rich.console import Console
+from rich.live import Live
+
+from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.top.board import Board
+from tandem.launch.top.collect import read
+from tandem.launch.top.keyboard import keys
+from tandem.launch.top.screen import View, draw
+from tandem.runtime.errors import ConfigError, TandemError
+
+REDRAW_S = 1.0
+Load = Callable[[], EffectiveConfig]
+CLOSE_S = 1.0  # for the connections of a reading that is cut off
+
+
+def run_top(load: Load, api_key_env: str | None, interval_s: float) -> None:
+    """Show the cluster until `q`. Raises ConfigError without a terminal or without the key.
+
+    The config is loaded for each reading: a cluster that starts later is found.
+    """
+    load()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("tandem top needs a terminal; tandem status --json is for programs")
+    headers = _headers(api_key_env)
+    logging.disable()  # a line of a log would tear the screen; the screen has the problems
+    asyncio.run(_Top(load, headers, interval_s).run())
+
+
+def _headers(api_key_env: str | None) -> dict[str, str]:
+    if api_key_env is None:
+        return {}
+    if not (key := os.environ.get(api_key_env)):
+        raise ConfigError(f"${api_key_env} is not set", param="--api-key-env")
+    return {"Authorization": f"Bearer {key}"}
+
+
+class _Top:
+    """One session at a terminal."""
+
+    def __init__(self, load: Load, headers: Mapping[str, str], interval_s: float) -> None:
+        self._load = load
+        self._headers = headers
+        self._interval_s = interval_s
+        self._board = Board()
+        self._view = View()
+        self._is_ended = False
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Draw at every key and reading, and once a second, until the end."""
+        reading = asyncio.create_task(self._read())
+        reading.add_done_callback(lambda _: self._changed.set())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_key, "q")
+        try:
+            console = Console(highlight=False)
+            with keys(self._on_key), Live(console=console, screen=True, auto_refresh=False) as live:
+                while not self._is_ended and not reading.done():
+                    self._changed.clear()
+                    shown = draw(self._board, self._view, perf_counter(), console.height)
+                    live.update(shown, refresh=True)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(REDRAW_S):
+                            await self._changed.wait()
+        finally:
+            reading.cancel()
+            done, _ = await asyncio.wait({reading}, timeout=CLOSE_S)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+
+    async def _read(self) -> None:
+        """Read the cluster at every interval; a reading that fails is a line on the screen."""
+        while True:
+            try:
+                found = await read(self._load(), self._headers)
+                if not self._view.is_paused:
+                    self._board.add(perf_counter(), found)
+            except TandemError as error:
+                self._board.problems = (error.message,)
+            self._changed.set()
+            await asyncio.sleep(self._interval_s)
+
+    def _on_key(self, name: str) -> None:
+        if name == "q":
+            self._is_ended = True
+        elif name == " ":
+            self._view.is_paused = not self._view.is_paused
+        elif name in ("up", "down"):
+            self._view.first = max(self._view.first + (1 if name == "down" else -1), 0)
+        self._changed.set()
