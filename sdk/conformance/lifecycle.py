@@ -9,7 +9,7 @@ from tandem.sdk.conformance.streams import ConformanceSettings, bounded, failing
 from tandem.sdk.engine.llm_engine import LLMEngine
 
 # Threads of the event loop's default executor stay for its next user.
-_POOL_THREADS = ("asyncio_", "ThreadPoolExecutor")
+_POOL_THREADS = ("asyncio_", "uvloop_", "ThreadPoolExecutor")
 _SETTLE_S = 1.0
 _POLL_S = 0.02
 

@@ -23,7 +23,7 @@ class GenerateRequest(TypedDict, total=False):
     token_ids: Required[list[int]]
     model: str
     request_id: str
-    sampling_options: dict[str, Any]  # temperature, top_p, top_k, seed, ...
+    sampling_options: dict[str, Any]  # temperature, top_p, top_k, seed, ..., grammar
     stop_conditions: dict[str, Any]  # max_tokens, min_tokens, stop_token_ids, ignore_eos
     output_options: dict[str, Any]  # logprobs: None, or the number of alternatives
     prefill_result: dict[str, Any]  # decode engines: {"disaggregated_params": ...}
@@ -93,6 +93,7 @@ class EngineConfig:
     llm: LlmRegistration | None = None
     model_aliases: list[str] = field(default_factory=list)
     text_fields: list[str] = field(default_factory=list)  # of bodies, that a text engine reads
+    supports_grammar: bool = False  # of `sampling_options["grammar"]`
 
     def card_data(self) -> dict[str, Any]:
         """Return the `user_data` of the model card, for custom routers."""

@@ -64,6 +64,7 @@ class ModelRegistration:
     user_data: dict[str, Any] | None = None  # any JSON, for readers of the model card
     custom_template_path: str | Path | None = None  # a Jinja file instead of the chat template
     sends_kv_events: bool = False
+    supports_grammar: bool = False  # its handler reads `sampling_options["grammar"]`
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -112,6 +113,7 @@ class ModelRegistration:
             migration_limit=self.migration_limit,
             user_data=self.user_data or {},
             sends_kv_events=self.sends_kv_events,
+            supports_grammar=self.supports_grammar,
             total_kv_blocks=self.total_kv_blocks,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -110,6 +110,7 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
             "repetition_penalty": sampling.repetition_penalty,
             "logit_bias": dict(sampling.logit_bias),
             "seed": sampling.seed,
+            "grammar": _grammar(message),
         },
         "stop_conditions": {
             "max_tokens": max(0, stop.max_tokens - num_generated),
@@ -121,6 +122,11 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
         "routing": {},
         "extra_args": extra,
     }
+
+
+def _grammar(message: GenerateRequest) -> dict[str, str] | None:
+    grammar = message.grammar
+    return None if grammar is None else {"kind": grammar.kind, "source": grammar.source}
 
 
 def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDelta:

@@ -1,5 +1,6 @@
 """The conformance kit: an honest engine passes, and each broken rule is found and named."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -48,6 +49,15 @@ async def test_an_honest_engine_passes_every_check() -> None:
         "health_check": "health_check_payload() returned None"
     }
     assert report.num_passed == len(CHECK_NAMES) - 1
+
+
+async def test_a_thread_of_the_event_loops_pool_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "_SETTLE_S", 0.1)
+    leftovers = lifecycle.Leftovers()
+    await asyncio.to_thread(int)
+    await leftovers.check_threads()
 
 
 @pytest.mark.parametrize("engine", BROKEN, ids=lambda engine: engine.__name__)

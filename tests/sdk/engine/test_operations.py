@@ -167,7 +167,9 @@ class Caching(ToyEngine):
     publisher: KvEventPublisher
 
     async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig("tandem-tiny", served_model_name="toy", kv_cache_block_size=4)
+        return EngineConfig(
+            "tandem-tiny", served_model_name="toy", kv_cache_block_size=4, supports_grammar=True
+        )
 
     async def kv_event_sources(self) -> list[PushSource]:
         return [PushSource(on_ready=lambda publisher: setattr(self, "publisher", publisher))]
@@ -189,6 +191,7 @@ async def test_routers_get_the_prefix_cache_unless_it_is_turned_off(
             await cards.wait_for(lambda items: bool(items), PATIENCE_S)
             (card,) = cards.items.values()
             assert (card.name, card.block_size, card.sends_kv_events) == ("toy", 4, is_on)
+            assert card.supports_grammar
             await cards.close()
             assert hasattr(engine, "publisher") == is_on
             if is_on:

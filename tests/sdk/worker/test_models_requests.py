@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     GenerateRequest,
+    Grammar,
     SamplingParams,
     StopConditions,
     TextRequest,
@@ -57,6 +58,14 @@ def delta(item: Any, **asked: Any) -> TokenDelta:
     return msgspec.msgpack.decode(codec(**asked).encode(item), type=TokenDelta)
 
 
+def test_a_request_has_its_grammar_by_kind_and_source() -> None:
+    grammar, stop = Grammar("regex", "[ab]+"), StopConditions(max_tokens=5)
+    message = GenerateRequest("r", "m", pack_tokens([1]), SamplingParams(), stop, 1000)
+    assert TokenCodec(message).request["sampling_options"]["grammar"] is None
+    request = TokenCodec(msgspec.structs.replace(message, grammar=grammar)).request
+    assert request["sampling_options"]["grammar"] == {"kind": "regex", "source": "[ab]+"}
+
+
 def test_a_resumed_request_has_the_generated_tokens_and_reduced_limits() -> None:
     request = codec(num_generated=2).request
     assert request["token_ids"] == [1, 2, 3, 4]
@@ -83,6 +92,7 @@ def test_sampling_comes_under_the_names_that_engines_know() -> None:
         "repetition_penalty": 1.0,
         "logit_bias": {3: 1.0},
         "seed": 9,
+        "grammar": None,
     }
 
 
