@@ -5,6 +5,9 @@ Loaded only where vLLM is installed. All arguments but the first and `--namespac
 
 import argparse
 import asyncio
+import logging
+import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
@@ -33,6 +36,7 @@ from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_f
 from tandem.vllm.versions import check_version
 
 VLLM_VERSION = check_version()
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's own log
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.config import KVEventsConfig, VllmConfig  # noqa: E402
@@ -45,6 +49,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # no
 from tandem.vllm.load import LoadLogger  # noqa: E402
 
 SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
+_GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
 _GIVEN_UP = ("abort", "error")  # finish reasons of vLLM's, when the caller has not left
 USAGE = "tandem engine vllm MODEL [--namespace NAME] [vLLM's own arguments]"
 
@@ -88,7 +93,8 @@ class VllmEngine(LLMEngine):
             self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
             endpoint = f"ipc://{self._folder.name}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
-        # a start that is cancelled goes on in its thread, and `cleanup` waits for it
+        logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
+        # a start that is cancelled goes on in its thread, and `cleanup` ends it
         self._starting = asyncio.create_task(asyncio.to_thread(self._build))
         self._llm = llm = await asyncio.shield(self._starting)
         config: VllmConfig = llm.vllm_config
@@ -115,7 +121,8 @@ class VllmEngine(LLMEngine):
     async def cleanup(self) -> None:
         starting, self._starting, self._llm = self._starting, None, None
         if starting is not None:
-            with suppress(Exception):  # of a start that failed, whose caller has the error
+            await _give_up(starting)
+            with suppress(Exception):  # of a start that failed, or was given up
                 await asyncio.to_thread((await starting).shutdown, SHUTDOWN_S)
         if self._folder is not None:
             self._folder.cleanup()
@@ -179,6 +186,14 @@ class VllmEngine(LLMEngine):
 
     async def health_check_payload(self) -> dict[str, Any] | None:
         return build_health_check_payload(0)
+
+
+async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
+    """Wait for the end of a start; end the processes without which one that still runs fails."""
+    while not starting.done():
+        for process in multiprocessing.active_children():
+            process.terminate()
+        await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
 
 
 def _settle(arguments: AsyncEngineArgs) -> None:

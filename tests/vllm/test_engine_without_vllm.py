@@ -2,7 +2,10 @@
 
 import asyncio
 import importlib
+import logging
+import multiprocessing
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -205,23 +208,36 @@ async def test_arguments_that_cannot_be_served_are_refused_by_name(
     assert caught.value.param == param
 
 
-async def test_cleanup_ends_a_vllm_whose_start_was_cancelled(
+async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(
     engine_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    begun = threading.Event()
 
-    def hold() -> None:
+    def start_process() -> None:
+        process.start()
         begun.set()
-        assert may_end.wait(5)
+        process.join()
+        raise RuntimeError("the engine's process has ended")
 
-    monkeypatch.setattr(AsyncLLM, "hold_start", hold)
+    monkeypatch.setattr(AsyncLLM, "hold_start", start_process)
     engine, _ = await engine_class.from_args(["some-model"])
     starting = asyncio.create_task(engine.start(1))
-    assert await asyncio.to_thread(begun.wait, 5)
+    assert await asyncio.to_thread(begun.wait, 20)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    may_end.set()
+    async with asyncio.timeout(20):
+        await engine.cleanup()
+    assert not process.is_alive() and not AsyncLLM.made
+
+
+async def test_the_lines_of_vllms_log_can_have_their_process(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "logProcesses", False)  # as Tandem's own log sets it
+    engine, _ = await engine_class.from_args(["some-model"])
+    await engine.start(1)
     await engine.cleanup()
-    (llm,) = AsyncLLM.made
-    assert llm.has_ended
+    record = logging.LogRecord("vllm", logging.INFO, "core.py", 1, "started", (), None)
+    assert logging.Formatter("%(process)d %(message)s").format(record).endswith(" started")
