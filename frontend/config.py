@@ -139,7 +139,8 @@ class FrontendConfig(BaseModel):
         16,
         ge=0,
         le=1000,
-        description="most open pages of `/ui` at one time; above it 429 with Retry-After",
+        description="most open pages of `/ui` at one time; above it 429 with Retry-After; 0 turns "
+        "the page off",
     )
     tokenizer_threads: int = Field(
         2, ge=1, description="threads that tokenize long prompts beside the event loop"

@@ -57,7 +57,7 @@ class Collector:
         self._node = node
         self._catalog = catalog
         self._recent = recent
-        self._max_pages = max_pages
+        self.max_pages = max_pages
         self._window = Window(metrics, recent)
         self._num_pages = 0
         self._followed: dict[str, _Followed] = {}  # by instance id
@@ -67,8 +67,8 @@ class Collector:
     @contextlib.contextmanager
     def page(self) -> Iterator[None]:
         """Collect for one more page. Raise TooManyRequestsError when all are taken."""
-        if self._num_pages >= self._max_pages:
-            raise TooManyRequestsError(f"{self._max_pages} pages are open, and no more may be")
+        if self._num_pages >= self.max_pages:
+            raise TooManyRequestsError(f"{self.max_pages} pages are open, and no more may be")
         self._num_pages += 1
         if self._collecting is None:
             self._next = asyncio.get_running_loop().create_future()
@@ -153,32 +153,31 @@ class Collector:
             followed.is_gone = instance_id not in present
             if followed.is_gone and now - followed.answered_s > _KEEP_GONE_S:
                 del self._followed[instance_id]
-        decodes = self._decode_details()
+        decodes = self._decode_workers()
+        details = {worker.instance.model: worker.details for worker in decodes}
         window_s = self._window.update(now)
         targets_ms = {
-            model: {
-                kind: _number(details.get(f"disagg.{kind}_target_ms")) for kind in ("ttft", "itl")
-            }
-            for model, details in decodes.items()
+            model: {kind: _number(own.get(f"disagg.{kind}_target_ms")) for kind in ("ttft", "itl")}
+            for model, own in details.items()
         }
         return PageState(
             window_s=window_s,
             workers=[followed.state(now) for followed in self._followed.values()],
             queues=[
                 QueueState(
-                    model,
-                    int(details.get("num_queued_jobs", 0)),
-                    int(details.get("num_queued_tokens", 0)),
+                    *(worker.instance.model, worker.instance.deployment),
+                    int(worker.details.get("num_queued_jobs", 0)),
+                    int(worker.details.get("num_queued_tokens", 0)),
                 )
-                for model, details in decodes.items()
+                for worker in decodes
             ],
             thresholds={
                 model: {
                     key.removeprefix("disagg."): value
-                    for key, value in details.items()
+                    for key, value in own.items()
                     if key.startswith("disagg.")
                 }
-                for model, details in decodes.items()
+                for model, own in details.items()
             },
             latencies=list(self._window.latencies(targets_ms)),
             placements=self._window.placements(),
@@ -199,14 +198,14 @@ class Collector:
         if report.worker is not None:
             followed.last, followed.answered_s = report.worker, time.perf_counter()
 
-    def _decode_details(self) -> dict[str, dict[str, str | int | float | bool]]:
-        """Return model |-> the details of the decode worker that answered last."""
-        answered = sorted(self._followed.values(), key=lambda each: each.answered_s)
-        return {
-            each.last.instance.model: each.last.details
-            for each in answered
-            if each.last is not None and "disagg.policy" in each.last.details
-        }
+    def _decode_workers(self) -> list[WorkerStatus]:
+        """Return the latest answer of a decode worker of each deployment."""
+        found: dict[tuple[str, str], WorkerStatus] = {}
+        for followed in sorted(self._followed.values(), key=lambda each: each.answered_s):
+            last = followed.last
+            if last is not None and not followed.is_gone and "disagg.policy" in last.details:
+                found[last.instance.model, last.instance.deployment] = last
+        return list(found.values())
 
 
 def _number(value: str | int | float | bool | None) -> float | None:

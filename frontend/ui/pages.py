@@ -75,7 +75,9 @@ class Pages:
         self._has_keys = has_keys
 
     def routes(self) -> list[Route]:
-        """Return the routes; the API keys of requests are checked before."""
+        """Return the routes, none without room for a page; API keys are checked before."""
+        if self._collector.max_pages == 0:
+            return []
         return [
             *(Route(path, self._file) for path in PAGE_FILES),
             Route("/ui/states", self._states),

@@ -27,9 +27,10 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """The prefill queue of a model, as its decode workers last read it."""
+    """The prefill queue of one deployment of a model, as a decode worker last read it."""
 
     model: str
+    deployment: str
     num_jobs: int
     num_tokens: int
 

@@ -8,22 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import aiohttp
 import pytest
 
 from tandem.runtime.address import new_id
 from tests.e2e.cluster import Cluster, events
 from tests.grammar.answers import CASES, PERSON
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+TIMEOUT_S = 240.0  # on a machine that others keep busy; seconds on a quiet one
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.slow,
+    pytest.mark.timeout(2 * TIMEOUT_S),
+]
 
 NUM_WORKERS = (1, 2)
 NUM_CHOICES = 2
 NUM_CHUNKS = 6  # of a stream before its worker is killed
-MAX_TOKENS = 1500  # every answer ends before
+MAX_TOKENS = 1000  # every answer ends before
 SEED = 1
-TIMEOUT_S = 120.0
-MAILS = r"([a-f]{2,5}@(x|yy)\.(org|com);){25}"
-SUM = r"[0-9]( ?[+*] ?[0-9]){60}"
+MAILS = r"([a-f]{2,5}@(x|yy)\.(org|com);){15}"
+SUM = r"[0-9]( ?[+*] ?[0-9]){40}"
 
 
 class Kind(NamedTuple):
@@ -35,22 +40,22 @@ class Kind(NamedTuple):
 
 def _people(text: str) -> bool:
     people = json.loads(text)
-    return len(people) == 8 and all(
+    return len(people) == 5 and all(
         CASES["json_schema"].is_valid(json.dumps(each)) for each in people
     )
 
 
-PEOPLE = {"type": "array", "items": PERSON, "minItems": 8, "maxItems": 8}
+PEOPLE = {"type": "array", "items": PERSON, "minItems": 5, "maxItems": 5}
 KINDS = {
     "json": Kind({"guided_json": PEOPLE}, _people),
     "regex": Kind({"guided_regex": MAILS}, lambda text: re.fullmatch(MAILS, text) is not None),
     "lark": Kind(
-        {"guided_grammar": 'start: D (" "? ("+" | "*") " "? D){60}\nD: /[0-9]/'},
+        {"guided_grammar": 'start: D (" "? ("+" | "*") " "? D){40}\nD: /[0-9]/'},
         lambda text: re.fullmatch(SUM, text) is not None,
     ),
     "gbnf": Kind(
-        {"guided_grammar": 'root ::= part part\npart ::= ("no" | "[" [a-c] "]"){50}'},
-        lambda text: re.fullmatch(r"(no|\[[a-c]\]){100}", text) is not None,
+        {"guided_grammar": 'root ::= part part\npart ::= ("no" | "[" [a-c] "]"){30}'},
+        lambda text: re.fullmatch(r"(no|\[[a-c]\]){60}", text) is not None,
     ),
 }
 
@@ -84,7 +89,9 @@ class Round:
         }
         url, headers = cluster.base_url + "/v1/completions", {"x-tandem-prefill": place}
         num_chunks = 0
-        async with cluster.http.post(url, json=body, headers=headers) as response:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        posted = cluster.http.post(url, json=body, headers=headers, timeout=timeout)
+        async with posted as response:
             assert response.status == 200, await response.text()
             async for event in events(response):
                 assert "error" not in event, event

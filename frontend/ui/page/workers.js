@@ -79,8 +79,10 @@ export function showWorkers(state, changeRole) {
   const sorted = [...state.workers].sort((a, b) =>
     a.role < b.role ? -1 : a.role > b.role ? 1 : a.id < b.id ? -1 : 1);
   keep(byId("worker-cards"), sorted, (worker) => worker.id, (worker) => makeCard(worker, changeRole), updateCard);
-  keep(byId("queues"), state.queues, (queue) => queue.model, () => el("li"), (line, queue) =>
-    setText(line, `Prefill queue of ${queue.model}: ${queue.num_jobs} prompts wait, ${queue.num_tokens} tokens to compute`));
+  const queueName = ({ model, deployment }) =>
+    state.queues.filter((other) => other.model === model).length > 1 ? `${model}, deployment ${deployment}` : model;
+  keep(byId("queues"), state.queues, queueName, () => el("li"), (line, queue) =>
+    setText(line, `Prefill queue of ${queueName(queue)}: ${queue.num_jobs} prompts wait, ${queue.num_tokens} tokens to compute`));
   showFlights(state.begun);
   return state.workers.filter((worker) => worker.is_stopped)
     .map((worker) => `worker ${shortId(worker.id)} is stopped`);

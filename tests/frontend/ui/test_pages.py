@@ -146,7 +146,7 @@ async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page
         worker[f"num_{name}"] for name in ("running", "blocks", "used_blocks", "cached_blocks")
     ]
     assert counts == [3, 100, 30, 10]
-    assert state["queues"] == [{"model": MODEL, "num_jobs": 5, "num_tokens": 900}]
+    assert state["queues"] == [{"model": MODEL, "deployment": "", "num_jobs": 5, "num_tokens": 900}]
     assert state["thresholds"][MODEL]["policy"] == "adaptive"
     reason = "uncached 412 > max_local_prefill_length 200"
     assert state["placements"] == [
@@ -221,7 +221,10 @@ async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room(
         await stack.wait_until(lambda: not stack.server.recent.is_open)
         assert (await anext_state(stack))["workers"]
     async with page_stack(config=FrontendConfig(port=0, max_pages=0)) as stack:
-        assert (await stack.http.get("/ui/states")).status_code == 429
+        for path in ("/ui", "/ui/app.js", "/ui/states"):
+            assert (await stack.http.get(path)).status_code == 404
+        value = "/ui/config/disagg.policy?value=threshold"
+        assert (await stack.http.put(value)).status_code == 404
 
 
 async def test_a_live_value_is_checked_set_and_its_former_value_is_the_answer(page: Stack) -> None:
