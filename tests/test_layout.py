@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "frontend": {"router", "runtime"},
     "sdk": {"models", "router", "runtime", "transfer"},
     "models": {"engine", "runtime"},
+    "vllm": {"queue", "runtime", "sdk", "transfer"},
 }
 ANYTHING = {"launch", "bench"}
 ROOMS = sorted(MAY_IMPORT.keys() | ANYTHING)
@@ -62,7 +63,7 @@ def test_every_room_is_packaged_and_every_package_is_a_room() -> None:
     assert tool["package-dir"] == {f"tandem.{room}": room for room in ROOMS}
 
 
-@pytest.mark.parametrize("room", ["queue", "kernels"])
+@pytest.mark.parametrize("room", ["queue", "kernels", "vllm"])
 def test_a_room_that_would_shadow_another_package_has_no_init(room: str) -> None:
     assert not (ROOT / room / "__init__.py").exists()
 

@@ -7,7 +7,8 @@ from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.run import run
 from tandem.sdk.worker.targets import load_class
 
-USAGE = "usage: tandem engine module:Engine [the engine's arguments; --help shows them]"
+USAGE = "usage: tandem engine {module:Engine | vllm} [the engine's arguments; --help shows them]"
+NAMED = {"vllm": "tandem.vllm.engine:VllmEngine"}
 
 
 def run_engine(words: Sequence[str]) -> None:
@@ -15,7 +16,7 @@ def run_engine(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if words else 2)
-    found = load_class(words[0])
+    found = load_class(NAMED.get(words[0], words[0]))
     if not issubclass(found, LLMEngine):
         raise ConfigError(f"{words[0]} is no engine: it must be a subclass of LLMEngine")
     run(found, list(words[1:]))

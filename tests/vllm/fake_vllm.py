@@ -1,0 +1,226 @@
+"""The part of vLLM that the engine calls, without a model: it counts up from the last token."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+BLOCK_SIZE = 128
+NUM_BLOCKS = 64
+MAX_MODEL_LEN = 20_000
+
+
+class VLLMClientError(Exception):
+    """The caller's error; `parameter` is the field at fault."""
+
+    parameter: str | None = None
+
+
+class GracefulHTTPError(Exception):
+    """vLLM takes no more requests."""
+
+
+class EngineDeadError(Exception):
+    """The engine's process has ended."""
+
+
+class EngineGenerateError(Exception):
+    """One request has failed."""
+
+
+@dataclass
+class KVEventsConfig:
+    enable_kv_cache_events: bool = False
+    publisher: str = "null"
+    endpoint: str = "tcp://*:5557"
+    topic: str = ""
+
+
+@dataclass
+class StructuredOutputsParams:
+    json: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+
+@dataclass
+class SamplingParams:
+    output_kind: str
+    structured_outputs: StructuredOutputsParams | None
+    max_tokens: int
+    stop_token_ids: list[int] | None
+    logprobs: int | None
+    detokenize: bool
+    ignore_eos: bool
+    seed: int | None
+    min_tokens: int
+    logit_bias: dict[int, float] | None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be non-negative, got {self.temperature}.")
+
+
+@dataclass
+class AsyncEngineArgs:
+    model: str
+    served_model_name: str | list[str] | None = None
+    data_parallel_size: int = 1
+    kv_events_config: KVEventsConfig | None = None
+    structured_outputs_config: Any = field(default_factory=lambda: SimpleNamespace(backend="auto"))
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser.add_argument("--model")
+        parser.add_argument("--served-model-name", nargs="+")
+        parser.add_argument("--data-parallel-size", type=int, default=1)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, parsed: argparse.Namespace) -> "AsyncEngineArgs":
+        return cls(parsed.model, parsed.served_model_name, parsed.data_parallel_size)
+
+
+class AsyncLLM:
+    """An engine of one process. A test sets `failure` for the next request."""
+
+    made: ClassVar["list[AsyncLLM]"] = []
+    hold_start: ClassVar[Callable[[], None] | None] = (
+        None  # runs in the thread that starts the engine
+    )
+
+    def __init__(self, arguments: AsyncEngineArgs, loggers: list[Any]) -> None:
+        self.arguments = arguments
+        self.loggers = loggers
+        self.running: dict[str, bool] = {}  # request id |-> is aborted
+        self.params: list[SamplingParams] = []
+        self.prompts: list[dict[str, Any]] = []
+        self.failure: Exception | str | None = None  # or the finish reason of a given-up request
+        self.errored = False
+        self.has_ended = False
+        self.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(
+                block_size=BLOCK_SIZE, num_gpu_blocks=NUM_BLOCKS, enable_prefix_caching=True
+            ),
+            scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=512),
+            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        )
+        self.made.append(self)
+
+    @classmethod
+    def from_engine_args(
+        cls, arguments: AsyncEngineArgs, stat_loggers: list[Callable[[Any, int], Any]]
+    ) -> "AsyncLLM":
+        if cls.hold_start is not None:
+            cls.hold_start()
+        return cls(arguments, [make(None, 0) for make in stat_loggers])
+
+    async def generate(
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        trace_headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[Any]:
+        if isinstance(failure := self.failure, Exception):
+            self.failure, self.errored = None, isinstance(failure, EngineDeadError)
+            raise failure
+        if not prompt["prompt_token_ids"]:
+            raise VLLMClientError("the prompt is empty")
+        self.prompts.append(prompt)
+        self.params.append(params)
+        self.running[request_id] = False
+        try:
+            token_id = prompt["prompt_token_ids"][-1]
+            for number in range(1, params.max_tokens + 1):
+                await asyncio.sleep(0.001)
+                token_id += 1
+                reason = "length" if number == params.max_tokens else None
+                if token_id in (params.stop_token_ids or ()):
+                    reason = "stop"
+                if self.running[request_id]:
+                    reason = "abort"
+                reason = self.failure or reason
+                yield SimpleNamespace(outputs=[self._completion(token_id, params, reason)])
+                if reason is not None:
+                    return
+        finally:
+            del self.running[request_id]
+
+    def _completion(self, token_id: int, params: SamplingParams, reason: Any) -> Any:
+        rows = None
+        if params.logprobs is not None:
+            ids = range(token_id, token_id + max(1, params.logprobs))
+            rows = [{each: SimpleNamespace(logprob=0.1 * (token_id - each)) for each in ids}]
+        return SimpleNamespace(token_ids=[token_id], logprobs=rows, finish_reason=reason)
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self.running:
+            self.running[request_id] = True
+
+    def shutdown(self, timeout: float) -> None:
+        self.has_ended = True
+
+
+class StatLoggerBase:
+    """The base of loggers of statistics."""
+
+
+# Module |-> the names that the room imports from it.
+MODULES: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "AsyncEngineArgs": AsyncEngineArgs,
+        "SamplingParams": SamplingParams,
+        "TokensPrompt": dict,
+    },
+    "vllm.config": {"KVEventsConfig": KVEventsConfig, "VllmConfig": SimpleNamespace},
+    "vllm.exceptions": {
+        "GracefulHTTPError": GracefulHTTPError,
+        "VLLMClientError": VLLMClientError,
+    },
+    "vllm.sampling_params": {
+        "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+        "StructuredOutputsParams": StructuredOutputsParams,
+    },
+    "vllm.utils": {},
+    "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
+    "vllm.v1": {},
+    "vllm.v1.engine": {},
+    "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+    "vllm.v1.engine.exceptions": {
+        "EngineDeadError": EngineDeadError,
+        "EngineGenerateError": EngineGenerateError,
+    },
+    "vllm.v1.metrics": {},
+    "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
+}
+LOADS_VLLM = ("tandem.vllm.engine", "tandem.vllm.load")
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Put the modules in vLLM's place; the room's own that import vLLM are loaded anew."""
+    names = (*MODULES, *LOADS_VLLM)
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    for name, values in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)

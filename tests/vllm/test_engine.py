@@ -1,0 +1,162 @@
+"""`tandem engine vllm`, served behind `tandem frontend`, and checked by the conformance kit."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.vllm.vllm_cluster import ARGUMENTS, ENVIRONMENT, PATIENCE_S, VllmCluster, is_installed
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(PATIENCE_S),
+    pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}},
+    "required": ["ready"],
+    "additionalProperties": False,
+}
+
+
+def text_of(body: dict[str, Any]) -> str:
+    text: str = body["choices"][0]["message"]["content"]
+    return text
+
+
+async def test_a_chat_is_answered_and_a_seed_decides_its_draws(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    answers = [
+        await served.chat(http, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 1, 2)
+    ]
+    assert [status for status, _ in answers] == [200, 200, 200], answers
+    first, again, other = (text_of(body) for _, body in answers)
+    assert first == again != other
+    assert answers[0][1]["usage"]["completion_tokens"] == 12
+    assert answers[0][1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_log_probabilities_have_the_best_alternatives(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    status, body = await served.chat(
+        http, temperature=0, logprobs=True, top_logprobs=3, ignore_eos=True
+    )
+    assert status == 200, body
+    rows = body["choices"][0]["logprobs"]["content"]
+    assert len(rows) == 12
+    for row in rows:
+        best = [each["logprob"] for each in row["top_logprobs"]]
+        assert len(best) == 3 and best == sorted(best, reverse=True)
+        assert row["logprob"] == best[0] <= 0  # greedy
+
+
+async def test_an_answer_follows_its_schema(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    status, body = await served.chat(
+        http, response_format=wanted, temperature=1.0, seed=3, max_tokens=200
+    )
+    assert status == 200, body
+    assert set(json.loads(text_of(body))) == {"ready"}
+
+
+async def test_an_answer_ends_before_a_stop_token_and_before_a_stop_string(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    always = {"logit_bias": {"300": 100}, "temperature": 0}
+    status, body = await served.chat(http, **always, max_tokens=6)
+    assert status == 200, body
+    whole = text_of(body)
+    once = whole[: len(whole) // 6]
+    assert whole == once * 6 != ""
+    for stop in ({"stop_token_ids": [300]}, {"stop": [once * 2]}):
+        status, body = await served.chat(http, **always, **stop)
+        assert status == 200, body
+        assert not text_of(body) and body["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_request_that_vllm_refuses_is_a_400_and_the_next_is_answered(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    status, body = await served.chat(http, content="word " * 3000)
+    assert status == 400, body
+    status, body = await served.chat(http, temperature=0)
+    assert status == 200, body
+
+
+async def test_callers_that_leave_free_their_requests(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    asking = [
+        asyncio.create_task(
+            served.chat(http, content=f"{i}", max_tokens=1500, ignore_eos=True, temperature=0)
+        )
+        for i in range(16)
+    ]
+    await asyncio.sleep(0)
+    done, _ = await asyncio.wait(asking, timeout=0.5)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert not done, "the answers are too short to be left"
+    status, _ = await served.chat(http, temperature=0, max_tokens=2)
+    assert status == 200
+
+
+async def test_the_engine_passes_the_conformance_kit(model: Path) -> None:
+    options = ("--json", "--start-timeout-s", "300", "--generate-timeout-s", "60")
+    target = ("tandem.vllm.engine:VllmEngine", str(model), *ARGUMENTS)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tandem.launch", "conformance", *options, *target,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    results = json.loads(output[output.rindex(b'{\n  "engine"') :])["results"]
+    failed = [each for each in results if each["outcome"] == "failed"]
+    assert not failed and process.returncode == 0, failed
+
+
+async def test_the_metrics_of_vllm_have_the_workers_labels(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    async with http.get(served.metrics) as answer:
+        lines = (await answer.text()).splitlines()
+    (running,) = (line for line in lines if line.startswith("vllm:num_requests_running{"))
+    assert 'worker_id="' in running
+
+
+# the last test of the served engine, which ends in it
+async def test_a_terminated_engine_answers_first(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    body = {
+        "model": "random", "messages": [{"role": "user", "content": "Go"}], "stream": True,
+        "max_tokens": 200, "ignore_eos": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    async with http.post(f"{served.address}/v1/chat/completions", json=body) as answer:
+        await answer.content.readline()
+        served.engine.terminate()
+        rest = (await answer.content.read()).decode()
+    assert '"completion_tokens":200' in rest.replace(" ", "") and "[DONE]" in rest, rest[-500:]
+    assert await asyncio.to_thread(served.engine.wait, PATIENCE_S) == 0, served.log(1)
+    # the answer filled a block, whose event the worker could read
+    assert not re.search("Logging error|WARNING .*KV events", served.log(1)), served.log(1)

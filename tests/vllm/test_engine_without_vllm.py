@@ -1,0 +1,243 @@
+"""The engine over a fake AsyncLLM: it runs where vLLM is not installed."""
+
+import asyncio
+import importlib
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.runtime.errors import ConfigError, TandemError
+from tandem.sdk.conformance.kit import examine
+from tandem.sdk.conformance.streams import ConformanceSettings
+from tandem.sdk.engine.types import GenerateRequest
+from tandem.sdk.exceptions import (
+    EngineShutdown,
+    InvalidArgument,
+    RouterQueueLimitExceeded,
+    StreamIncomplete,
+    WorkerUnavailable,
+)
+from tandem.sdk.worker.context import Context
+from tandem.vllm import versions
+from tests.vllm import fake_vllm
+from tests.vllm.fake_vllm import AsyncLLM
+
+SETTINGS = ConformanceSettings(max_tokens=8, num_abandoned=20)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, fake_vllm.installed():
+        patch.setattr(versions, "version", lambda name: "0.32.0")
+        yield importlib.import_module("tandem.vllm.engine")
+
+
+@pytest.fixture
+def engine_class(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(AsyncLLM, "made", [])
+    return loaded.VllmEngine
+
+
+@pytest.fixture
+async def engine(engine_class: Any) -> AsyncIterator[Any]:
+    engine, _ = await engine_class.from_args(["some-model"])
+    await engine.start(1)
+    yield engine
+    await engine.cleanup()
+
+
+def request_for(
+    *token_ids: int, max_tokens: int = 4, sampling: dict[str, Any] | None = None, **stop: Any
+) -> GenerateRequest:
+    return {
+        "token_ids": list(token_ids),
+        "sampling_options": sampling or {},
+        "stop_conditions": {"max_tokens": max_tokens, **stop},
+    }
+
+
+async def chunks_of(engine: Any, request: GenerateRequest, context: Any = None) -> list[Any]:
+    return [chunk async for chunk in engine.generate(request, context or Context())]
+
+
+async def test_the_engine_passes_the_conformance_kit(engine_class: Any) -> None:
+    report = await examine(engine_class, ["some-model"], SETTINGS)
+    assert not report.failures, report.text()
+    assert report.num_passed >= 10, report.text()
+    assert not any(llm.running for llm in AsyncLLM.made)
+    assert all(llm.has_ended for llm in AsyncLLM.made)
+
+
+async def test_vllm_gets_the_prompt_the_salt_the_seed_and_the_grammar(engine: Any) -> None:
+    grammar = {"kind": "json_schema", "source": "{}"}
+    request = request_for(7, sampling={"seed": 5, "grammar": grammar})
+    request["extra_args"] = {"cache_salt": "tenant"}
+    chunks = await chunks_of(engine, request)
+    assert [chunk["token_ids"] for chunk in chunks] == [[8], [9], [10], [11]]
+    (llm,) = AsyncLLM.made
+    assert llm.prompts == [{"prompt_token_ids": [7], "cache_salt": "tenant"}]
+    assert llm.params[0].seed == 5 and llm.params[0].output_kind == "delta"
+    assert llm.params[0].structured_outputs == fake_vllm.StructuredOutputsParams(json="{}")
+    # the frontend writes the grammars of tool calls for this backend
+    assert llm.arguments.structured_outputs_config.backend == "guidance"
+
+
+async def test_an_answer_ends_before_the_token_that_stops_it(engine: Any) -> None:
+    chunks = await chunks_of(engine, request_for(7, stop_token_ids=[10]))
+    assert [chunk["token_ids"] for chunk in chunks] == [[8], [9], []]
+    assert chunks[-1]["finish_reason"] == "stop" and chunks[-1]["stop_reason"] == 10
+    assert chunks[-1]["completion_usage"]["completion_tokens"] == 2
+
+
+async def test_an_abort_ends_vllms_request(engine: Any) -> None:
+    context = Context()
+    reading = asyncio.create_task(chunks_of(engine, request_for(1, max_tokens=10_000), context))
+    (llm,) = AsyncLLM.made
+    async with asyncio.timeout(5):
+        while not llm.running:
+            await asyncio.sleep(0.001)
+        context.stop_generating()
+        await engine.abort(context)
+        chunks = await reading
+    assert chunks[-1]["finish_reason"] == "cancelled" and not llm.running
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_an_answer_that_vllm_gives_up_is_resumed_by_another_worker(
+    engine: Any, reason: str
+) -> None:
+    AsyncLLM.made[0].failure = reason
+    with pytest.raises(StreamIncomplete, match="given up"):
+        await chunks_of(engine, request_for(1))
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (fake_vllm.GracefulHTTPError("full"), RouterQueueLimitExceeded),
+        (fake_vllm.EngineGenerateError(), WorkerUnavailable),
+        (fake_vllm.EngineDeadError(), StreamIncomplete),
+    ],
+)
+async def test_an_error_of_vllm_is_one_of_the_kit(
+    engine: Any, failure: Exception, expected: type[TandemError]
+) -> None:
+    AsyncLLM.made[0].failure = failure
+    with pytest.raises(expected):
+        await chunks_of(engine, request_for(1))
+
+
+async def test_a_dead_vllm_takes_no_request(engine: Any) -> None:
+    AsyncLLM.made[0].failure = fake_vllm.EngineDeadError()
+    with pytest.raises(StreamIncomplete):
+        await chunks_of(engine, request_for(1))
+    with pytest.raises(EngineShutdown):
+        await chunks_of(engine, request_for(1))
+
+
+async def test_a_refusal_names_the_parameter(engine: Any) -> None:
+    llm, error = AsyncLLM.made[0], fake_vllm.VLLMClientError("too large")
+    error.parameter, llm.failure = "top_k", error
+    with pytest.raises(InvalidArgument, match="too large") as named:
+        await chunks_of(engine, request_for(1))
+    assert named.value.param == "top_k"
+    llm.failure = fake_vllm.VLLMClientError("no such rule")
+    grammar = {"kind": "lark", "source": "start: nothing"}
+    with pytest.raises(InvalidArgument) as unnamed:
+        await chunks_of(engine, request_for(1, sampling={"grammar": grammar}))
+    assert unnamed.value.param == "grammar"
+    with pytest.raises(InvalidArgument, match="temperature"):
+        await chunks_of(engine, request_for(1, sampling={"temperature": -1.0}))
+
+
+async def test_the_steps_of_vllm_are_the_workers_load(engine: Any) -> None:
+    published: list[Any] = []
+    engine.attach_snapshot_publisher(
+        SimpleNamespace(publish=lambda rank, snapshot: published.append((rank, snapshot)))
+    )
+    (logger,) = AsyncLLM.made[0].loggers
+    prefixes = SimpleNamespace(queries=100, hits=25)
+    stats = SimpleNamespace(prefix_cache_stats=prefixes, kv_cache_usage=0.5)
+    logger.record(stats, None)
+    logger.record(None, None)  # a step without statistics of the scheduler
+    (_, empty), (rank, snapshot) = published
+    assert empty.kv_used_blocks == 0 and empty.kv_cache_hit_rate is None
+    assert rank == 0 and snapshot.kv_used_blocks == 32 and snapshot.kv_total_blocks == 64
+    assert snapshot.gpu_cache_usage == 0.5 and snapshot.kv_cache_hit_rate == 0.25
+
+
+async def test_kv_events_come_from_the_socket_that_vllm_is_given(engine: Any) -> None:
+    events = AsyncLLM.made[0].arguments.kv_events_config
+    assert events is not None and events.enable_kv_cache_events and events.publisher == "zmq"
+    (source,) = await engine.kv_event_sources()
+    assert source.endpoint == events.endpoint
+    AsyncLLM.made[0].vllm_config.cache_config.enable_prefix_caching = False
+    assert await engine.kv_event_sources() == []
+
+
+async def test_the_started_engine_describes_its_model(engine_class: Any) -> None:
+    words = ["some-model", "--namespace", "here", "--served-model-name", "a", "b"]
+    engine, config = await engine_class.from_args(words)
+    started = await engine.start(1)
+    await engine.cleanup()
+    assert config.namespace == "here" and config.served_model_name == "a"
+    assert started.served_model_name == "a" and started.model_aliases == ["b"]
+    assert started.context_length == fake_vllm.MAX_MODEL_LEN and started.supports_grammar
+    assert started.kv_cache_block_size == 128 and started.total_kv_blocks == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "param"),
+    [
+        ([], "MODEL"),
+        (["--namespace", "here"], "MODEL"),
+        (["some-model", "--data-parallel-size", "2"], "data_parallel_size"),
+    ],
+)
+async def test_arguments_that_cannot_be_served_are_refused_by_name(
+    engine_class: Any, words: list[str], param: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await engine_class.from_args(words)
+    assert caught.value.param == param
+
+
+async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    begun = threading.Event()
+
+    def start_process() -> None:
+        process.start()
+        begun.set()
+        process.join()
+        raise RuntimeError("the engine's process has ended")
+
+    monkeypatch.setattr(AsyncLLM, "hold_start", start_process)
+    engine, _ = await engine_class.from_args(["some-model"])
+    starting = asyncio.create_task(engine.start(1))
+    assert await asyncio.to_thread(begun.wait, 20)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    async with asyncio.timeout(20):
+        await engine.cleanup()
+    assert not process.is_alive() and not AsyncLLM.made
+
+
+async def test_the_lines_of_vllms_log_can_have_their_process(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "logProcesses", False)  # as Tandem's own log sets it
+    engine, _ = await engine_class.from_args(["some-model"])
+    await engine.start(1)
+    await engine.cleanup()
+    record = logging.LogRecord("vllm", logging.INFO, "core.py", 1, "started", (), None)
+    assert logging.Formatter("%(process)d %(message)s").format(record).endswith(" started")

@@ -1,0 +1,111 @@
+"""vLLM engines and a frontend as real processes, started as a user starts them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import ConfigError
+from tandem.vllm.versions import check_version
+from tests.services import EtcdServer, NatsServer, free_port
+
+PATIENCE_S = 600.0  # a start of vLLM takes a minute of two idle cores
+ARGUMENTS = (
+    "--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager",
+)  # fmt: skip
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def is_installed() -> bool:
+    """Return True where vLLM can be imported: this room's folder has its name, and is none."""
+    try:
+        check_version()
+    except ConfigError:
+        return False
+    return True
+
+
+class VllmCluster:
+    """Processes of one namespace, and requests to their frontend."""
+
+    def __init__(self, nats: NatsServer, etcd: EtcdServer, model: Path, logs: Path) -> None:
+        self.model = model
+        self.address = f"http://127.0.0.1:{(port := free_port())}"
+        self._port = port
+        self._services = ["--nats-url", nats.url, "--etcd-endpoints", etcd.url]
+        self.metrics = f"http://127.0.0.1:{(metrics_port := free_port())}/metrics"
+        self._metrics_port = metrics_port
+        self._namespace = new_id()
+        self._logs = logs
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "NATS_SERVER": nats.url,
+            "ETCD_ENDPOINTS": etcd.url,
+            "TANDEM_RUNTIME__NAMESPACE": self._namespace,
+            "TANDEM_RUNTIME__DRAIN_TIMEOUT_S": "60",
+        }
+
+    def start_frontend(self) -> None:
+        place = ["--namespace", self._namespace, "--port", str(self._port)]
+        self._start("frontend", *self._services, *place)
+
+    def start_engine(self) -> None:
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
+        self.engine = self._start("engine", "vllm", *words)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        log = self._logs / f"{len(self._running)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.launch", *words],
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._running.append(process)
+        return process
+
+    def log(self, index: int) -> str:
+        return (self._logs / f"{index}.log").read_text()
+
+    def end(self) -> None:
+        for process in reversed(self._running):
+            process.terminate()
+        for process in self._running:
+            process.wait(PATIENCE_S)
+
+    async def ready(self, http: aiohttp.ClientSession) -> None:
+        """Wait until the frontend has the model."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            for index, process in enumerate(self._running):
+                assert process.poll() is None, self.log(index)
+            try:
+                async with http.get(f"{self.address}/v1/models") as answer:
+                    if (await answer.json())["data"]:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass
+            assert time.monotonic() < deadline, self.log(len(self._running) - 1)
+            await asyncio.sleep(0.1)
+
+    async def chat(self, http: aiohttp.ClientSession, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body of a chat's answer."""
+        messages = [{"role": "user", "content": fields.pop("content", "Once upon a time")}]
+        body = {"model": "random", "messages": messages, "max_tokens": 12, **fields}
+        async with http.post(f"{self.address}/v1/chat/completions", json=body) as answer:
+            return answer.status, await answer.json()

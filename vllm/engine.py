@@ -1,0 +1,239 @@
+"""`tandem engine vllm MODEL`: vLLM's engine behind Tandem's frontend.
+
+Loaded only where vLLM is installed. All arguments but the first and `--namespace` are vLLM's own.
+"""
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from tandem.runtime.errors import ConfigError
+from tandem.sdk.engine.health_check import build_health_check_payload
+from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry
+from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
+from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.exceptions import (
+    DynamoException,
+    EngineShutdown,
+    InvalidArgument,
+    RouterQueueLimitExceeded,
+    StreamIncomplete,
+    WorkerUnavailable,
+)
+from tandem.sdk.kv.sources import KvEventSource, ZmqSource
+from tandem.sdk.worker import telemetry
+from tandem.sdk.worker.context import Context
+from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
+from tandem.vllm.versions import check_version
+
+VLLM_VERSION = check_version()
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's own log
+
+from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt  # noqa: E402
+from vllm.config import KVEventsConfig, VllmConfig  # noqa: E402
+from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
+
+from tandem.vllm.load import LoadLogger  # noqa: E402
+
+SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
+_GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
+_GIVEN_UP = ("abort", "error")  # finish reasons of vLLM's, when the caller has not left
+USAGE = "tandem engine vllm MODEL [--namespace NAME] [vLLM's own arguments]"
+
+
+class VllmEngine(LLMEngine):
+    """One vLLM engine, of one data-parallel rank. Its model runs in a process of vLLM's own."""
+
+    def __init__(self, arguments: AsyncEngineArgs) -> None:
+        self._arguments = arguments
+        self._starting: asyncio.Task[AsyncLLM] | None = None
+        self._llm: AsyncLLM | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the KV events' socket
+        self._load = LoadLogger()
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
+        """Parse MODEL, then Tandem's flags and vLLM's; `--help` lists both."""
+        words = sys.argv[1:] if argv is None else list(argv)
+        own = argparse.ArgumentParser(usage=USAGE, add_help=False, allow_abbrev=False)
+        own.add_argument("--namespace", default="vllm", help="of Tandem's cluster")
+        theirs = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage=USAGE, parents=[own]))
+        if "--help" in words or "-h" in words:
+            theirs.parse_args(["--help"])
+        if not words or words[0].startswith("-"):
+            raise ConfigError(f"the model comes first: {USAGE}", param="MODEL")
+        parsed = theirs.parse_args(["--model", *words])
+        arguments = AsyncEngineArgs.from_cli_args(parsed)
+        _settle(arguments)
+        names = arguments.served_model_name or [arguments.model]
+        names = [names] if isinstance(names, str) else names
+        arguments.served_model_name = names
+        config = WorkerConfig(
+            parsed.namespace, model_name=arguments.model, served_model_name=names[0]
+        )
+        return cls(arguments), config
+
+    # ---- lifecycle ----------------------------------------------------------------------------
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        if self._arguments.kv_events_config is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
+            endpoint = f"ipc://{self._folder.name}/kv-events"
+            self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
+        logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
+        # a start that is cancelled goes on in its thread, and `cleanup` ends it
+        self._starting = asyncio.create_task(asyncio.to_thread(self._build))
+        self._llm = llm = await asyncio.shield(self._starting)
+        config: VllmConfig = llm.vllm_config
+        cache, scheduler = config.cache_config, config.scheduler_config
+        names = self._arguments.served_model_name
+        return EngineConfig(
+            model=self._arguments.model,
+            served_model_name=names[0],
+            model_aliases=names[1:],
+            context_length=config.model_config.max_model_len,
+            kv_cache_block_size=cache.block_size,
+            total_kv_blocks=cache.num_gpu_blocks,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            runtime_data={"engine": f"vllm {VLLM_VERSION}"},
+            supports_grammar=True,
+        )
+
+    def _build(self) -> AsyncLLM:
+        return AsyncLLM.from_engine_args(
+            self._arguments, stat_loggers=[lambda config, index: self._load]
+        )
+
+    async def cleanup(self) -> None:
+        starting, self._starting, self._llm = self._starting, None, None
+        if starting is not None:
+            await _give_up(starting)
+            with suppress(Exception):  # of a start that failed, or was given up
+                await asyncio.to_thread((await starting).shutdown, SHUTDOWN_S)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        llm = self._running()
+        prompt, num_tokens = request["token_ids"], 0
+        salt = (request.get("extra_args") or {}).get("cache_salt")
+        tokens = TokensPrompt(prompt_token_ids=prompt)
+        if salt:
+            tokens["cache_salt"] = salt
+        trace = telemetry.engine_trace_kwargs(context)
+        try:
+            outputs = llm.generate(tokens, _sampling(request), context.id(), **trace)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    completion = output.outputs[0]
+                    if context.is_stopped():
+                        yield cancelled(len(prompt), num_tokens)
+                        return
+                    if completion.finish_reason in _GIVEN_UP:
+                        raise StreamIncomplete("vLLM has given up the request")
+                    chunk = chunk_of(completion, len(prompt), num_tokens)
+                    num_tokens += len(chunk["token_ids"])
+                    yield chunk
+        except Exception as error:
+            raise _translated(error, request) from error
+
+    async def abort(self, context: Context) -> None:
+        if self._llm is not None:
+            await self._llm.abort(context.id())
+
+    def _running(self) -> AsyncLLM:
+        if self._llm is None or self._llm.errored:
+            raise EngineShutdown("vLLM's engine has ended")
+        return self._llm
+
+    # ---- the cache, load, metrics, health -----------------------------------------------------
+
+    async def kv_event_sources(self) -> Sequence[KvEventSource]:
+        events: KVEventsConfig | None = self._arguments.kv_events_config
+        caches = self._running().vllm_config.cache_config.enable_prefix_caching
+        if not caches or events is None or events.publisher != "zmq":
+            return []
+        return [ZmqSource(events.endpoint.replace("*", "127.0.0.1"), events.topic)]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
+        num_blocks = self._running().vllm_config.cache_config.num_gpu_blocks
+        self._load.publish_to(publisher, num_blocks or 0)
+
+    async def register_prometheus(self, metrics: EngineMetrics) -> None:
+        register_global_registry(metrics, engine_prefix="vllm:")
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        return build_health_check_payload(0)
+
+
+async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
+    """Wait for the end of a start; end the processes without which one that still runs fails."""
+    while not starting.done():
+        for process in multiprocessing.active_children():
+            process.terminate()
+        await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
+
+
+def _settle(arguments: AsyncEngineArgs) -> None:
+    """Set what Tandem needs. Raise ConfigError naming an argument that a worker cannot serve."""
+    if arguments.data_parallel_size != 1:
+        raise ConfigError(
+            "--data-parallel-size: a worker has one rank; start one worker per rank",
+            param="data_parallel_size",
+        )
+    structured = arguments.structured_outputs_config
+    if structured.backend == "auto":  # the frontend writes grammars of tool calls for llguidance
+        structured.backend = "guidance"
+    folder = Path(arguments.model).expanduser()
+    if folder.is_dir():
+        arguments.model = str(folder.resolve())
+
+
+def _sampling(request: GenerateRequest) -> SamplingParams:
+    grammar = grammar_fields(request)
+    structured = None if grammar is None else StructuredOutputsParams(**grammar)
+    return SamplingParams(
+        **sampling_fields(request),
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=structured,
+    )
+
+
+def _translated(error: Exception, request: GenerateRequest) -> Exception:
+    """Return the kit's error for one of vLLM's."""
+    if isinstance(error, DynamoException):
+        return error
+    if isinstance(error, EngineDeadError):
+        return StreamIncomplete("vLLM's engine has died")
+    if isinstance(error, VLLMClientError | ValueError):
+        # vLLM names no parameter in its errors about grammars
+        has_grammar = (request.get("sampling_options") or {}).get("grammar") is not None
+        param = getattr(error, "parameter", None) or ("grammar" if has_grammar else "request")
+        return InvalidArgument(f"vLLM refuses the request: {error}", param=param)
+    if isinstance(error, GracefulHTTPError):
+        return RouterQueueLimitExceeded(f"vLLM takes no more requests: {error}")
+    if isinstance(error, EngineGenerateError):
+        return WorkerUnavailable(f"vLLM failed: {error.__cause__!r}")
+    return error
