@@ -1,7 +1,8 @@
 """The KV events that vLLM and SGLang publish over ZeroMQ.
 
 A message has three frames: topic, number (8 bytes, big-endian, without gaps), and a batch in
-msgpack, [timestamp, [event, ...], rank]. An event is an array that begins with its kind:
+msgpack, [timestamp, [event, ...], rank]. An event is an array that begins with its kind, or,
+from newer vLLMs, a map of the same fields by name, with the kind as `type`:
     ["BlockStored", hashes, parent hash, token ids, block size, lora id, medium, lora name, keys]
     ["BlockRemoved", hashes, medium]
     ["AllBlocksCleared"]
@@ -10,7 +11,7 @@ Fields at the end may be missing, and newer ones are ignored.
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -52,15 +53,42 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The removal of all blocks."""
 
 
-class EventBatch(msgspec.Struct, frozen=True, array_like=True):
+class BlockStoredMap(BlockStored, frozen=True, array_like=False, tag="BlockStored"):
+    """The filled blocks of one chain, in a map."""
+
+
+class BlockRemovedMap(BlockRemoved, frozen=True, array_like=False, tag="BlockRemoved"):
+    """Blocks removed from the cache, in a map."""
+
+
+class AllBlocksClearedMap(AllBlocksCleared, frozen=True, array_like=False, tag="AllBlocksCleared"):
+    """The removal of all blocks, in a map."""
+
+
+Event = TypeVar("Event")
+
+
+class EventBatch(msgspec.Struct, Generic[Event], frozen=True, array_like=True):
     """The events of one message, in order."""
 
     timestamp: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: list[Event]
     rank: int | None = None
 
 
-_decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
+_decode_arrays = msgspec.msgpack.Decoder(
+    EventBatch[BlockStored | BlockRemoved | AllBlocksCleared]
+).decode
+_decode_maps = msgspec.msgpack.Decoder(
+    EventBatch[BlockStoredMap | BlockRemovedMap | AllBlocksClearedMap]
+).decode
+
+
+def _decode_batch(payload: bytes) -> EventBatch[Any]:
+    try:
+        return _decode_arrays(payload)
+    except msgspec.ValidationError:
+        return _decode_maps(payload)
 
 
 class ZmqListener:

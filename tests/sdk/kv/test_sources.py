@@ -37,7 +37,7 @@ class Engine:
         assert self._socket.poll(10_000), "no subscriber"
         self._socket.recv()
 
-    def send(self, *events: list[Any], topic: bytes = b"kv") -> None:
+    def send(self, *events: list[Any] | dict[str, Any], topic: bytes = b"kv") -> None:
         payload = msgspec.msgpack.encode([0.5, list(events), 0])
         self.send_raw(self.sequence.to_bytes(8, "big"), payload, topic)
 
@@ -83,6 +83,22 @@ async def test_an_engines_batches_become_our_events(listening: Pair, engine: Eng
     engine.send(["BlockRemoved", [b"3"], "GPU", "a field of the future"])
     await held(listening, NAMES[:2])
     engine.send(["AllBlocksCleared"])
+    await held(listening, [])
+
+
+async def test_events_may_be_maps_as_newer_vllms_publish_them(
+    listening: Pair, engine: Engine
+) -> None:
+    blocks = {
+        "type": "BlockStored", "block_hashes": [b"1", b"2"], "parent_block_hash": None,
+        "token_ids": TOKENS[:8], "block_size": BLOCK, "lora_id": None, "medium": "GPU",
+        "lora_name": None, "session_id": "a field of the future",
+    }  # fmt: skip
+    engine.send(blocks)
+    await held(listening, NAMES[:2])
+    engine.send({"type": "BlockRemoved", "block_hashes": [b"2"], "medium": "GPU"})
+    await held(listening, NAMES[:1])
+    engine.send({"type": "AllBlocksCleared"})
     await held(listening, [])
 
 
