@@ -133,6 +133,16 @@ async def test_the_engine_passes_the_conformance_kit(model: Path) -> None:
     assert not failed and process.returncode == 0, failed
 
 
+async def test_the_metrics_of_vllm_have_the_workers_labels(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    async with http.get(served.metrics) as answer:
+        lines = (await answer.text()).splitlines()
+    (running,) = (line for line in lines if line.startswith("vllm:num_requests_running{"))
+    assert 'worker_id="' in running
+
+
 # the last test of the served engine, which ends in it
 async def test_a_terminated_engine_answers_first(
     served: VllmCluster, http: aiohttp.ClientSession

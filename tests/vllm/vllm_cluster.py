@@ -44,6 +44,8 @@ class VllmCluster:
         self.address = f"http://127.0.0.1:{(port := free_port())}"
         self._port = port
         self._services = ["--nats-url", nats.url, "--etcd-endpoints", etcd.url]
+        self.metrics = f"http://127.0.0.1:{(metrics_port := free_port())}/metrics"
+        self._metrics_port = metrics_port
         self._namespace = new_id()
         self._logs = logs
         self._running: list[subprocess.Popen[bytes]] = []
@@ -62,6 +64,7 @@ class VllmCluster:
 
     def start_engine(self) -> None:
         words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
         self.engine = self._start("engine", "vllm", *words)
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
