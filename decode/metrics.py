@@ -150,12 +150,16 @@ class DecodeMetrics:
     def excluded(self, num_instances: int) -> None:
         self._excluded.labels(self._model).set(num_instances)
 
-    def queued(self, depth: QueueDepth) -> None:
-        """Record the depth of the queue, which all decode workers of the model share."""
-        self._jobs.labels(self._model, "waiting").set(depth.num_jobs)
-        self._jobs.labels(self._model, "in_progress").set(depth.num_in_progress)
-        self._jobs.labels(self._model, "dead").set(depth.num_dead)
-        self._queued_tokens.labels(self._model).set(depth.num_tokens)
+    def queued(self, depth: QueueDepth | None) -> None:
+        """Record the depth of the queue; None without a prefill worker, when it is not read.
+
+        The count of dead letters then stays: its change is an alert.
+        """
+        self._jobs.labels(self._model, "waiting").set(depth.num_jobs if depth else 0)
+        self._jobs.labels(self._model, "in_progress").set(depth.num_in_progress if depth else 0)
+        self._queued_tokens.labels(self._model).set(depth.num_tokens if depth else 0)
+        if depth is not None:
+            self._jobs.labels(self._model, "dead").set(depth.num_dead)
 
     def targets(self, disagg: DisaggConfig) -> None:
         """Record the targets in force; a target that is not set has no series."""

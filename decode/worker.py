@@ -353,15 +353,16 @@ class DecodeRole:
         try:
             if self.queue.connected and self._prefill_instances.items:
                 self._queue_depth = await self.queue.depth()
+                self.metrics.queued(self._queue_depth)
             elif not self._prefill_instances.items:
                 self._queue_depth = NO_JOBS
+                self.metrics.queued(None)
         except ServiceError as error:
             logger.debug("queue depth not known: %s", error)
         was_idle = self.remote.num_open == 0
         load = await self._worker.load()
         self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
         self.metrics.loaded(load)
-        self.metrics.queued(self._queue_depth)
         self.metrics.targets(self.thresholds.current)
         self.metrics.excluded(len(self.remote.excluded()))
         self._cache.beat()

@@ -196,6 +196,9 @@ def test_the_queue_and_the_targets_in_force_are_shown() -> None:
     ttft = {"model": model, "target": "ttft"}
     assert REGISTRY.get_sample_value("tandem_decode_target_seconds", ttft) is None
     assert value("decode_target_seconds", model=model, target="itl") == 0.04
+    metrics.queued(None)
+    assert value("decode_queued_jobs", model=model, state="waiting") == 0
+    assert value("decode_queued_jobs", model=model, state="dead") == 1
 
 
 def test_every_end_of_a_handoff_begins_at_zero() -> None:
