@@ -7,6 +7,7 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.router.policy import Router
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.trace import TraceFile
 
 
 @dataclass(slots=True)
@@ -18,4 +19,5 @@ class FrontendDeps:
     client: RequestClient
     router: Router
     metrics: FrontendMetrics
+    trace: TraceFile
     num_waiting: int = 0  # new sequences that wait for a worker to return
