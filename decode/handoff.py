@@ -286,6 +286,7 @@ class RemotePrefill:
     def _admit(self, first: FirstToken) -> None:
         self._tools.transfer_cost.observe(self.num_uncached_tokens, self.active.timeline.ms())
         self._tools.metrics.handoff_admitted()
+        self.active.span.end_handoff()
         request_id = self.active.request.request_id
         token = SampledToken(first.token_id, first.logprobs)
         self._on_engine(lambda engine: engine.admit(request_id, token))
@@ -296,6 +297,7 @@ class RemotePrefill:
         request_id = active.request.request_id
         logger.warning("request %s: prefilled locally (%s): %s", request_id, cause, detail)
         self._tools.metrics.handoff_closed(cause)
+        active.span.end_handoff(cause)
         self._tools.own_prompts.add(request_id)
         token = None
         if self._first_was_sent and first is not None:

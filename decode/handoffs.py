@@ -181,7 +181,7 @@ class RemotePrefills:
             num_tokens=active.seq.num_given_tokens,
             num_uncached_tokens=remote.num_uncached_tokens,
             deadline_ms=timeout_ms,
-            trace=active.context.headers,
+            trace=active.span.begin_handoff(),
         )
         try:
             await self._queue.publish(job)

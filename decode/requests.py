@@ -23,7 +23,7 @@ from tandem.runtime.prompt_logprobs import PromptLogprobs
 from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
-from tandem.runtime.trace import TraceFile, parts_of
+from tandem.runtime.trace import TraceFile
 
 _REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
 
@@ -52,8 +52,7 @@ class ActiveRequest:
     stepped: bool = False  # the second token was generated, by decoding
 
     def __post_init__(self) -> None:
-        # Into the headers that the ticket takes along: the prefill worker's span is its child.
-        self.span = RequestSpan("tandem.decode", self.context.headers, self.timeline.started_at)
+        self.span = RequestSpan("decode", self.context.headers, self.timeline)
 
     @classmethod
     def from_wire(
@@ -136,7 +135,7 @@ class ActiveRequest:
 
     def record_in(self, trace: TraceFile) -> None:
         """Add this ended request to the worker's trace, and end its span."""
-        if not (trace.is_open or self.span.is_recorded):
+        if not self.span.is_wanted(trace):
             return
         args: dict[str, str | int | float] = {
             "outcome": self.outcome,
@@ -153,11 +152,9 @@ class ActiveRequest:
                 "reason": self.decision.reason,
                 "predicted_ms": round(self.decision.predicted_ms, 1),
             }
-        request_id, timeline = self.request.request_id, self.timeline
-        trace.record(request_id, timeline, args, self.context.headers, "decode")
-        parts = parts_of("decode", timeline.ms(), timeline.elapsed_s() * 1e6)
         error = "" if self.outcome == "finished" else self.outcome
-        self.span.end(parts, {"request_id": request_id, **args}, error)
+        conventions = {"gen_ai.request.model": self.request.model}
+        self.span.end(trace, self.request.request_id, args, error, conventions=conventions)
 
     def _report(self) -> PrefillReport:
         self.reported = True

@@ -31,10 +31,13 @@ from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_reques
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.scrape_targets import ScrapeTargets
+from tandem.frontend.trace import end_span
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
+from tandem.runtime.spans import RequestSpan
+from tandem.runtime.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +125,8 @@ class RequestHandler:
         context = RequestContext(
             timeout_s=self._deps.config.request_timeout_s, headers=_trace(exchange)
         )
+        span = RequestSpan("frontend", context.headers, Timeline())
+        exchange.traceparent = span.traceparent
         client = exchange.client
         record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
         call = Call(exchange, context, record)
@@ -144,6 +149,7 @@ class RequestHandler:
                 self._idle.set()
             record.status, record.is_gone = exchange.status, exchange.is_gone
             summary = log_request(record, self._deps.metrics)
+            end_span(span, record, summary, self._deps.trace)
             if client is not None:
                 client.settle(call.num_reserved, _num_used(summary))
 

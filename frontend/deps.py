@@ -8,6 +8,7 @@ from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.ui.recent import Recent
 from tandem.router.policy import Router
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.trace import TraceFile
 
 
 @dataclass(slots=True)
@@ -20,4 +21,5 @@ class FrontendDeps:
     router: Router
     metrics: FrontendMetrics
     recent: Recent
+    trace: TraceFile
     num_waiting: int = 0  # new sequences that wait for a worker to return

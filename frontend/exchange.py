@@ -52,7 +52,7 @@ class Exchange:
 
     __slots__ = (
         "_receive", "client", "errors", "headers", "is_gone", "is_over", "is_started", "send",
-        "status",
+        "status", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
@@ -65,12 +65,15 @@ class Exchange:
         self.is_over = False
         self.is_gone = False
         self.status = 0
+        self.traceparent = ""  # of our span; empty where nothing takes spans
 
     def id_headers(self, request_id: str) -> list[Header]:
-        """Return the headers with our id of the request and the caller's own, and its limits."""
+        """Return the headers with the request's ids, its trace, and its client's limits."""
         ours = request_id.encode()
         own = caller_id(self.headers.get(b"x-request-id", b""))
         ids = [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
+        if self.traceparent:
+            ids.append((b"traceresponse", self.traceparent.encode()))
         return ids if self.client is None else ids + self.client.headers()
 
     def check_is_json(self) -> None:

@@ -20,6 +20,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.spans import CallSpan
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class Failover:
         limit = model.card.migration_limit
         self._attempts = Attempts(deps.config.migration_limit if limit is None else limit)
         self._has_begun = False
+        self._call: CallSpan | None = None  # the last one
         self.instance_id = ""  # of the worker that was asked last
 
     @property
@@ -164,17 +166,21 @@ class Failover:
         self.instance_id = decision.instance_id
 
     async def _attempt(self, sequence: WorkerSequence) -> None:
+        self._call = CallSpan(
+            self._context.headers, self._call, {"decode_instance": self.instance_id}
+        )
         try:
-            await sequence.follow(await self._open(sequence))
+            with self._call as call:
+                await sequence.follow(await self._open(sequence, call.headers))
         finally:
             self._deps.router.finished(self._request_id)
 
-    async def _open(self, sequence: WorkerSequence) -> ResponseStream:
+    async def _open(self, sequence: WorkerSequence, headers: dict[str, str]) -> ResponseStream:
         instance = self._deps.catalog.instance(self._model, self.instance_id)
         if instance is None:
             raise ConnectionLostError(f"instance {self.instance_id} has left")
         return await self._deps.client.open(
-            instance.address, endpoint_of(instance), sequence.payload(), self._context
+            instance.address, endpoint_of(instance), sequence.payload(), self._context, headers
         )
 
     def _candidates(self) -> list[str]:

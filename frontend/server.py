@@ -30,6 +30,7 @@ from tandem.runtime.lifecycle import Lifecycle, freeze_gc, return_large_buffers
 from tandem.runtime.logs import setup_logging
 from tandem.runtime.node import Node
 from tandem.runtime.tls import check_pair
+from tandem.runtime.trace import TraceFile
 from tandem.runtime.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,15 @@ class FrontendServer:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
         access = new_access(frontend)
         self.recent = Recent()
+        self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
         deps = FrontendDeps(
-            frontend, self.catalog, node.client, self.router, self.metrics, self.recent
+            frontend,
+            self.catalog,
+            node.client,
+            self.router,
+            self.metrics,
+            self.recent,
+            self._trace,
         )
         self.collector = Collector(
             node, self.catalog, self.metrics, self.recent, frontend.max_pages
@@ -92,6 +100,7 @@ class FrontendServer:
 
     async def start(self) -> None:
         """Listen, then register. Raise ConfigError when the port is taken."""
+        await self._trace.__aenter__()
         self._http.bind()
         advertised = self._node.config.advertise_host
         self.address = host_port(advertised, self._http.port) if advertised else self._http.address
@@ -122,6 +131,7 @@ class FrontendServer:
         await self._worker_events.close()
         await self._targets.close()
         await self.catalog.close()
+        await self._trace.__aexit__()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -135,7 +145,13 @@ def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         allow_origins=allowed,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", "x-tandem-request-id", *LIMIT_HEADERS],
+        expose_headers=[
+            "x-request-id",
+            "retry-after",
+            "x-tandem-request-id",
+            "traceresponse",
+            *LIMIT_HEADERS,
+        ],
     )
 
 

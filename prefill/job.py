@@ -15,7 +15,6 @@ from tandem.runtime.messages import Claimed, ClaimRefused, PrefillJob, TransferM
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
-from tandem.runtime.trace import parts_of
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.link import Link
 
@@ -42,7 +41,7 @@ class Job:
         self._context = RequestContext(
             timeout_s=ticket.deadline_ms / 1e3, headers=dict(ticket.trace)
         )
-        self._span = RequestSpan("tandem.prefill", self._context.headers, self._timeline.started_at)
+        self._span = RequestSpan("prefill", self._context.headers, self._timeline)
 
     async def run(self) -> None:
         """Handle the ticket and acknowledge it, whether or not its KV was delivered.
@@ -83,11 +82,9 @@ class Job:
             "num_tokens": ticket.num_tokens,
             "num_uncached_tokens": ticket.num_uncached_tokens,
         }
-        timeline = self._timeline
-        self._tools.trace.record(self.request_id, timeline, args, ticket.trace, "prefill")
-        parts = parts_of("prefill", timeline.ms(), timeline.elapsed_s() * 1e6)
         error = "" if outcome == "delivered" else outcome
-        self._span.end(parts, {"request_id": self.request_id, **args}, error)
+        conventions = {"gen_ai.request.model": self._tools.node.model}
+        self._span.end(self._tools.trace, self.request_id, args, error, conventions=conventions)
 
     async def _handle(self) -> str:
         """Claim the ticket and deliver its KV; return the outcome."""

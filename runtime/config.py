@@ -65,7 +65,9 @@ class RuntimeConfig(BaseModel):
         description="port of the metrics server, 0: any free one; null: no such server",
     )
     trace_file: str | None = Field(
-        None, min_length=1, description="Chrome trace of requests; every worker writes its own file"
+        None,
+        min_length=1,
+        description="Chrome trace of requests; every process writes its own file",
     )
     drain_timeout_s: float = Field(
         10.0, ge=0, description="time for running requests to finish when a process is ended"

@@ -16,6 +16,7 @@ from tandem.runtime.events import Events, NatsEvents
 from tandem.runtime.messages import Instance
 from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.otel import traced
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.framing import MAX_FRAME_BYTES
@@ -61,6 +62,7 @@ class Node:
     async def connect(self) -> None:
         """Start every part. Raise ServiceError naming the address that cannot be reached."""
         stack = self._stack
+        await stack.enter_async_context(traced(self.component, self.instance_id))
         if self._serves and self.config.metrics_port is not None:
             stack.callback(self._serve_metrics(self.config.metrics_port))
         stack.push_async_callback(self.client.close)

@@ -1,7 +1,7 @@
 """A file of requests and their stages for Perfetto and chrome://tracing.
 
 The file is a JSON array of Chrome trace events. Viewers do not need its closing bracket, so that
-the file of a killed process can be read. One process per worker, one row per request.
+the file of a killed process can be read. One process per frontend or worker, one row per request.
 """
 
 import asyncio
@@ -9,56 +9,24 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import socket
-import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import msgspec
 
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import RoleName, WorkerRole, role_names
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.span_record import EPOCH_US, SpanRecord
 
 logger = logging.getLogger(__name__)
 
-Value = str | int | float
 Event = dict[str, Any]
-# A stage's or an interval's name, the interval's begin (None: of a stage), and the end, in
-# microseconds since the request's begin.
-Part = tuple[str, float | None, float]
 
 FLUSH_INTERVAL_S = 1.0
 MAX_PENDING_BYTES = 16 << 20  # when the disk is too slow; later requests are dropped
-# Durations are the monotonic clock's, which never jumps. The wall clock is read once, only to lay
-# the files of several workers side by side.
-_EPOCH_US = time.time() * 1e6 - time.perf_counter() * 1e6
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _encode = msgspec.json.Encoder().encode
-
-# The stage that ends a slice |-> the slice's name. Any other stage is a tick on the row.
-_SLICES: Mapping[str, Mapping[str, str]] = {
-    "decode": {
-        "queued": "placement",
-        "claimed": "queue",
-        "prefix_pulled": "prefix pull",
-        "computed": "compute",
-        "landed": "exposed transfer",
-        "verified": "verification",
-        "first_token": "prefill",
-        "first_step": "first step",
-    },
-    "prefill": {
-        "claimed": "claim",
-        "prefix_pulled": "prefix pull",
-        "computed": "compute",
-        "last_write": "exposed transfer",
-    },
-}
-_LAST_SLICE = {"decode": "decode", "prefill": "settle"}
 
 
 class TraceFile:
@@ -68,7 +36,7 @@ class TraceFile:
     a thread writes out every second. Belongs to one event loop.
     """
 
-    def __init__(self, path: str | None, role: WorkerRole, instance_id: str) -> None:
+    def __init__(self, path: str | None, role: str, instance_id: str) -> None:
         self.path = None if path is None else trace_path(path, role, instance_id)
         self.num_dropped = 0
         self._role = role
@@ -111,48 +79,30 @@ class TraceFile:
         """True while requests are recorded."""
         return self._writing is not None
 
-    def record(
-        self,
-        request_id: str,
-        timeline: Timeline,
-        args: Mapping[str, Value],
-        headers: Mapping[str, str],
-        role: RoleName | None = None,
-    ) -> None:
-        """Add a request that ends now; `headers` may have its W3C traceparent.
-
-        `role` is that of the worker for this request, by default its only one.
-        """
+    def record(self, record: SpanRecord) -> None:
+        """Add a request that has ended."""
         if not self.is_open:
             return
         if self._file is None or self._closing.is_set() or len(self._pending) > MAX_PENDING_BYTES:
             self.num_dropped += 1
             return
-        known = {"request_id": request_id, **args}
-        trace_id = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-        if trace_id is not None:
-            known["trace_id"] = trace_id[1]
-        for index, event in enumerate(self._events(request_id, timeline, known, role)):
+        for index, event in enumerate(self._events(record)):
             self._pending += (b"," if index else b",\n") + _encode(event)
 
-    def _events(
-        self,
-        request_id: str,
-        timeline: Timeline,
-        args: Mapping[str, Value],
-        role: RoleName | None,
-    ) -> Iterator[Event]:
+    def _events(self, record: SpanRecord) -> Iterator[Event]:
         """Yield the row's name, the request, and in it a slice per interval, a tick per stage."""
-        row, kind = next(self._rows), role or role_names(self._role)[0]
-        start_us, end_us = timeline.started_at * 1e6 + _EPOCH_US, timeline.elapsed_s() * 1e6
+        row, start_us = next(self._rows), record.started_at * 1e6 + EPOCH_US
+        args = {"request_id": record.request_id, **record.attributes}
+        if record.trace_id:
+            args["trace_id"] = record.trace_id
 
         def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
             ts = round(start_us + from_us, 1)
-            return self._event(phase, name, tid=row, ts=ts, cat=kind, **fields)
+            return self._event(phase, name, tid=row, ts=ts, cat=record.role, **fields)
 
-        yield self._event("M", "thread_name", tid=row, args={"name": request_id})
-        yield at("X", "request", 0.0, dur=round(end_us, 1), args=args)
-        for name, begin_us, us in parts_of(kind, timeline.ms(), end_us):
+        yield self._event("M", "thread_name", tid=row, args={"name": record.request_id})
+        yield at("X", "request", 0.0, dur=round(record.end_us, 1), args=args)
+        for name, begin_us, us in record.parts():
             if begin_us is None:
                 yield at("i", name, us, s="t")
             else:
@@ -189,27 +139,6 @@ class TraceFile:
                 self._file.truncate(self._num_written_bytes)
             self._file.close()
             self._file = None
-
-
-def parts_of(role: RoleName, stages_ms: Mapping[str, float], end_us: float) -> Iterator[Part]:
-    """Yield the intervals that fill a request of `end_us`, and the stages that end none of them."""
-    names = dict(_SLICES[role])
-    if "computed" in stages_ms:  # remotely: the token came before the KV
-        names.pop("first_token", None)
-    begin_us = 0.0
-    for stage, ms in [*stages_ms.items(), ("", end_us / 1e3)]:
-        us = min(ms * 1e3, end_us)
-        name = names.get(stage) if stage else _LAST_SLICE[role]
-        if name is not None:
-            yield name, begin_us, us
-            begin_us = us
-        elif stage != "received":
-            yield stage, None, us
-
-
-def wall_clock_ns(at: float) -> int:
-    """Return the unix time of a perf_counter reading, in nanoseconds."""
-    return int((at * 1e6 + _EPOCH_US) * 1e3)
 
 
 def trace_path(path: str, role: str, instance_id: str) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tandem.runtime import otel
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tests.apart import move_apart
@@ -71,22 +72,14 @@ def runtime_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
     return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
 
 
-@pytest.fixture(scope="session")
-def span_exporter() -> Any:
-    """OpenTelemetry's spans in memory; a process can have one provider of tracers."""
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The spans of one test, in memory; all are sampled."""
     trace = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
     export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     processors = pytest.importorskip("opentelemetry.sdk.trace.export")
-    api = pytest.importorskip("opentelemetry.trace")
     exporter = export.InMemorySpanExporter()
-    provider = trace.TracerProvider()
+    provider = trace.TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(processors.SimpleSpanProcessor(exporter))
-    api.set_tracer_provider(provider)
+    monkeypatch.setattr(otel, "_tracer", otel.new_tracer(provider))
     return exporter
-
-
-@pytest.fixture
-def exported(span_exporter: Any) -> Any:
-    """The spans of one test."""
-    span_exporter.clear()
-    return span_exporter

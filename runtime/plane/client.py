@@ -52,7 +52,13 @@ class ClientConnection(PlaneConnection):
         else:
             self._when_lost = callback
 
-    def open(self, endpoint: str, payload: bytes, context: RequestContext) -> ResponseStream:
+    def open(
+        self,
+        endpoint: str,
+        payload: bytes,
+        context: RequestContext,
+        headers: dict[str, str] | None = None,
+    ) -> ResponseStream:
         """Start a stream. Raise ConnectionLostError when the connection is over already."""
         if self._error is not None:
             raise ConnectionLostError(f"lost {self._address}: {self._error.message}")
@@ -73,7 +79,7 @@ class ClientConnection(PlaneConnection):
             credit=WINDOW_ITEMS,
             request_id=context.id,
             deadline_ms=deadline_ms,
-            headers=context.headers,
+            headers=context.headers if headers is None else headers,
         )
         self.post(frame)
         stream._listen()
@@ -146,9 +152,14 @@ class RequestClient:
         return dial.result().liveness.is_quiet(asyncio.get_running_loop().time())
 
     async def open(
-        self, address: str, endpoint: str, payload: bytes, context: RequestContext
+        self,
+        address: str,
+        endpoint: str,
+        payload: bytes,
+        context: RequestContext,
+        headers: dict[str, str] | None = None,
     ) -> ResponseStream:
-        """Start a stream on `address` ("host:port").
+        """Start a stream on `address` ("host:port"); `headers` replace those of the context.
 
         Raise ConnectionLostError without an answer within `connect_timeout_s`, ProtocolError when
         the peer is not of this cluster or takes no payload of this size, and the context's own
@@ -156,7 +167,7 @@ class RequestClient:
         """
         connection = await self.reach(address, context)
         context.raise_if_done()
-        return connection.open(endpoint, payload, context)
+        return connection.open(endpoint, payload, context, headers)
 
     async def call(
         self, address: str, endpoint: str, payload: bytes, context: RequestContext

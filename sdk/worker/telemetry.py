@@ -1,4 +1,4 @@
-"""OpenTelemetry spans for engines; without `opentelemetry-api` they do nothing.
+"""OpenTelemetry spans for engines; where nothing takes spans they do nothing.
 
     with telemetry.start_span(context, "load_kv", num_blocks=8) as span:
         span.add_event("landed")
@@ -7,19 +7,14 @@ Every request has a span named `engine.generate`, whose parent is the caller's (
 """
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from tandem.runtime import otel
 from tandem.sdk.worker.context import Context
 
-_TRACER = "tandem.sdk"
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_has_api = importlib.util.find_spec("opentelemetry") is not None
-_trace: Any = importlib.import_module("opentelemetry.trace") if _has_api else None
-_propagate: Any = importlib.import_module("opentelemetry.propagate") if _has_api else None
 
 # id of a Context |-> its request's span, while `request_span` runs
 _spans: dict[int, Any] = {}
@@ -46,8 +41,9 @@ class SpanProxy:
     def set_status(self, status: str, description: str | None = None) -> None:
         """Set the status: `ok`, `error` or `unset`, in any case of letters."""
         if self._span is not None:
-            code = _trace.StatusCode[status.upper()]
-            self._span.set_status(code, description if code is _trace.StatusCode.ERROR else None)
+            tracer = otel.tracer()
+            if tracer is not None:
+                tracer.set_status(self._span, status, description)
 
     def close(self) -> None:
         """End the span; leaving `with` does so too."""
@@ -76,12 +72,10 @@ def current_span(context: Context) -> SpanProxy:
 
 def start_span(context: Context, name: str, **attrs: Any) -> SpanProxy:
     """Start a span below the request's; leaving `with` ends it."""
-    parent = _spans.get(id(context))
-    if parent is None:
+    tracer = otel.tracer()
+    if tracer is None or id(context) not in _spans:
         return SpanProxy()
-    within = _trace.set_span_in_context(parent)
-    tracer = _trace.get_tracer(_TRACER)
-    return SpanProxy(tracer.start_span(name, context=within, attributes=attrs))
+    return SpanProxy(tracer.start(name, context.headers, attributes=attrs))
 
 
 def trace_headers(context: Context) -> dict[str, str] | None:
@@ -101,15 +95,13 @@ def engine_trace_kwargs(
 @contextlib.contextmanager
 def request_span(context: Context, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Run a request in the worker's span, the parent of calls made with its context."""
-    if not _has_api:
+    tracer = otel.tracer()
+    if tracer is None:
         yield
         return
-    parent = _propagate.extract(context.headers)
-    tracer = _trace.get_tracer(_TRACER)
-    span = tracer.start_span(name, context=parent, attributes=dict(attributes))
+    span = tracer.start(name, context.headers, tracer.SERVER, attributes=attributes)
     _spans[id(context)] = span
-    if span.get_span_context().is_valid:
-        _propagate.inject(context.headers, context=_trace.set_span_in_context(span))
+    tracer.inject(context.headers, span)
     try:
         with SpanProxy(span):
             yield

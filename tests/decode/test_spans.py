@@ -17,9 +17,13 @@ async def test_a_ticket_takes_the_requests_span_along(stage: Stage, exported: An
 
     await eventually(lambda: "tandem.decode" in named())
     span = named()["tandem.decode"]
+    handoff = named()["tandem.handoff"]
     _, trace_id, span_id, _ = work.job.trace["traceparent"].split("-")
-    assert (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}") == (trace_id, span_id)
-    assert span.attributes["place"] == "remote" and span.attributes["outcome"] == "finished"
+    assert f"{span.context.trace_id:032x}" == trace_id
+    assert f"{handoff.context.span_id:016x}" == span_id
+    assert handoff.parent.span_id == span.context.span_id
+    own = span.attributes
+    assert own["tandem.place"] == "remote" and own["tandem.outcome"] == "finished"
     assert {"placement", "queue", "decode"} <= named().keys()
     for name in ("queue", "decode"):
         assert named()[name].parent.span_id == span.context.span_id

@@ -25,5 +25,5 @@ async def test_a_tickets_span_is_below_that_of_its_decode_worker(
     span = named()["tandem.prefill"]
     assert f"{span.context.trace_id:032x}" == "ab" * 16
     assert span.parent.span_id == int("cd" * 8, 16)
-    assert span.attributes["end"] == "delivered"
+    assert span.attributes["tandem.end"] == "delivered"
     assert named()["compute"].parent.span_id == span.context.span_id
