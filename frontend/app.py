@@ -36,6 +36,7 @@ from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
+from tandem.runtime.logs import log_for
 from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
 
@@ -127,6 +128,7 @@ class RequestHandler:
         )
         span = RequestSpan("frontend", context.headers, Timeline())
         exchange.traceparent = span.traceparent
+        log_for(context.id, context.headers)
         client = exchange.client
         record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
         call = Call(exchange, context, record)

@@ -167,7 +167,7 @@ async def run_frontend(
     taken.
     """
     node = Node(runtime, component="frontend", serves=False)
-    setup_logging(runtime.log_level, node.component, node.instance_id)
+    setup_logging(runtime.log_level, node.component, node.instance_id, runtime.log_format)
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s + _GRACE_S)
     stack = AsyncExitStack()
     server: FrontendServer | None = None  # once the node is connected

@@ -32,7 +32,7 @@ def run_frontend_role(effective: EffectiveConfig) -> None:
     """Block until a signal ends the frontend."""
     config = effective.config
     require_free_port(config.frontend.host, config.frontend.port, "--port")
-    setup_logging(config.runtime.log_level, "frontend")
+    setup_logging(config.runtime.log_level, "frontend", format=config.runtime.log_format)
     from tandem.frontend.server import run_frontend
 
     live = partial(parse_live, effective)
@@ -60,7 +60,9 @@ def run_worker_role(
     """
     effective = prepare_worker(effective, gpu)
     uvloop.run(_reach_services(effective.config.runtime, role))
-    setup_logging(effective.config.runtime.log_level, "worker" if role == "both" else role)
+    runtime = effective.config.runtime
+    component = "worker" if role == "both" else role
+    setup_logging(runtime.log_level, component, format=runtime.log_format)
     folder, model_name = find_model(effective, model)
     config = effective.with_settings([Setting("engine.model", str(folder), "MODEL")]).config
     settings = WorkerSettings(

@@ -11,6 +11,7 @@ from tandem.prefill.writer import BlockWriter
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError, TransferError
+from tandem.runtime.logs import log_for
 from tandem.runtime.messages import Claimed, ClaimRefused, PrefillJob, TransferMetadata
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.spans import RequestSpan
@@ -48,6 +49,7 @@ class Job:
 
         Without the KV, the decode worker prefills locally.
         """
+        log_for(self.request_id, self._context.headers)
         renewing = asyncio.create_task(self._renew())
         try:
             async with self._context:

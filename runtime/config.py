@@ -58,6 +58,9 @@ class RuntimeConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of log lines"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="a log line: text, or a JSON object with the ids of request and trace"
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,

@@ -3,13 +3,29 @@
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Literal
+
+import msgspec
 
 from tandem.runtime.printable import masked, one_line
+from tandem.runtime.span_record import trace_id_of
+
+LogFormat = Literal["text", "json"]
 
 MAX_MESSAGE_BYTES = 1024
 _MAX_TRACEBACK_LINES = 100  # the last ones, where the error is
 # Loggers whose lines below warning are of no use to an operator of Tandem.
-_CHATTY = ("asyncio", "grpc", "httpx", "nats", "nats.aio.client", "uvicorn.access")
+_CHATTY = ("asyncio", "grpc", "httpx", "nats", "nats.aio.client", "urllib3", "uvicorn.access")
+
+# Id and headers of the request whose task logs.
+_request: ContextVar[tuple[str, Mapping[str, str]]] = ContextVar("request", default=("", {}))
+
+
+def log_for(request_id: str, headers: Mapping[str, str]) -> None:
+    """Give the lines of this task, and of those that it starts, the ids of a request."""
+    _request.set((request_id, headers))
 
 
 class LineFormatter(logging.Formatter):
@@ -29,20 +45,45 @@ class LineFormatter(logging.Formatter):
         return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
-def setup_logging(level: str, role: str, instance_id: str = "") -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object per event, its traceback included; ids only where there are some."""
+
+    def __init__(self, role: str, instance_id: str) -> None:
+        super().__init__()
+        self._process = {"role": role, "instance": instance_id} if instance_id else {"role": role}
+
+    def format(self, record: logging.LogRecord) -> str:
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{second}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            **self._process,
+            "logger": record.name,
+            "message": one_line(masked(record.getMessage()), MAX_MESSAGE_BYTES),
+        }
+        request_id, headers = _request.get()
+        if request_id:
+            line["request_id"] = one_line(request_id, MAX_MESSAGE_BYTES)
+        if trace_id := trace_id_of(headers):
+            line["trace_id"] = trace_id
+        if record.exc_info:
+            last = self.formatException(record.exc_info).split("\n")[-_MAX_TRACEBACK_LINES:]
+            each = (one_line(masked(text), MAX_MESSAGE_BYTES) for text in last)
+            line["traceback"] = "\n".join(each)
+        return msgspec.json.encode(line).decode()
+
+
+def setup_logging(level: str, role: str, instance_id: str = "", format: LogFormat = "text") -> None:
     """Log to stderr from `level` ("debug" .. "error") on; replaces earlier handlers.
 
-    A line is `time level role/instance logger: message`, in UTC with milliseconds; the lines of a
-    traceback are indented.
+    A line of text is `time level role/instance logger: message`, in UTC with milliseconds; the
+    lines of a traceback are indented.
     """
-    who = f"{role}/{instance_id}" if instance_id else role
-    formatter = LineFormatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {who.replace('%', '%%')} %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    is_json = format == "json"
+    handler.setFormatter(
+        JsonFormatter(role, instance_id) if is_json else _text_formatter(role, instance_id)
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -50,3 +91,13 @@ def setup_logging(level: str, role: str, instance_id: str = "") -> None:
     # No line shows these, and finding them out takes a fifth of a line's time.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def _text_formatter(role: str, instance_id: str) -> LineFormatter:
+    who = f"{role}/{instance_id}" if instance_id else role
+    formatter = LineFormatter(
+        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {who.replace('%', '%%')} %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    formatter.converter = time.gmtime
+    return formatter

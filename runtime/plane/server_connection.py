@@ -16,6 +16,7 @@ from tandem.runtime.errors import (
     ProtocolError,
     TandemError,
 )
+from tandem.runtime.logs import log_for
 from tandem.runtime.plane.connection import PlaneConnection
 from tandem.runtime.plane.framing import (
     MAX_PAYLOAD_BYTES,
@@ -227,6 +228,7 @@ class ServerConnection(PlaneConnection):
         context.raise_if_done()
 
     async def _run(self, frame: Open, handler: Handler, call: _Call) -> None:
+        log_for(call.context.id, call.context.headers)
         try:
             if self.may_be_full:
                 await self._wait_for_turn(call.context)

@@ -43,5 +43,10 @@ async def _run(factory: EngineFactory, argv: list[str] | None) -> None:
     worker = EngineWorker(engine, config)
     runtime = worker.runtime
     if not logging.getLogger().handlers:
-        setup_logging(runtime.config.log_level, config.served_component, runtime.instance_id)
+        setup_logging(
+            runtime.config.log_level,
+            config.served_component,
+            runtime.instance_id,
+            runtime.config.log_format,
+        )
     await worker.run()

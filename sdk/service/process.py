@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = arguments.service or spec_of(entry).name
         if name not in graph:
             raise unknown_key("--service", name, graph)
-        setup_logging(find_cluster().log_level, name)
+        cluster = find_cluster()
+        setup_logging(cluster.log_level, name, format=cluster.log_format)
         uvloop.run(_run(graph[name], list(graph.values())))
     except TandemError as error:
         print(f"error: {error.message}", file=sys.stderr)

@@ -55,7 +55,12 @@ def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
             sys.excepthook = _print_uncaught
         runtime = DistributedRuntime()
         if not logging.getLogger().handlers:
-            setup_logging(runtime.config.log_level, runtime.component, runtime.instance_id)
+            setup_logging(
+                runtime.config.log_level,
+                runtime.component,
+                runtime.instance_id,
+                runtime.config.log_format,
+            )
         task = asyncio.ensure_future(_run(main, runtime, args, kwargs))
         with _signals(runtime, task):
             try:

@@ -1,12 +1,21 @@
 """Log lines: one per event, short, and without passwords."""
 
+import asyncio
+import json
 import logging
+from typing import Any
 
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.logs import MAX_MESSAGE_BYTES, LineFormatter
+from tandem.runtime.logs import (
+    MAX_MESSAGE_BYTES,
+    JsonFormatter,
+    LineFormatter,
+    log_for,
+    setup_logging,
+)
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import MAX_NAME_CHARS, masked, one_line, short
 from tests.services import free_port
@@ -75,3 +84,47 @@ async def test_an_unreachable_nats_is_named_without_its_password() -> None:
         await connection.start()
     assert "hidden" not in caught.value.message
     await connection.close()
+
+
+async def test_a_line_of_json_has_the_ids_of_its_tasks_request() -> None:
+    formatter = JsonFormatter("decode", "d-1")
+    headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+
+    async def line(request_id: str, **options: Any) -> dict[str, str]:
+        if request_id:
+            log_for(request_id, headers)
+        record = logging.LogRecord(
+            "tandem.x", logging.INFO, "", 0, "at %s", ("nats://u:p@h",), None
+        )
+        record.__dict__ |= options
+        text = formatter.format(record)
+        assert "\n" not in text
+        found: dict[str, str] = json.loads(text)
+        return found
+
+    own = await asyncio.create_task(line("r-1"))
+    assert (own["request_id"], own["trace_id"]) == ("r-1", "ab" * 16)
+    assert (own["role"], own["instance"], own["level"]) == ("decode", "d-1", "info")
+    assert own["message"] == "at nats://u:***@h"
+    other = await asyncio.create_task(line(""))
+    assert "request_id" not in other and "trace_id" not in other
+    try:
+        raise ValueError(FORGED)
+    except ValueError as error:
+        failed = await line("", exc_info=(type(error), error, error.__traceback__))
+    assert failed["traceback"].startswith("Traceback") and "ValueError: x" in failed["traceback"]
+
+
+def test_the_format_of_lines_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        setup_logging("info", "decode", "d-1", "json")
+        logging.getLogger("tandem.x").info("hello")
+        assert json.loads(capsys.readouterr().err)["message"] == "hello"
+        setup_logging("info", "decode", "d-1")
+        logging.getLogger("tandem.x").info("hello")
+        assert capsys.readouterr().err.endswith("INFO    decode/d-1 tandem.x: hello\n")
+    finally:
+        root.handlers[:], root.level = before
+        logging.captureWarnings(False)
