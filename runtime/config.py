@@ -5,6 +5,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 
 class RuntimeConfig(BaseModel):
     """Addresses, leases and timeouts. Durations are seconds."""
@@ -55,9 +57,7 @@ class RuntimeConfig(BaseModel):
         description="authorities whose certificates are accepted (PEM); null: for NATS and etcd "
         "those of the system",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest level of log lines"
-    )
+    log_level: LogLevel = Field("info", description="lowest level of log lines; live")
     log_format: Literal["text", "json"] = Field(
         "text", description="a log line: text, or a JSON object with the ids of request and trace"
     )

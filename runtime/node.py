@@ -9,10 +9,11 @@ from typing import Self
 
 from tandem.runtime.address import EndpointAddress, host_port, new_id
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import Discovery
+from tandem.runtime.discovery import Discovery, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.events import Events, NatsEvents
+from tandem.runtime.live_level import LiveLogLevel
 from tandem.runtime.messages import Instance
 from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
@@ -70,6 +71,9 @@ class Node:
         await self.nats.start()
         stack.push_async_callback(self.discovery.close)
         await self.discovery.start()
+        live = self.discovery.watch(config_prefix(self.config.namespace))
+        stack.push_async_callback(live.close)
+        LiveLogLevel(self.config.log_level, live, self.config.namespace, self.model)
         stack.push_async_callback(self.events.close)
         await self.events.start()
         if self._serves:

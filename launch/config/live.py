@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tandem.launch.config.in_force import mark_not_in_force
 from tandem.launch.config.model import (
+    LIVE_KEYS,
     LIVE_SECTIONS,
     EffectiveConfig,
     all_keys,
@@ -138,7 +139,7 @@ async def _watch(effective: EffectiveConfig, emit: Callable[[str], None]) -> Non
 def require_live(key: str) -> None:
     """Raise ConfigError for a key that does not exist, or cannot be changed while serving."""
     find_field(Setting(key, None, "command line"))
-    if key.partition(".")[0] not in LIVE_SECTIONS:
+    if key.partition(".")[0] not in LIVE_SECTIONS and key not in LIVE_KEYS:
         raise ConfigError(
             f"{key} is read at the start only: restart to change it; "
             f"live keys are {', '.join(live_keys())}",
@@ -147,7 +148,8 @@ def require_live(key: str) -> None:
 
 
 def live_keys() -> list[str]:
-    return [f"{s}.{name}" for s in LIVE_SECTIONS for name in section_model(s).model_fields]
+    names = [f"{s}.{name}" for s in LIVE_SECTIONS for name in section_model(s).model_fields]
+    return [*names, *LIVE_KEYS]
 
 
 def plain(effective: EffectiveConfig, key: str) -> Any:

@@ -35,6 +35,7 @@ from tandem.runtime.names import nearest, variable_name
 from tandem.transfer.config import TransferConfig
 
 LIVE_SECTIONS = ("disagg",)  # sections whose keys `tandem config set` changes while serving
+LIVE_KEYS = ("runtime.log_level",)  # live keys of other sections
 
 
 class TandemConfig(BaseModel):

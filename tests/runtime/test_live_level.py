@@ -1,0 +1,58 @@
+"""The live level of log lines: a bad value changes nothing, a model's own goes first."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandem.launch.config.live import require_live
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import MemoryDiscovery, config_key, config_prefix
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.live_level import LiveLogLevel
+from tandem.runtime.node import Node
+from tests.services import eventually
+
+KEY = "runtime.log_level"
+
+
+@pytest.fixture
+async def discovery() -> AsyncIterator[MemoryDiscovery]:
+    root = logging.getLogger()
+    level = root.level
+    discovery = MemoryDiscovery()
+    await discovery.start()
+    yield discovery
+    await discovery.close()
+    root.setLevel(level)
+
+
+async def test_a_level_is_in_force_until_it_is_unset(discovery: MemoryDiscovery) -> None:
+    view = discovery.watch(config_prefix("t"))
+    await view.ready()
+    LiveLogLevel("warning", view, "t", "org/a model")
+    level = logging.getLogger().getEffectiveLevel
+    await discovery.put_config(config_key("t", KEY), b'"debug"')
+    assert level() == logging.DEBUG
+    for bad in (b'"loud"', b"{", b"10", b"null"):
+        await discovery.put_config(config_key("t", KEY), bad)
+        assert level() == logging.DEBUG
+    await discovery.put_config(config_key("t", KEY, "org/a model"), b'"error"')
+    await discovery.put_config(config_key("t", KEY, "other"), b'"info"')
+    assert level() == logging.ERROR
+    await discovery.delete(config_key("t", KEY, "org/a model"))
+    assert level() == logging.DEBUG
+    await discovery.delete(config_key("t", KEY))
+    assert level() == logging.WARNING
+
+
+async def test_every_connected_process_follows_what_the_command_may_set(
+    runtime_config: RuntimeConfig, discovery: MemoryDiscovery
+) -> None:
+    require_live(KEY)
+    with pytest.raises(ConfigError, match="read at the start only"):
+        require_live("runtime.log_format")
+    async with Node(runtime_config, component="worker", serves=False) as node:
+        key = config_key(runtime_config.namespace, KEY)
+        await node.discovery.put_config(key, b'"error"')
+        await eventually(lambda: logging.getLogger().level == logging.ERROR)
