@@ -34,10 +34,10 @@ serve: $(READY)
 	@exec $(BIN)/python -I -S launch/supervise/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
-# two files at a time: most tests wait for processes of theirs. One thread each: these are many, and
+# three files at a time: most tests wait for processes of theirs. One thread each: these are many, and
 # none may claim every core for itself. A process that dies is not replaced: it ends the run
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile \
 		--max-worker-restart 0
 
 # alone: these need both cores

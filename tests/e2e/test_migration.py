@@ -157,7 +157,10 @@ async def test_while_nothing_happens_every_answer_is_whole(
     undisturbed += crowd.answers
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+)
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: list[tuple[object, ...]], number: signal.Signals
 ) -> None:

@@ -47,6 +47,9 @@ def at(point: str, *values: object) -> Any:
     return pytest.param(point, *values, marks=() if point == SHORT else pytest.mark.slow)
 
 
+actions = pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+
+
 def prompt(seed: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 300) for _ in range(NUM_TOKENS)]
@@ -203,7 +206,7 @@ def is_typed_error(answer: Answer) -> bool:
     return answer.status in (502, 503) and bool(answer.body["error"]["message"])
 
 
-@pytest.mark.parametrize("action", ["kill", "stop"])
+@actions
 @pytest.mark.parametrize("point", [at(point) for point in NAMED])
 async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
     stage: Stage, point: str, action: Action
@@ -222,7 +225,7 @@ async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
     await stage.healed()
 
 
-@pytest.mark.parametrize("action", ["kill", "stop"])
+@actions
 @pytest.mark.parametrize("point", [at(point) for point in NAMED])
 async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     stage: Stage, point: str, action: Action

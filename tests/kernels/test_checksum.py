@@ -154,7 +154,9 @@ def test_each_single_bit_flip_of_the_parts_changes_the_sum_and_none_outside_does
 
 
 @BOTH
-@pytest.mark.parametrize("num_bits", [1, 2, 3, 64])
+@pytest.mark.parametrize(
+    "num_bits", [1, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def test_a_thousand_random_flips_are_all_caught(device: str, sums: Sums, num_bits: int) -> None:
     rng = random.Random(num_bits)
     words = random_words(1, 50, "cpu").repeat(251, 1)

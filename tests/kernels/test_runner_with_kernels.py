@@ -52,7 +52,10 @@ def test_every_kind_of_kernels_answers_alike(folder: Path) -> None:
     assert_alike(folder)
 
 
-@pytest.mark.parametrize("model_type", VARIED)
+@pytest.mark.parametrize(
+    "model_type",
+    ["gpt_oss", *(pytest.param(t, marks=pytest.mark.slow) for t in VARIED if t != "gpt_oss")],
+)
 def test_every_kind_of_kernels_varies_alike(model_type: str, tmp_path: Path) -> None:
     """Windows, caps, norms over all heads, GELU, biases, experts, layers without rope."""
     narrow = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
@@ -92,14 +95,12 @@ def sequence(num_tokens: int, block_table: list[int], batch_row: int, **sampling
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "requests",
     [
-        pytest.param([{}, {}, {}], marks=pytest.mark.slow),
-        pytest.param(
-            [{"temperature": 0.9, "top_p": 0.9, "seed": 3}, {}, {"temperature": 1, "seed": 1}],
-            marks=pytest.mark.slow,
-        ),
+        [{}, {}, {}],
+        [{"temperature": 0.9, "top_p": 0.9, "seed": 3}, {}, {"temperature": 1, "seed": 1}],
         [{"frequency_penalty": 1.5, "logprobs": 2}, {"repetition_penalty": 1.7}, {}],
     ],
 )

@@ -7,6 +7,8 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the tests' tensor
 
 # Under the interpreter bf16 dots are computed wrongly: bfloat16 is for machines with a GPU.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+# for tests that take seconds in the interpreter
+COSTLY_DTYPES = [torch.float16] + [pytest.param(d, marks=pytest.mark.slow) for d in DTYPES[::2]]
 
 # Unit roundoff: half the distance from 1 to the next larger number.
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

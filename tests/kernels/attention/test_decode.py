@@ -105,7 +105,9 @@ def test_odd_lengths_attend_to_exactly_their_own_context(
 
 
 @both
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize(
+    "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
+)
 def test_every_group_of_query_heads_reads_its_own_kv_head(
     attend: Attend, make_paged, group_size: int
 ) -> None:

@@ -117,7 +117,9 @@ def test_a_later_chunk_sees_everything_before_it(attend: Callable[..., None], ma
 
 
 @launchers
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize(
+    "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
+)
 def test_every_group_of_query_heads_reads_its_own_kv_head(
     attend: Callable[..., None], make_paged, group_size: int
 ) -> None:

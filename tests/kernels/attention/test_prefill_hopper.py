@@ -98,7 +98,9 @@ def test_a_later_chunk_sees_everything_before_it(simulate: Simulate, seed: int) 
     simulate([140, 32, 1, 2, 128], [500, 33, 400, 18, 384], seed=seed)
 
 
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize(
+    "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
+)
 def test_every_group_of_query_heads_reads_its_own_kv_head(
     simulate: Simulate, group_size: int
 ) -> None:
@@ -113,7 +115,9 @@ def test_tiles_gather_blocks_of_every_offered_size(
     simulate([150, 5], [411, 256], head_dim=head_dim, block_size=block_size, num_kv_heads=2)
 
 
-@pytest.mark.parametrize("num_programs", [1, 3, 7])
+@pytest.mark.parametrize(
+    "num_programs", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
+)
 @pytest.mark.parametrize("take_turns", [False, True])
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_a_program_works_through_many_items_in_any_order_of_events(

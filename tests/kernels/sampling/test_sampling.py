@@ -11,7 +11,7 @@ from tandem.kernels.reference import sampling as reference
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
 from tests.kernels.sampling.oracle import Asked, acceptable, adjusted, as_adjustments, as_rows
-from tests.kernels.tolerance import DTYPES, UNIT
+from tests.kernels.tolerance import COSTLY_DTYPES, DTYPES, UNIT
 
 INF, NAN = math.inf, math.nan
 # Several chunks and groups in a small vocabulary, and lists that overflow.
@@ -96,7 +96,7 @@ MIXED = [
 
 
 @samplers
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", COSTLY_DTYPES)
 def test_every_option_alone_and_together_in_one_batch(
     sample: Sample, dtype: torch.dtype, device: str
 ) -> None:
@@ -108,8 +108,8 @@ def test_every_option_alone_and_together_in_one_batch(
 @pytest.mark.parametrize(
     "filters",
     [
-        Asked(),
-        Asked(top_k=3, top_p=0.9),
+        pytest.param(Asked(), marks=pytest.mark.slow),
+        pytest.param(Asked(top_k=3, top_p=0.9), marks=pytest.mark.slow),
         Asked(temperature=2, top_k=40),
         Asked(temperature=2, top_p=0.6),
     ],
@@ -241,7 +241,7 @@ ADJUSTED = [
 
 
 @samplers
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", COSTLY_DTYPES)
 def test_penalties_bias_and_held_tokens_come_first_and_in_float32(
     sample: Sample, dtype: torch.dtype, device: str
 ) -> None:
