@@ -96,7 +96,8 @@ class LoadTable:
 
     def num_requests(self, rows: Rows) -> Floats:
         """Return the numbers of our own requests in flight."""
-        return self._columns[_NUM_REQUESTS].take(rows)
+        taken: Floats = self._columns[_NUM_REQUESTS].take(rows)
+        return taken
 
     def _lend(self, rows: Rows, prompt_s: Floats, is_unknown: NDArray[np.bool_]) -> None:
         order = prompt_s.argsort()  # the unknown ones last

@@ -102,27 +102,21 @@ def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floa
     a bad moment gets prompts in spite of them, and learns them anew.
     """
     by_prompts, by_decodes = _factors(prompt_s), _factors(decode_s)
-    if by_prompts is None and by_decodes is None:
-        return pace
-    by_prompts = 1.0 if by_prompts is None else by_prompts
     return replace(
         pace,
         per_step_s=pace.per_step_s * by_prompts,
         per_token_s=pace.per_token_s * by_prompts,
         per_position_s=pace.per_position_s * by_prompts,
         waiting_tokens_s=pace.waiting_tokens_s * by_prompts,
-        decode_s=pace.decode_s * (1.0 if by_decodes is None else by_decodes),
+        decode_s=pace.decode_s * by_decodes,
     )
 
 
-def _factors(seconds: Floats) -> Floats | None:
-    """Return the factors that keep all `seconds` within the bound, None where they are.
-
-    Zeros are seconds that are not learned yet.
-    """
-    longest_s = MAX_SLOWNESS * seconds.min(initial=math.inf, where=seconds > 0)
-    if seconds.max() <= longest_s:
-        return None
+def _factors(seconds: Floats) -> Floats:
+    """Return the factors that keep all `seconds` within the bound; zeros are not learned yet."""
+    longest_s = MAX_SLOWNESS * float(seconds.min(initial=math.inf, where=seconds > 0))
+    if float(seconds.max()) <= longest_s:
+        return np.ones(1)
     return np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
 
 

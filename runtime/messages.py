@@ -21,7 +21,7 @@ ControlName = Literal["clear-prefix-cache", "profile"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]  # not NaN either
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  # of a step
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
 DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
