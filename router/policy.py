@@ -22,6 +22,7 @@ class RoutingDecision:
     num_overlap_blocks: int
     reason: str
     predicted_ms: float = 0.0  # to the first token; 0: not known
+    cost_ms: float = 0.0  # predicted delay of all answers together
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class Router:
             f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; "
             f"1 of {len(candidates)}, overlap {overlap}/{num_blocks}",
             predicted_ms,
+            cost_ms,
         )
 
     def _by_blocks(
