@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Literal, Protocol
 
 from tandem.frontend.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
+from tandem.router.policy import RoutingDecision
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import endpoint_of
 from tandem.runtime.errors import (
@@ -118,7 +120,13 @@ class Failover:
         self._attempts = Attempts(deps.config.migration_limit if limit is None else limit)
         self._has_begun = False
         self._call: CallSpan | None = None  # the last one
-        self.instance_id = ""  # of the worker that was asked last
+        self._sent_s = 0.0  # perf_counter
+        self.decision = RoutingDecision("", 0, "")  # the worker that was asked last
+
+    @property
+    def instance_id(self) -> str:
+        """The worker that was asked last; empty before there is one."""
+        return self.decision.instance_id
 
     @property
     def num_migrations(self) -> int:
@@ -130,6 +138,9 @@ class Failover:
         self._has_begun = True
         self._attempts.begun()
         self._deps.router.prefilled(self._request_id)
+        if self.decision.predicted_ms:
+            error = (time.perf_counter() - self._sent_s) * 1e3 / self.decision.predicted_ms
+            self._deps.metrics.prediction_error.labels(self._model.card.name).observe(error)
 
     async def run(self, sequence: WorkerSequence) -> None:
         """Have the sequence generated. Raises the error of the last worker that was tried."""
@@ -161,14 +172,13 @@ class Failover:
         candidates = self._candidates()
         router = self._deps.router
         num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
-        decision = router.choose(candidates, hashes, num_blocks)
-        router.started(self._request_id, decision, num_blocks)
-        self.instance_id = decision.instance_id
+        self.decision = router.choose(candidates, hashes, num_blocks)
+        router.started(self._request_id, self.decision, num_blocks)
+        self._sent_s = time.perf_counter()
 
     async def _attempt(self, sequence: WorkerSequence) -> None:
-        self._call = CallSpan(
-            self._context.headers, self._call, {"decode_instance": self.instance_id}
-        )
+        facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
+        self._call = CallSpan(self._context.headers, self._call, facts)
         try:
             with self._call as call:
                 await sequence.follow(await self._open(sequence, call.headers))

@@ -18,6 +18,7 @@ from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.plan import Choice, Plan
 from tandem.frontend.request_log import AnswerSummary, TokenCounts
+from tandem.router.policy import RoutingDecision
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import (
     ConnectionLostError,
@@ -50,7 +51,7 @@ class ChoiceRun:
     failover: Failover
     generated: list[int] = field(default_factory=list)  # tokens of the answer so far
     has_begun: bool = False  # a worker has answered, and the sink has begun the choice
-    began_at: str = ""  # instance id of the worker that began it
+    began_with: RoutingDecision | None = None  # the choice of the worker that began it
     report: PrefillReport | None = None  # of the worker that began it
     timeline_ms: dict[str, float] | None = None  # the whole, where one worker generated everything
     prompt_logprobs: PromptLogprobs | None = None  # of the worker that began it
@@ -58,9 +59,14 @@ class ChoiceRun:
     last_token_s: float = 0.0  # perf_counter
 
     @property
+    def decision(self) -> RoutingDecision:
+        """The choice of the worker that began; until then, of the one that was asked last."""
+        return self.began_with or self.failover.decision
+
+    @property
     def instance_id(self) -> str:
-        """The worker that began the choice; until then, the one that was asked last."""
-        return self.began_at or self.failover.instance_id
+        """The worker of `decision`; empty before there is one."""
+        return self.decision.instance_id
 
 
 class Sink(Protocol):
@@ -101,11 +107,17 @@ class Answer:
     def summary(self) -> AnswerSummary:
         """Return the facts for the log; worker and prefill are those of the first choice."""
         first_s = min((run.first_token_s for run in self.runs if run.has_begun), default=0.0)
-        return AnswerSummary(first_s, self.runs[0].instance_id, self.tokens(), self.runs[0].report)
+        run = self.runs[0]
+        return AnswerSummary(
+            first_s, run.instance_id, self.tokens(), run.report, run.decision.reason
+        )
 
     def headers(self, run: ChoiceRun, exchange: Exchange) -> list[Header]:
         """Return the headers about the workers of a choice, and the ids of the request."""
-        headers = [(b"x-tandem-decode-instance", _header_value(run.instance_id))]
+        headers = [
+            (b"x-tandem-decode-instance", _header_value(run.instance_id)),
+            (b"x-tandem-decode-reason", _header_value(run.decision.reason)),
+        ]
         if run.report is not None:
             headers.append((b"x-tandem-prefill", run.report.place.encode()))
             headers.append((b"x-tandem-prefill-reason", _header_value(run.report.reason)))
@@ -275,11 +287,11 @@ class _ChoiceSequence:
         run.prompt_logprobs = _checked(delta, run.choice)
         run.has_begun = True
         run.first_token_s = now
-        run.began_at = run.failover.instance_id
+        run.began_with = run.failover.decision
         run.report = delta.prefill
         if delta.prefill is not None:
             self._metrics.add(self._metrics.prefills, model, delta.prefill.place)
-            self._recent.began(run.began_at, delta.prefill)
+            self._recent.began(run.instance_id, delta.prefill)
         await self._sink.first(run)
 
     def _observe_gap(self, num_tokens: int) -> None:

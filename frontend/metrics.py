@@ -18,6 +18,7 @@ _OTHER_KEYS = "other"
 # 1, 2, 5 per decade
 _SECONDS = tuple(m * 10.0**e for e in range(-4, 3) for m in (1, 2, 5))
 _TOKENS = tuple(float(2**power) for power in range(18))
+_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 _PARTS = 8  # of each bucket of seconds in here: the page reads quantiles to some 10 %
 
 
@@ -118,6 +119,12 @@ class FrontendMetrics:
         self.workers = self._gauge("decode_workers", "Decode workers that can be routed to.")
         self.time_to_first_token = self._seconds(
             "time_to_first_token", "From arrival to the first token."
+        )
+        self.prediction_error = Histogram(
+            f"{_PREFIX}prediction_error",
+            "Time from the choice of a worker to its first answer, over its prediction.",
+            _RATIOS,
+            self.registry,
         )
         self.inter_token_latency = self._seconds(
             "inter_token_latency",

@@ -33,6 +33,7 @@ class AnswerSummary(msgspec.Struct, frozen=True, gc=False):
     instance_id: str  # of the worker that answers; empty before there is one
     tokens: TokenCounts | None  # None for a model that reads and writes text
     report: PrefillReport | None  # of the first prompt's prefill; None before its first token
+    reason: str  # of the choice of this worker
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ def end_span(
     if record.model:
         known["gen_ai.request.model"] = known["gen_ai.response.model"] = record.model
     if answer is not None:
-        own["decode_instance"] = answer.instance_id
+        own |= {"decode_instance": answer.instance_id, "decode_reason": answer.reason}
         if answer.first_s:
             span.timeline.mark("first_token", answer.first_s)
         if answer.tokens is not None:

@@ -11,8 +11,8 @@ class RouterConfig(BaseModel):
     overlap_weight: float = Field(
         1.0,
         ge=0,
-        description="cost of a block that has to be prefilled, against 1 for a block that is "
-        "being decoded; 0 routes by load alone",
+        description="weight of a block that a prefix cache saves, and where no costs of steps are "
+        "known, of a block to prefill against one being decoded; 0 routes by load alone",
     )
     max_index_entries: int = Field(
         4_000_000,

@@ -1,11 +1,17 @@
-"""The choice of a decode worker: the cheapest by prefix overlap and load. Pure."""
+"""The choice of a decode worker: the cheapest by predicted delays, with prefix overlap. Pure."""
 
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
+from tandem.router.load_table import LoadTable, Rows
+from tandem.router.predict import Floats, delay_s
 from tandem.runtime.messages import LoadReport
+
+MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
 
 @dataclass(slots=True, frozen=True)
@@ -15,6 +21,8 @@ class RoutingDecision:
     instance_id: str
     num_overlap_blocks: int
     reason: str
+    predicted_ms: float = 0.0  # to the first token; 0: not known
+    cost_ms: float = 0.0  # predicted delay of all answers together
 
 
 @dataclass(slots=True)
@@ -25,60 +33,27 @@ class _Request:
     num_blocks: int
     num_pending_blocks: int  # still to be prefilled
     num_reports: int  # of the instance, received before this request was sent
-
-
-@dataclass(slots=True)
-class _Load:
-    """An instance's load: our own requests, and the excess of its last report over them.
-
-    A report ages. Its excess over our prompts is partly our answers, which end with our requests.
-    Reports do not tell the parts apart, so all requests of an instance are assumed to be alike.
-    """
-
-    num_requests: int = 0
-    active_blocks: int = 0
-    pending_blocks: int = 0
-    num_reports: int = 0
-    num_reported: int = 0  # of our requests, present at the last report
-    num_left: int = 0  # of these, still present
-    answer_blocks: float = 0.0  # of these, at the last report
-    foreign_blocks: float = 0.0  # of other frontends' requests
-    foreign_pending_blocks: int = 0
-
-    def report(self, active_blocks: int, pending_blocks: int, num_requests: int) -> None:
-        """Note the load of `num_requests` requests, ours among them; 0 when it is not known."""
-        ours = self.num_requests / num_requests if num_requests else 0.0
-        excess_blocks = max(0, active_blocks - self.active_blocks)
-        self.foreign_blocks = min(excess_blocks, active_blocks * max(0.0, 1 - ours))
-        self.answer_blocks = excess_blocks - self.foreign_blocks
-        self.foreign_pending_blocks = max(0, pending_blocks - self.pending_blocks)
-        self.num_reported = self.num_left = self.num_requests
-        self.num_reports += 1
-
-    def active(self) -> float:
-        """Return the blocks of running requests, of all frontends."""
-        answers = self.answer_blocks * self.num_left / max(1, self.num_reported)
-        return self.active_blocks + answers + self.foreign_blocks
-
-    def pending(self) -> int:
-        """Return the blocks that wait to be prefilled, of all frontends."""
-        return self.pending_blocks + self.foreign_pending_blocks
+    is_prefilled: bool = False
 
 
 @dataclass(slots=True)
 class Router:
     """The choice among instances by cost, and the state that the cost is computed from.
 
-    cost = overlap_weight * blocks to prefill, with those of this request + blocks being decoded
+    The cost is the predicted delay of all answers together: the time to this one's first token,
+    after the prompts that came first, and what its uncached tokens delay the answers that run
+    there. Where no instance has learned what its steps cost, the cost is
+    overlap_weight * blocks to prefill, with those of this request + blocks being decoded.
 
-    The lowest cost wins, then the fewest requests in flight, then chance. The caller reports the
-    start, the first token and the end of each request; `index` and `update_load` add the rest.
+    The lowest cost wins. Among equal costs, and predictions within MARGIN with no shorter prefix,
+    the fewest requests in flight win, then chance. The caller reports the start, the first token
+    and the end of each request; `index` and `update_load` add the rest.
     """
 
     config: RouterConfig
     rng: random.Random = field(default_factory=random.Random)
     index: KvIndex = field(init=False)
-    _loads: dict[str, _Load] = field(default_factory=dict)
+    _loads: LoadTable = field(default_factory=LoadTable)
     _requests: dict[str, _Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,16 +61,12 @@ class Router:
 
     def update_load(self, report: LoadReport, block_size: int = 16) -> None:
         """Note a worker's own report. `block_size` is the tokens per block of the worker."""
-        load = self._loads.setdefault(report.instance_id, _Load())
-        load.report(
-            max(0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks),
-            report.num_waiting_tokens // block_size,
-            report.num_running + report.num_waiting,
-        )
+        self._loads.add(report.instance_id).report(report, block_size)
+        self._loads.changed(report.instance_id)
 
     def remove_instance(self, instance_id: str) -> None:
         """Remove an instance. Its requests may still finish."""
-        self._loads.pop(instance_id, None)
+        self._loads.remove(instance_id)
         self.index.remove_instance(instance_id)
 
     def heeds_prefix(self, candidates: list[str]) -> bool:
@@ -111,51 +82,79 @@ class Router:
 
         `hashes` may be empty where `heeds_prefix` is False.
         """
-        if len(candidates) == 1:
-            overlap = self.index.match(hashes, candidates).get(candidates[0], 0)
-            return RoutingDecision(candidates[0], overlap, "the only instance")
-        overlaps = self.index.match(hashes, candidates)
-        best = min(candidates, key=lambda each: self._rank(each, overlaps, num_blocks))
-        overlap = overlaps.get(best, 0)
-        cost = self._cost(best, overlap, num_blocks)
+        rows = self._loads.rows(candidates)
+        num_cached = self._loads.spread(self.index.match(hashes, candidates))
+        num_uncached = np.maximum(num_blocks - self.config.overlap_weight * num_cached, 0.0)
+        pace = self._loads.paces(rows)
+        if pace is None:
+            return self._by_blocks(candidates, rows, num_cached, num_blocks)
+        block_size = self._loads.add(candidates[0]).block_size
+        num_tokens = np.maximum(num_uncached * block_size, 1.0)
+        wait_s, compute_s = pace.seconds(num_tokens, num_cached * block_size)
+        first_token_s = wait_s + compute_s
+        costs_s = delay_s(first_token_s, compute_s, pace.num_decodes)
+        best = self._best(rows, costs_s, num_cached, MARGIN)
+        predicted_ms, cost_ms = first_token_s.item(best) * 1e3, costs_s.item(best) * 1e3
+        overlap = int(num_cached.item(best))
         return RoutingDecision(
-            best, overlap, f"cost {cost:g} of {len(candidates)}, overlap {overlap}/{num_blocks}"
+            candidates[best],
+            overlap,
+            f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; "
+            f"1 of {len(candidates)}, overlap {overlap}/{num_blocks}",
+            predicted_ms,
+            cost_ms,
         )
 
-    def _rank(
-        self, instance_id: str, overlaps: dict[str, int], num_blocks: int
-    ) -> tuple[float, int, float]:
-        cost = self._cost(instance_id, overlaps.get(instance_id, 0), num_blocks)
-        load = self._loads.get(instance_id)
-        return cost, load.num_requests if load else 0, self.rng.random()
+    def _by_blocks(
+        self, candidates: list[str], rows: Rows, num_cached: Floats, num_blocks: int
+    ) -> RoutingDecision:
+        """Choose where no costs of steps are known."""
+        pending, active = self._loads.blocks(rows)
+        num_uncached = np.maximum(num_blocks - num_cached, 0.0)
+        costs = self.config.overlap_weight * (num_uncached + pending) + active
+        best = self._best(rows, costs, np.zeros(len(rows)), 0.0)
+        overlap = int(num_cached.item(best))
+        reason = f"cost {costs.item(best):g} of {len(candidates)}, overlap {overlap}/{num_blocks}"
+        if len(candidates) == 1:
+            reason = "the only instance"
+        return RoutingDecision(candidates[best], overlap, reason)
 
-    def _cost(self, instance_id: str, overlap: int, num_blocks: int) -> float:
-        load = self._loads.get(instance_id, _Load())
-        num_uncached = max(0, num_blocks - overlap)
-        return self.config.overlap_weight * (num_uncached + load.pending()) + load.active()
+    def _best(self, rows: Rows, costs: Floats, num_cached: Floats, margin: float) -> int:
+        """Return the position of the cheapest, or of one that is as good."""
+        cheapest = costs.argmin()
+        is_good = (costs <= costs[cheapest] * (1 + margin)) & (num_cached >= num_cached[cheapest])
+        good = np.flatnonzero(is_good)
+        if len(good) > 1:
+            num_requests = self._loads.num_requests(rows.take(good))
+            good = good[num_requests == num_requests.min()]
+        return int(good[self.rng.randrange(len(good)) if len(good) > 1 else 0])
 
     # ---- our own requests ---------------------------------------------------------------------
 
     def started(self, request_id: str, decision: RoutingDecision, num_blocks: int) -> None:
         """Note that a request was sent to the instance of `decision`."""
         pending = max(0, num_blocks - decision.num_overlap_blocks)
-        load = self._loads.setdefault(decision.instance_id, _Load())
+        load = self._loads.add(decision.instance_id)
         self._requests[request_id] = _Request(
             decision.instance_id, num_blocks, pending, load.num_reports
         )
         load.num_requests += 1
+        load.num_prefilling += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
+        self._loads.changed(decision.instance_id)
 
     def prefilled(self, request_id: str) -> None:
         """Note that the first token of a request has come."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.is_prefilled:
             return
+        request.is_prefilled = True
         load = self._loads.get(request.instance_id)
         if load is not None:
+            load.num_prefilling = max(0, load.num_prefilling - 1)
             load.pending_blocks = max(0, load.pending_blocks - request.num_pending_blocks)
-        request.num_pending_blocks = 0
+            self._loads.changed(request.instance_id)
 
     def finished(self, request_id: str) -> None:
         """Note that a request has ended, successfully or not."""
@@ -167,3 +166,4 @@ class Router:
             load.active_blocks = max(0, load.active_blocks - request.num_blocks)
             if request.num_reports < load.num_reports:
                 load.num_left = max(0, load.num_left - 1)
+            self._loads.changed(request.instance_id)

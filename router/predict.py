@@ -3,16 +3,27 @@
 Times come from the step costs that each worker learns and reports: a step with decodes takes
 `c + n * per_decode + context * per_context`, prompts add `c + tokens * per_token` and, for each
 token, its position. Prompts are computed in order of arrival; beside decodes a step holds as many
-prompt tokens as keep it under the worker's longest step.
+prompt tokens as keep it under the worker's longest step. The formulas of a `Pace` hold for one
+worker, in numbers, and for many at once, in arrays.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tandem.runtime.messages import LoadReport, StepCosts
 
+Floats = NDArray[np.float64]
+Real = TypeVar("Real", float, Floats)
+
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
+MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
+_TINY_S = 1e-12
+_NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,81 @@ class PlaceLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace(Generic[Real]):
+    """The pace at which a worker computes prompts beside its running answers."""
+
+    per_step_s: Real  # of a step with prompts
+    per_token_s: Real
+    per_position_s: Real
+    decode_s: Real  # of the decodes in each step
+    num_step_tokens: Real  # of prompts, in a step
+    waiting_tokens_s: Real  # of prompts that come first
+    num_waiting_steps: Real  # that hold these
+    num_decodes: Real
+
+    @staticmethod
+    def of(load: PlaceLoad) -> "Pace[float]":
+        """Return the pace of one worker."""
+        costs = load.costs
+        decode_s = decode_step_s(costs, load.num_decodes, load.decode_context)
+        room = _room(costs, decode_s) if load.num_decodes else costs.max_tokens
+        waiting_s = load.num_waiting_tokens * costs.prompt_s[1]
+        num_steps = math.ceil(load.num_waiting_tokens / room)
+        return Pace(*costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes)
+
+    def seconds(self, num_uncached: Real, num_cached: Real) -> tuple[Real, Real]:
+        """Return the seconds until the first step of a prompt, and from there to its first token.
+
+        The prompt has `num_uncached` tokens behind `num_cached`.
+        """
+        overhead_s = self.per_step_s + self.decode_s  # of each step
+        per_token_s = self.per_token_s + self.per_position_s * (num_cached + num_uncached / 2)
+        num_steps = _ceil(num_uncached / self.num_step_tokens)
+        wait_s = self.waiting_tokens_s + self.num_waiting_steps * overhead_s
+        return wait_s, num_uncached * per_token_s + num_steps * overhead_s
+
+
+def _ceil(number: Real) -> Real:
+    return np.ceil(number) if isinstance(number, np.ndarray) else float(math.ceil(number))
+
+
+def delay_s(first_token_s: Real, compute_s: Real, num_delayed: Real) -> Real:
+    """Return the delay of all answers together: of a new one's first token, and of the others."""
+    return first_token_s + num_delayed * compute_s
+
+
+def nominal_s(costs: StepCosts) -> tuple[float, float]:
+    """Return the seconds of a typical prompt and of a typical step of decodes, to compare costs."""
+    _, prompt_s = Pace.of(PlaceLoad(costs)).seconds(_NOMINAL_TOKENS, 0.0)
+    return prompt_s, decode_step_s(costs, _NOMINAL_DECODES, _NOMINAL_CONTEXT)
+
+
+def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floats]:
+    """Return the paces of alike workers, none slower than MAX_SLOWNESS times the fastest.
+
+    `prompt_s` and `decode_s` are the nominal seconds of each. A worker whose costs were learned in
+    a bad moment gets prompts in spite of them, and learns them anew.
+    """
+    by_prompts, by_decodes = _factors(prompt_s), _factors(decode_s)
+    return replace(
+        pace,
+        per_step_s=pace.per_step_s * by_prompts,
+        per_token_s=pace.per_token_s * by_prompts,
+        per_position_s=pace.per_position_s * by_prompts,
+        waiting_tokens_s=pace.waiting_tokens_s * by_prompts,
+        decode_s=pace.decode_s * by_decodes,
+    )
+
+
+def _factors(seconds: Floats) -> Floats:
+    """Return the factors that keep all `seconds` within the bound; zeros are not learned yet."""
+    longest_s = MAX_SLOWNESS * float(seconds.min(initial=math.inf, where=seconds > 0))
+    if float(seconds.max()) <= longest_s:
+        return np.ones(1)
+    return np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """The expected seconds of one prompt at one place."""
 
@@ -51,31 +137,26 @@ class Prediction:
     @property
     def cost_s(self) -> float:
         """The delay of all answers together: this one's first token, and the others' next ones."""
-        return self.first_token_s + self.num_delayed * self.compute_s
+        return delay_s(self.first_token_s, self.compute_s, float(self.num_delayed))
 
 
 def predict(
     load: PlaceLoad, num_uncached: int, num_cached: int = 0, transfer_s: float = 0.0
 ) -> Prediction:
     """Return what a prompt of `num_uncached` tokens behind `num_cached` would cost at a worker."""
-    costs = load.costs
-    per_step_s, per_token_s, per_position_s = costs.prompt_s
-    decode_s = _decode_s(load)
-    tokens_s = num_uncached * (per_token_s + per_position_s * (num_cached + num_uncached / 2))
-    room = _room(costs, decode_s) if load.num_decodes else costs.max_tokens
-    overhead_s = per_step_s + decode_s  # of each step
-    compute_s = tokens_s + math.ceil(num_uncached / room) * overhead_s
-    waiting = load.num_waiting_tokens
-    wait_s = waiting * per_token_s + math.ceil(waiting / room) * overhead_s
-    step_s = min(compute_s, max(costs.max_step_s, decode_s)) if load.num_decodes else 0.0
+    pace = Pace.of(load)
+    wait_s, compute_s = pace.seconds(num_uncached, num_cached)
+    longest_s = max(load.costs.max_step_s, pace.decode_s)
+    step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
     return Prediction(wait_s, compute_s, transfer_s, load.num_decodes, step_s)
 
 
-def _decode_s(load: PlaceLoad) -> float:
-    if load.num_decodes == 0:
+def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:
+    """Return the seconds of a step of decodes with `context` tokens together."""
+    if num_decodes == 0:
         return 0.0
-    per_step_s, per_decode_s, per_context_s = load.costs.decode_s
-    return per_step_s + load.num_decodes * per_decode_s + load.decode_context * per_context_s
+    per_step_s, per_decode_s, per_context_s = costs.decode_s
+    return per_step_s + num_decodes * per_decode_s + context * per_context_s
 
 
 def _room(costs: StepCosts, decode_s: float) -> int:

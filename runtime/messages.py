@@ -6,7 +6,7 @@ carries a clock reading of another host. Messages are grouped by who receives th
 
 import sys
 from array import array
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +19,9 @@ RoleName = Literal["decode", "prefill"]  # of a worker, which may have both
 WorkerRole = Literal["both", "decode", "prefill"]
 ControlName = Literal["clear-prefix-cache", "profile"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]  # not NaN either
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  # of a step
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
 DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
@@ -357,11 +360,13 @@ class KvEvent(Message, frozen=True):
 class StepCosts(Message, frozen=True, tag=False):
     """The learned time of a worker's steps: linear in tokens and in tokens of context."""
 
-    decode_s: tuple[float, float, float]  # of a step with decodes, per decode, per context token
-    prompt_s: tuple[float, float, float]  # of a step with prompts, per token, per token's position
-    max_step_s: float  # of a step with decodes
-    max_tokens: int  # of a step
-    max_tokens_beside: int  # of prompts, in a step with decodes
+    # Of a step with decodes, per decode, per context token
+    decode_s: tuple[_Seconds, _Seconds, _Seconds]
+    # Of a step with prompts, per token, per token's position
+    prompt_s: tuple[_Seconds, _Seconds, _Seconds]
+    max_step_s: _Seconds  # of a step with decodes
+    max_tokens: _Tokens  # of a step
+    max_tokens_beside: _Tokens  # of prompts, in a step with decodes
 
 
 class LoadReport(Message, frozen=True):

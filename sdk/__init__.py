@@ -1,5 +1,6 @@
 """The public names for authors of workers and engines."""
 
+from tandem.runtime.messages import StepCosts
 from tandem.sdk import exceptions
 from tandem.sdk.conformance.errors import ConformanceError
 from tandem.sdk.conformance.kit import ConformanceReport, run_conformance
@@ -96,6 +97,7 @@ __all__ = [
     "Responses",
     "ServedEndpoint",
     "ServiceConfig",
+    "StepCosts",
     "StreamIncomplete",
     "WorkerConfig",
     "WorkerMetricsPublisher",

@@ -1,9 +1,10 @@
-"""The KV index's own figures: a trace replayed over simulated workers, by CPU time.
+"""The router's own figures, by CPU time: its KV index over a trace, and its choice of a worker.
 
 python -m tandem.bench.stack.kv_index FOLDER_OR_FILES_OF_MOONCAKE_TRACES --output kv_index.json
 """
 
 import gc
+import itertools
 import sys
 import time
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from tandem.bench.load.trace import TraceEntry, read_trace
 from tandem.bench.report.figures import Figure, at_least
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
+from tandem.bench.stack import worker_choice
+from tandem.bench.stack.worker_choice import measure_choices
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import KvEvent, encode
@@ -40,6 +43,7 @@ HOW = {
     "bounded": f"the index may hold {_BOUND:g} of the blocks that the workers hold",
     "checked": "every match is compared with the simulated workers' own caches: equal, and never "
     "longer where the index is bounded",
+    **worker_choice.HOW,
 }
 
 
@@ -65,6 +69,8 @@ class Options:
     blocks: int = option(10_000, "blocks that a worker can hold", least=1)
     split: int = option(1, "blocks that a hash id stands for", least=1)
     rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    candidates: int = option(1000, "workers among which one is chosen", least=1)
+    choices: int = option(20_000, "choices, for each kind of index", least=2)
     limit: int | None = option(None, "first requests of each trace", least=1)
     output: Path | None = option(None, "write everything as JSON")
 
@@ -251,7 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return [
             figure
             for file in _trace_files(options.traces)
-            for figure in measure(file.stem, read_trace(file, options.limit), options)
+            for entries in [read_trace(file, options.limit)]
+            for figure in itertools.chain(
+                measure(file.stem, entries, options),
+                measure_choices(file.stem, entries, options.candidates, options.choices),
+            )
         ]
 
     return run_program(MODULE, options, HOW, all_figures)

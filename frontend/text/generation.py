@@ -52,7 +52,8 @@ class TextGeneration:
 
     def summary(self) -> AnswerSummary:
         """Return the facts for the log; the worker counts the tokens itself."""
-        return AnswerSummary(self._first_s, self._failover.instance_id, None, None)
+        choice = self._failover.decision
+        return AnswerSummary(self._first_s, choice.instance_id, None, None, choice.reason)
 
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         return 1 + len(self._body.raw) // (_BYTES_PER_TOKEN * self._block_size), []
@@ -106,4 +107,9 @@ class TextGeneration:
 
     def _headers(self) -> list[Header]:
         own = self._exchange.id_headers(self._context.id)
-        return [(b"x-tandem-decode-instance", self._failover.instance_id.encode()), *own]
+        choice = self._failover.decision
+        return [
+            (b"x-tandem-decode-instance", choice.instance_id.encode()),
+            (b"x-tandem-decode-reason", choice.reason.encode()),
+            *own,
+        ]

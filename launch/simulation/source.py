@@ -1,6 +1,5 @@
 """The figures of the workers that are simulated: from a file, or from a running worker."""
 
-import math
 from pathlib import Path
 
 import msgspec
@@ -13,8 +12,6 @@ from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.messages import LoadReport, ModelCard, StepCosts
 
-MAX_STEP_S = 3600.0
-MAX_STEP_TOKENS = 1 << 24
 ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
 LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}
 
@@ -65,18 +62,12 @@ async def _block_size(effective: EffectiveConfig, load: LoadReport) -> int:
 
 
 def check_costs(costs: StepCosts, where: str) -> None:
-    """Raise ConfigError naming the field that no step can have."""
+    """Raise ConfigError naming the field by which steps would take no time."""
     for name in ("decode_s", "prompt_s"):
-        seconds = getattr(costs, name)
-        if not all(math.isfinite(each) and 0 <= each <= MAX_STEP_S for each in seconds):
-            raise ConfigError(f"{where}: costs.{name} must be 0 to {MAX_STEP_S:g} s: {seconds}")
-        if not any(seconds):
+        if not any(getattr(costs, name)):
             raise ConfigError(f"{where}: costs.{name} is 0: such steps would take no time")
-    if not 0 < costs.max_step_s <= MAX_STEP_S:
-        raise ConfigError(f"{where}: costs.max_step_s must be above 0 and at most {MAX_STEP_S:g}")
-    for name in ("max_tokens", "max_tokens_beside"):
-        if not 1 <= getattr(costs, name) <= MAX_STEP_TOKENS:
-            raise ConfigError(f"{where}: costs.{name} must be 1 to {MAX_STEP_TOKENS}")
+    if costs.max_step_s == 0:
+        raise ConfigError(f"{where}: costs.max_step_s must be above 0")
 
 
 def with_engine_settings(figures: WorkerFigures, effective: EffectiveConfig) -> WorkerFigures:

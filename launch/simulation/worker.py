@@ -201,8 +201,8 @@ class VirtualWorker:
             return 1
         num_steps = max(1, self.pool.num_blocks * block_size)
         for seq, start, end, _ in chunks:
-            if end - start > 1:
-                return 1
+            if end - start > 1 or end <= seq.num_given_tokens:
+                return 1  # of a prompt
             num_left = min(
                 seq.max_num_tokens - 1 - end,
                 (seq.num_published_blocks + 1) * block_size - end + 1,

@@ -48,8 +48,12 @@ class EngineHandler:
                     request = await self.prefill.prepare(request, context)
                 with self.ranks.routed(request) if self.ranks else nullcontext(request) as routed:
                     async for chunk in self._generate(routed, context):
+                        if self.prefill is not None:
+                            self.prefill.begun(context)
                         yield chunk
         finally:
+            if self.prefill is not None:
+                self.prefill.ended(context)
             self.num_running -= 1
             self._changed()
 

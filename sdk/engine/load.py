@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from functools import partial
 
 from tandem.runtime.events import Events, load_subject
@@ -71,7 +72,10 @@ class Sender:
         self._engine = engine
 
     def report(self, snapshots: SnapshotPublisher | None) -> LoadReport:
-        """Return the current load. Requests beyond `max_num_seqs` count as waiting."""
+        """Return the current load. Requests beyond `max_num_seqs` count as waiting.
+
+        Ranks compute side by side: prompts, answers and costs are those of one of them.
+        """
         latest = [] if snapshots is None else list(snapshots.latest.values())
         num_blocks = sum(each.kv_total_blocks for each in latest)
         num_used = sum(each.kv_used_blocks for each in latest)
@@ -85,8 +89,16 @@ class Sender:
             role=self._role,
             num_running=running - num_waiting,
             num_waiting=num_waiting,
-            num_waiting_tokens=0,
+            num_waiting_tokens=_mean(each.num_waiting_tokens for each in latest),
             num_blocks=num_blocks,
             num_free_blocks=max(0, num_blocks - num_used),
             num_cached_blocks=0,
+            num_decodes=_mean(each.num_decodes for each in latest),
+            decode_context=_mean(each.decode_context for each in latest),
+            costs=next((each.step_costs for each in latest if each.step_costs), None),
         )
+
+
+def _mean(numbers: Iterable[int]) -> int:
+    found = list(numbers)
+    return round(sum(found) / len(found)) if found else 0

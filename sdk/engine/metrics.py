@@ -4,9 +4,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from tandem.runtime.messages import StepCosts
 from tandem.runtime.metrics import gauge
 from tandem.sdk.engine.types import ComponentSnapshot
 
@@ -76,8 +78,11 @@ class SnapshotPublisher:
     def publish(self, rank: int, snapshot: ComponentSnapshot) -> None:
         """Put the snapshot into the metrics and the load reports.
 
-        Raise ValueError for a rank that is not in `component_metrics_dp_ranks`.
+        Raise ValueError for a rank that is not in `component_metrics_dp_ranks`, and for step
+        costs that no step can have.
         """
+        if snapshot.step_costs is not None:
+            msgspec.convert(msgspec.to_builtins(snapshot.step_costs), StepCosts)
         if rank not in self._dp_ranks:
             known = sorted(self._dp_ranks)
             raise ValueError(f"rank {rank} is not in component_metrics_dp_ranks(): {known}")

@@ -1,32 +1,55 @@
-"""The stage before a decode engine: a prefill worker computes the prompt."""
+"""The stage before a decode engine: a prefill worker computes the prompt, or the engine does."""
 
 import logging
+from contextlib import AsyncExitStack
 
+import msgspec
+
+from tandem.router.config import RouterConfig
+from tandem.router.policy import MARGIN, Router, RoutingDecision
 from tandem.runtime.errors import (
     CancelledRequestError,
     DeadlineError,
     InvalidRequestError,
     TandemError,
 )
+from tandem.runtime.events import Events, load_subject
+from tandem.runtime.messages import DECODE_ERRORS, LoadReport
 from tandem.sdk.engine.types import GenerateRequest
-from tandem.sdk.worker.client import Client
+from tandem.sdk.worker.client import Client, Responses
 from tandem.sdk.worker.context import Context
 
 logger = logging.getLogger(__name__)
 
 # Errors that are not the prefill worker's: local prefill would not avoid them.
 _FINAL = (CancelledRequestError, DeadlineError, InvalidRequestError)
+_decode_load = msgspec.msgpack.Decoder(LoadReport).decode
 
 
 class PrefillStage:
-    """Calls of the prefill workers of the namespace, in turn."""
+    """The place of each prompt: this engine, or a prefill worker of the namespace.
 
-    def __init__(self, client: Client) -> None:
+    An engine that reports its step costs computes a prompt itself unless a prefill worker is
+    predicted to delay all answers less. Any other engine calls the prefill workers in turn.
+    """
+
+    def __init__(self, client: Client, instance_id: str) -> None:
         self._client = client
+        self._here = instance_id
+        # Prompts are placed without their prefixes, so a block of the router is a token here.
+        self._router = Router(RouterConfig())
+        self._known: set[str] = set()  # prefill workers that have reported
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(client.close)
+
+    async def start(self, events: Events, namespace: str) -> None:
+        """Follow the load of this engine and of the prefill workers."""
+        unsubscribe = await events.subscribe(load_subject(namespace), self._on_load)
+        self._stack.push_async_callback(unsubscribe)
 
     async def close(self) -> None:
         """Stop following the prefill workers."""
-        await self._client.close()
+        await self._stack.aclose()
 
     async def prepare(self, request: GenerateRequest, context: Context) -> GenerateRequest:
         """Return the request with a `prefill_result`, or unchanged if no prefill worker made one.
@@ -35,11 +58,49 @@ class PrefillStage:
         """
         if not self._client.instance_ids():
             return request
-        stop = {**(request.get("stop_conditions") or {}), "max_tokens": 1, "min_tokens": 0}
-        try:
-            answer = await self._client.round_robin(
-                {**request, "stop_conditions": stop}, annotated=False, context=context
+        decision = self.decide(len(request["token_ids"]))
+        if decision is not None:
+            is_here = decision.instance_id == self._here
+            place = "here" if is_here else decision.instance_id
+            logger.debug(
+                "request %s: prompt computed at %s: %s", context.id(), place, decision.reason
             )
+            if is_here:
+                self._started(context, decision, len(request["token_ids"]))
+                return request
+        try:
+            return await self._prefilled(request, context, in_turn=decision is None)
+        finally:
+            self._router.finished(context.id())
+
+    def decide(self, num_tokens: int) -> RoutingDecision | None:
+        """Return the place of a prompt. None where this engine's costs are not known."""
+        here = self._router.choose([self._here], [], num_tokens)
+        if not here.predicted_ms or not num_tokens:
+            return None
+        there = self._router.choose(self._client.available_ids(), [], num_tokens)
+        is_cheaper = there.cost_ms < here.cost_ms * (1 - MARGIN)
+        return there if there.predicted_ms and is_cheaper else here
+
+    def begun(self, context: Context) -> None:
+        """Note that this engine has computed the prompt of a request."""
+        self._router.prefilled(context.id())
+
+    def ended(self, context: Context) -> None:
+        """Note that a request is over."""
+        self._router.finished(context.id())
+
+    def _started(self, context: Context, decision: RoutingDecision, num_tokens: int) -> None:
+        self._router.finished(context.id())
+        self._router.started(context.id(), decision, num_tokens)
+
+    async def _prefilled(
+        self, request: GenerateRequest, context: Context, *, in_turn: bool
+    ) -> GenerateRequest:
+        stop = {**(request.get("stop_conditions") or {}), "max_tokens": 1, "min_tokens": 0}
+        prompt: GenerateRequest = {**request, "stop_conditions": stop}
+        try:
+            answer = await self._call(prompt, context, in_turn=in_turn)
             async with answer:
                 async for chunk in answer:
                     if (params := chunk.get("disaggregated_params")) is not None:
@@ -53,3 +114,35 @@ class PrefillStage:
             return request
         logger.warning("request %s: the prefill worker sent no disaggregated_params", context.id())
         return request
+
+    async def _call(self, prompt: GenerateRequest, context: Context, *, in_turn: bool) -> Responses:
+        """Call a prefill worker: the next one, or the one with the least predicted delay."""
+        num_tokens = len(prompt["token_ids"])
+
+        def choose(instance_ids: list[str]) -> str:
+            decision = self._router.choose(instance_ids, [], num_tokens)
+            self._started(context, decision, num_tokens)
+            return decision.instance_id
+
+        if in_turn:
+            return await self._client.round_robin(prompt, annotated=False, context=context)
+        return await self._client.chosen(prompt, choose, annotated=False, context=context)
+
+    def _on_load(self, subject: str, payload: bytes) -> None:
+        """Note a report of this engine or of a prefill worker; forget those that have left."""
+        present = set(self._client.instance_ids())
+        for gone in self._known - present:
+            self._router.remove_instance(gone)
+        self._known &= present
+        instance_id = subject.rpartition(".")[2]
+        if instance_id != self._here and instance_id not in present:
+            return
+        try:
+            report = _decode_load(payload)
+        except DECODE_ERRORS as error:
+            logger.warning("dropped a load report of %s: %s", instance_id, error)
+            return
+        if report.instance_id == instance_id:
+            if instance_id != self._here:
+                self._known.add(instance_id)
+            self._router.update_load(report, block_size=1)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
+from tandem.runtime.messages import StepCosts
+
 
 class CompletionUsage(TypedDict):
     """Token counts of one answer; `total_tokens` is the sum of the others."""
@@ -111,10 +113,18 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ComponentSnapshot:
-    """The state of a data-parallel rank's KV cache; a hit rate of None is not measured yet."""
+    """The state of a data-parallel rank: its KV cache and, if it reports `step_costs`, its load.
+
+    A hit rate of None is not measured yet. Step costs are those of `tandem.sdk.StepCosts`, learned
+    by the engine; with them its prompts are placed by prediction.
+    """
 
     kv_used_blocks: int
     kv_total_blocks: int
     gpu_cache_usage: float  # 0 .. 1
     dp_rank: int
     kv_cache_hit_rate: float | None = None  # 0 .. 1
+    num_waiting_tokens: int = 0  # of prompts, that no step has computed yet
+    num_decodes: int = 0  # sequences past their prompt
+    decode_context: int = 0  # tokens of these
+    step_costs: StepCosts | None = None

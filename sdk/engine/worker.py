@@ -181,8 +181,10 @@ class EngineWorker:
         config = self.config
         if config.disaggregation_mode is DisaggregationMode.DECODE:
             prefill = self.runtime.namespace(config.namespace).component("prefill")
-            stage = PrefillStage(await prefill.endpoint(config.endpoint).client())
+            client = await prefill.endpoint(config.endpoint).client()
+            stage = PrefillStage(client, self.runtime.instance_id)
             self._stack.push_async_callback(stage.close)
+            await stage.start(self.runtime.events, config.namespace)
             self.handler.prefill = stage
         await self.engine.on_endpoint_ready(self.endpoint)
         if config.model_input is ModelInput.Text:

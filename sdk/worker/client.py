@@ -112,6 +112,10 @@ class Client:
 
     endpoint_ids = instance_ids
 
+    def available_ids(self) -> list[str]:
+        """Return the known instances, those that answered lately if there are any."""
+        return list(self._candidates(set()))
+
     def instances(self) -> list[Instance]:
         """Return the known instances, sorted by id."""
         return [self._view.items[instance_id] for instance_id in self._ids]
@@ -144,6 +148,19 @@ class Client:
     ) -> Responses:
         """Call an instance drawn at random. Raise UnavailableError when none takes it."""
         return await self._call(request, annotated, context, random.choice)
+
+    async def chosen(
+        self,
+        request: Any,
+        choose: Callable[[list[str]], str],
+        annotated: bool = True,
+        context: Context | None = None,
+    ) -> Responses:
+        """Call the instance that `choose` takes of `available_ids`, and then of those left.
+
+        Raise UnavailableError when none takes the request.
+        """
+        return await self._call(request, annotated, context, choose)
 
     async def direct(
         self,

@@ -12,7 +12,7 @@ from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
-from tandem.runtime.messages import KvEvent, encode
+from tandem.runtime.messages import KvEvent, LoadReport, StepCosts, encode
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files, token_ids
 
 
@@ -234,3 +234,23 @@ async def test_malformed_records_and_events_are_passed_over(stack: Stack) -> Non
     events.publish(kv_subject("tandem", stack.worker.instance_id), b"\xc1")
     events.publish(load_subject("tandem", stack.worker.instance_id), b"\xc1")
     assert (await stack.chat()).status_code == 200
+
+
+async def test_the_choice_of_a_worker_shows_its_prediction() -> None:
+    costs = StepCosts((0.01, 0.001, 0.0), (0.002, 0.001, 0.0), 0.1, 2048, 512)
+    async with Stack(num_workers=2) as stack:
+        await stack.wait_until(lambda: len(stack.server.catalog.instances) == 2)
+        events = MemoryEvents(stack.listeners)
+        await events.start()
+        busy, idle = (worker.instance_id for worker in stack.workers)
+        for name, num_waiting_tokens in ((busy, 400), (idle, 0)):
+            load = LoadReport(name, "e", "both", 0, 0, num_waiting_tokens, 9, 9, 0, costs=costs)
+            events.publish(load_subject("tandem", name), encode(load))
+        for _ in range(3):
+            answer = await stack.complete(prompt=token_ids("the world"), max_tokens=9)
+            assert answer.headers["x-tandem-decode-instance"] == idle
+            reason = answer.headers["x-tandem-decode-reason"]
+            # one block of 4 tokens
+            assert reason.startswith("first token in 6.0 ms, all answers' delays 6.0; 1 of 2")
+        text = (await stack.http.get("/metrics")).text
+        assert f'tandem_frontend_prediction_error_count{{model="{MODEL}"}} 3.0' in text

@@ -59,9 +59,14 @@ def test_the_command_measures_the_traces_of_a_folder(tmp_path: Path) -> None:
     ]
     (tmp_path / "small.jsonl").write_text("\n".join(lines))
     output = tmp_path / "out.json"
-    assert main([str(tmp_path), "--rounds", "1", "--split", "2", "--output", str(output)]) == 0
+    few = ["--candidates", "3", "--choices", "40"]
+    arguments = [str(tmp_path), "--rounds", "1", "--split", "2", *few, "--output", str(output)]
+    assert main(arguments) == 0
     figures = json.loads(output.read_text())["figures"]
     for kind in ("index", "decoded", "bounded"):
         assert figures[f"small_{kind}_blocks_per_s"]["value"] > 0
     assert figures["small_index_found_percent"]["value"] == 100
+    for kind in ("idle_index", "full_index"):
+        choice_us = figures[f"small_{kind}_choice_us"]["value"]
+        assert 0 < choice_us < figures[f"small_{kind}_request_us"]["value"]
     assert main([str(tmp_path / "none")]) == 1

@@ -39,10 +39,10 @@ def test_a_file_takes_the_load_of_tandem_status(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"decode_s": [0, 0, 0]}, "costs.decode_s is 0"),
-        ({"prompt_s": [-1, 0, 0]}, "costs.prompt_s must be 0 to 3600 s"),
+        ({"prompt_s": [-1, 0, 0]}, "$.costs.prompt_s[0]"),
         ({"max_step_s": 0}, "costs.max_step_s must be above 0"),
-        ({"max_tokens": 0}, "costs.max_tokens must be 1 to"),
-        ({"max_tokens_beside": 1 << 30}, "costs.max_tokens_beside must be 1 to"),
+        ({"max_tokens": 0}, "$.costs.max_tokens"),
+        ({"max_tokens_beside": 1 << 30}, "$.costs.max_tokens_beside"),
         ({"max_tokens": "many"}, "$.costs.max_tokens"),
     ],
 )

@@ -8,16 +8,19 @@ from tandem.launch.status import read_cluster
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.sdk import (
+    ComponentSnapshot,
     Context,
     DisaggregationMode,
     GenerateChunk,
     GenerateRequest,
     LLMEngine,
+    StepCosts,
     enforce_prefill_max_tokens,
     extract_prefill_result,
     require_prefill_result,
 )
 from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
+from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges, SnapshotPublisher
 from tests.launch.configs import config_of as effective_config_of
 from tests.sdk.engine.engine_stack import ToyEngine, answer_of, client_of, config_of, serving
 from tests.sdk.kit_pair import eventually
@@ -95,6 +98,106 @@ async def test_a_decode_engine_gets_what_the_prefill_engine_left(quick: RuntimeC
         num_asked = len(prefill.requests)
         await answer_of(client, {"token_ids": [5], HEALTH_CHECK_KEY: True})
         assert len(prefill.requests) == num_asked
+
+
+class Reporting(ToyEngine):
+    """An engine that can report its load and costs: a second per token, or a hundredth."""
+
+    publisher: SnapshotPublisher
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
+        self.publisher = publisher
+
+    def report(self, per_token_s: float, num_waiting_tokens: int = 0) -> None:
+        costs = StepCosts((0.01, 0.001, 0.0), (0.001, per_token_s, 0.0), 0.1, 4096, 512)
+        self.publisher.publish(
+            0,
+            ComponentSnapshot(
+                1, 8, 0.1, 0, num_waiting_tokens=num_waiting_tokens, step_costs=costs
+            ),
+        )
+
+
+class ReportingPrefill(Prefill, Reporting):
+    pass
+
+
+class ReportingDecode(Decode, Reporting):
+    pass
+
+
+async def test_a_prompt_is_computed_where_that_is_predicted_to_delay_least(
+    quick: RuntimeConfig,
+) -> None:
+    one, two, decode = ReportingPrefill(), ReportingPrefill(), ReportingDecode()
+    async with (
+        serving(one, PREFILL, quick) as first,
+        serving(two, PREFILL, quick) as second,
+        serving(decode, DECODE, quick) as worker,
+        client_of(worker) as client,
+    ):
+        stage = worker.handler.prefill
+        assert stage is not None
+        here = worker.runtime.instance_id
+
+        async def placed_at(instance_id: str | None) -> None:
+            def is_placed() -> bool:
+                decision = stage.decide(100)
+                return (decision.instance_id if decision else None) == instance_id
+
+            await eventually(is_placed)
+            await answer_of(client, {"token_ids": [7] * 100})
+
+        def asked() -> tuple[int, int]:
+            return len(one.requests), len(two.requests)
+
+        await eventually(lambda: len(stage._client.instance_ids()) == 2)
+        await placed_at(None)  # no costs: in turn
+        await placed_at(None)
+        assert asked() == (1, 1)
+        decode.report(0.01)  # none of the prefill engines' costs is known
+        await placed_at(here)
+        assert extract_prefill_result(decode.requests[-1]) is None
+        one.report(0.001, num_waiting_tokens=500)
+        two.report(0.001)
+        await placed_at(second.runtime.instance_id)
+        await placed_at(second.runtime.instance_id)
+        assert asked() == (1, 3)
+        assert extract_prefill_result(decode.requests[-1]) is not None
+        two.report(0.001, num_waiting_tokens=2000)
+        await placed_at(first.runtime.instance_id)
+        assert asked() == (2, 3)
+        decode.report(0.0005)
+        await placed_at(here)
+        assert asked() == (2, 3)
+        decision = stage.decide(100)
+        assert decision is not None and decision.reason.startswith("first token in 51.0 ms")
+
+        # what was just placed counts before any report
+        decode.report(0.01)
+        for prefill in (one, two):
+            prefill.report(0.002)
+        await eventually(lambda: stage.decide(100).predicted_ms == pytest.approx(201.0))
+        decode.report(0.002)
+        await eventually(lambda: stage.decide(100).instance_id == here)
+        contexts = [Context() for _ in range(3)]
+        prompt: GenerateRequest = {"token_ids": [7] * 100}
+        placed = [await stage.prepare(prompt, context) for context in contexts]
+        assert [bool(extract_prefill_result(each)) for each in placed] == [False, True, True]
+        stage.ended(contexts[0])
+        assert extract_prefill_result(await stage.prepare(prompt, Context())) is None
+
+
+def test_step_costs_that_no_step_can_have_are_refused() -> None:
+    labels = dict.fromkeys(ENGINE_LABELS, "")
+    publisher = SnapshotPublisher(EngineGauges(labels), [0], lambda: None)
+    costs = StepCosts((0.0, -1.0, 0.0), (0.0, 0.0, 0.0), 0.1, 4096, 512)
+    with pytest.raises(ValueError, match=r"decode_s\[1\]"):
+        publisher.publish(0, ComponentSnapshot(1, 8, 0.1, 0, step_costs=costs))
+    assert not publisher.latest
 
 
 async def test_status_shows_prefill_engines_beside_the_decode_engine(quick: RuntimeConfig) -> None:

@@ -1,0 +1,77 @@
+"""The load of one instance: our own requests, and the excess of its last report. Pure."""
+
+from dataclasses import dataclass
+
+from tandem.router.predict import PlaceLoad
+from tandem.runtime.messages import LoadReport, StepCosts
+
+
+@dataclass(slots=True)
+class InstanceLoad:
+    """An instance's load: our own requests, and the excess of its last report over them.
+
+    A report ages. Its excess over our prompts is partly our answers, which end with our requests.
+    Reports do not tell the parts apart, so all requests of an instance are assumed to be alike.
+    """
+
+    row: int  # in the table of all instances
+    block_size: int = 16
+    costs: StepCosts | None = None  # as the instance learned them; None: not known
+    borrowed_costs: StepCosts | None = None  # of another instance, meanwhile
+    num_requests: int = 0
+    num_prefilling: int = 0  # of these, before their first token
+    active_blocks: int = 0
+    pending_blocks: int = 0
+    num_reports: int = 0
+    num_reported: int = 0  # of our requests, present at the last report
+    num_left: int = 0  # of these, still present
+    answer_blocks: float = 0.0  # of these, at the last report
+    foreign_blocks: float = 0.0  # of other frontends' requests
+    foreign_pending_blocks: int = 0
+    foreign_decodes: int = 0
+    reported_context: float = 0.0  # tokens of a running answer; 0: not known
+
+    def report(self, report: LoadReport, block_size: int) -> None:
+        """Note the instance's own view, in which our requests are included."""
+        self.block_size = block_size
+        self.costs = report.costs or self.costs
+        active_blocks = max(
+            0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks
+        )
+        num_requests = report.num_running + report.num_waiting  # 0: not known
+        ours = self.num_requests / num_requests if num_requests else 0.0
+        excess_blocks = max(0, active_blocks - self.active_blocks)
+        self.foreign_blocks = min(excess_blocks, active_blocks * max(0.0, 1 - ours))
+        self.answer_blocks = excess_blocks - self.foreign_blocks
+        pending_blocks = report.num_waiting_tokens // block_size
+        self.foreign_pending_blocks = max(0, pending_blocks - self.pending_blocks)
+        self.foreign_decodes = max(0, report.num_decodes - self._own_decodes())
+        self.reported_context = report.decode_context / max(1, report.num_decodes)
+        self.num_reported = self.num_left = self.num_requests
+        self.num_reports += 1
+
+    @property
+    def known_costs(self) -> StepCosts | None:
+        """The instance's own costs, else the borrowed ones."""
+        return self.costs or self.borrowed_costs
+
+    def active(self) -> float:
+        """Return the blocks of running requests, of all frontends."""
+        answers = self.answer_blocks * self.num_left / max(1, self.num_reported)
+        return self.active_blocks + answers + self.foreign_blocks
+
+    def pending(self) -> int:
+        """Return the blocks that wait to be prefilled, of all frontends."""
+        return self.pending_blocks + self.foreign_pending_blocks
+
+    def place(self, costs: StepCosts) -> PlaceLoad:
+        """Return the load as predictions see it. An answer without a report is its prompt long."""
+        num_decodes = self._own_decodes() + self.foreign_decodes
+        context = self.reported_context or (
+            self.active_blocks * self.block_size / max(1, self.num_requests)
+        )
+        waiting = self.pending() * self.block_size
+        return PlaceLoad(costs, num_decodes, int(num_decodes * context), waiting)
+
+    def _own_decodes(self) -> int:
+        return max(0, self.num_requests - self.num_prefilling)

@@ -1,0 +1,222 @@
+"""The choice of a worker by prediction, for fleets and loads of many kinds."""
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.router.config import RouterConfig
+from tandem.router.load_table import LoadTable
+from tandem.router.policy import MARGIN, Router
+from tandem.router.predict import MAX_SLOWNESS, PlaceLoad, predict
+from tandem.runtime.messages import KvEvent, LoadReport, StepCosts
+
+BLOCK_SIZE = 16
+HASHES = [bytes([byte]) * 16 for byte in range(100)]
+COSTS = StepCosts((0.01, 0.001, 1e-7), (0.005, 0.0001, 1e-9), 0.1, 2048, 512)
+
+
+def scaled(factor: float, costs: StepCosts = COSTS) -> StepCosts:
+    def times(part: tuple[float, float, float]) -> tuple[float, float, float]:
+        return part[0] * factor, part[1] * factor, part[2] * factor
+
+    return msgspec.structs.replace(
+        costs, decode_s=times(costs.decode_s), prompt_s=times(costs.prompt_s)
+    )
+
+
+def report(
+    name: str, costs: StepCosts | None = COSTS, num_decodes: int = 0, num_waiting_tokens: int = 0
+) -> LoadReport:
+    context = 100 * num_decodes
+    return LoadReport(
+        name, "e", "both", num_decodes, 0, num_waiting_tokens, 1000, 900, 0, num_decodes, context,
+        costs,
+    )  # fmt: skip
+
+
+def router(*reports: LoadReport, weight: float = 1.0) -> Router:
+    made = Router(RouterConfig(overlap_weight=weight), random.Random(1))
+    for each in reports:
+        made.update_load(each, BLOCK_SIZE)
+    return made
+
+
+def send(chosen: Router, names: list[str], num_requests: int, num_in_flight: int) -> Counter[str]:
+    """Send requests, half of those in flight before their first token; return where they went.
+
+    The first ones, until as many are in flight as later on, are not counted.
+    """
+    rng = random.Random(num_in_flight)
+    where: Counter[str] = Counter()
+    waiting: list[str] = []
+    running: list[str] = []
+    for number in range(-2 * num_in_flight, num_requests):
+        decision = chosen.choose(names, [], 10)
+        chosen.started(str(number), decision, 10)
+        where[decision.instance_id] += number >= 0
+        waiting.append(str(number))
+        if len(waiting) > num_in_flight // 2:
+            running.append(waiting.pop(rng.randrange(len(waiting))))
+            chosen.prefilled(running[-1])
+        if len(running) > num_in_flight // 2:
+            chosen.finished(running.pop(rng.randrange(len(running))))
+    for request_id in waiting + running:
+        chosen.finished(request_id)
+    return where
+
+
+coefficients = st.floats(0, 0.01)
+learned = st.builds(
+    StepCosts,
+    st.tuples(coefficients, coefficients, st.floats(0, 1e-5)),
+    st.tuples(coefficients, coefficients, st.floats(0, 1e-5)),
+    st.floats(0, 1),
+    st.integers(1, 4096),
+    st.integers(1, 4096),
+)
+loads = st.tuples(st.none() | learned, st.integers(0, 100), st.integers(0, 10_000))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(loads, min_size=1, max_size=6), st.data())
+def test_only_candidates_are_chosen_and_the_same_ones_again(
+    reported: list[tuple[StepCosts | None, int, int]], data: st.DataObject
+) -> None:
+    names = [str(number) for number in range(len(reported))]
+    candidates = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    first, second = (
+        router(*(report(name, *load) for name, load in zip(names, reported, strict=True)))
+        for _ in range(2)
+    )
+    for holder in names:
+        for each in (first, second):
+            each.index.apply(KvEvent(holder, "e", 1, stored=HASHES[: 3 * int(holder)]))
+    decision = first.choose(candidates, HASHES, 100)
+    assert decision.instance_id in candidates
+    assert decision == second.choose(candidates, HASHES, 100)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.tuples(st.integers(0, 50), st.integers(0, 5000)),
+    st.tuples(st.integers(0, 50), st.integers(0, 5000)),
+    st.integers(1, 99),
+)
+def test_a_prefix_wins_where_computing_it_elsewhere_delays_more(
+    here: tuple[int, int], there: tuple[int, int], overlap: int
+) -> None:
+    """The costs compared are those of `predict`, by which workers decide too."""
+    chosen = router(report("a", COSTS, *here), report("b", COSTS, *there))
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:overlap]))
+
+    def cost_s(num_decodes: int, num_waiting: int, num_cached: int) -> float:
+        waiting = num_waiting // BLOCK_SIZE * BLOCK_SIZE
+        load = PlaceLoad(COSTS, num_decodes, 100 * num_decodes, waiting)
+        return predict(load, (100 - num_cached) * BLOCK_SIZE, num_cached * BLOCK_SIZE).cost_s
+
+    without, with_prefix = cost_s(*here, 0), cost_s(*there, overlap)
+    decision = chosen.choose(["a", "b"], HASHES, 100)
+    if with_prefix < without:
+        assert decision.instance_id == "b"
+    elif with_prefix > without * (1 + 2 * MARGIN):
+        assert decision.instance_id == "a"
+
+
+def test_a_weight_of_zero_ignores_prefixes() -> None:
+    chosen = router(report("a"), report("b", num_waiting_tokens=800), weight=0.0)
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES))
+    assert chosen.choose(["a", "b"], HASHES, 100).instance_id == "a"
+    heeding = router(report("a"), report("b", num_waiting_tokens=800))
+    heeding.index.apply(KvEvent("b", "e", 1, stored=HASHES))
+    assert heeding.choose(["a", "b"], HASHES, 100).instance_id == "b"
+
+
+@pytest.mark.parametrize("num_in_flight", [16, 80])
+def test_alike_workers_get_equal_shares_however_their_costs_were_learned(
+    num_in_flight: int,
+) -> None:
+    rng = random.Random(num_in_flight)
+    names = ["a", "b", "c", "d"]
+    learned = [scaled(rng.uniform(0.98, 1.02)) for _ in names]
+    chosen = router(*(report(*each) for each in zip(names, learned, strict=True)))
+    rounds = [send(chosen, names, 800, num_in_flight) for _ in range(3)]
+    for shares in rounds:
+        assert all(abs(shares[name] / 200 - 1) < 0.15 for name in names)
+    assert all(abs(sum(rounds, Counter())[name] / 600 - 1) < 0.06 for name in names)
+
+
+def test_a_burst_is_shared_before_any_report() -> None:
+    names = ["a", "b", "c", "d"]
+    chosen = router(*map(report, names))
+    where: Counter[str] = Counter()
+    for number in range(40):
+        decision = chosen.choose(names, [], 10)
+        chosen.started(str(number), decision, 10)
+        where[decision.instance_id] += 1
+    assert set(where.values()) == {10}
+
+
+def test_a_worker_with_costs_a_hundred_times_wrong_gets_requests_and_recovers() -> None:
+    names = ["a", "b", "c", "d"]
+    for wrong in (scaled(100), msgspec.structs.replace(COSTS, decode_s=scaled(100).decode_s)):
+        chosen = router(report("a", wrong), *map(report, names[1:]))
+        before = send(chosen, names, 400, 40)
+        assert before["a"] >= 100 / MAX_SLOWNESS / 2
+        assert before["b"] > before["a"]
+        chosen.update_load(report("a"), BLOCK_SIZE)
+        assert 180 <= send(chosen, names, 800, 40)["a"] <= 220
+
+
+def test_a_worker_without_costs_borrows_those_of_the_median_worker() -> None:
+    known = [report("a", scaled(1)), report("b", scaled(2)), report("c", scaled(3))]
+    chosen = router(*known, report("d", None))
+    alike = router(*known, report("d", scaled(2)))
+    for names in (["a", "d"], ["d", "a", "b", "c"]):
+        assert send(chosen, names, 200, 20)["d"] > 0
+    for each in (chosen, alike):
+        each.update_load(report("b", scaled(2), num_decodes=3), BLOCK_SIZE)
+    borrowing = chosen.choose(["a", "b", "c", "d"], [], 10)
+    assert borrowing.predicted_ms == alike.choose(["a", "b", "c", "d"], [], 10).predicted_ms
+    chosen.update_load(report("d", scaled(0.1)), BLOCK_SIZE)
+    assert send(chosen, ["b", "d"], 200, 20)["d"] > 125
+
+
+def test_blocks_decide_where_no_worker_has_learned_costs() -> None:
+    chosen = router(report("a", None), report("b", None))
+    decision = chosen.choose(["a", "b"], [], 10)
+    assert decision.reason == "cost 110 of 2, overlap 0/10" and decision.predicted_ms == 0.0
+
+
+def test_the_reason_names_the_prediction() -> None:
+    chosen = router(report("a", num_decodes=5))
+    decision = chosen.choose(["a"], [], 10)
+    expected = predict(PlaceLoad(COSTS, 5, 500), 10 * BLOCK_SIZE)
+    assert decision.predicted_ms == pytest.approx(expected.first_token_s * 1e3)
+    assert decision.reason == (
+        f"first token in {decision.predicted_ms:.1f} ms, all answers' delays "
+        f"{expected.cost_s * 1e3:.1f}; 1 of 1, overlap 0/10"
+    )
+
+
+def test_the_table_keeps_no_place_of_workers_that_left() -> None:
+    table = LoadTable()
+    for number in range(5000):
+        names = [str(number + ahead) for ahead in range(3)]
+        rows = table.rows(names)
+        assert len(set(rows)) == 3 and rows.max() < 16
+        table.remove(str(number))
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_costs_that_no_worker_can_learn_are_refused(seconds: float) -> None:
+    wrong = msgspec.structs.replace(COSTS, prompt_s=(0.0, seconds, 0.0))
+    payload = msgspec.msgpack.encode(report("a", wrong))
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.costs\.prompt_s\[1\]"):
+        msgspec.msgpack.decode(payload, type=LoadReport)
+    none = msgspec.structs.replace(COSTS, max_tokens=0)
+    with pytest.raises(msgspec.ValidationError, match="max_tokens"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(report("a", none)), type=LoadReport)
