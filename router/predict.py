@@ -101,6 +101,8 @@ def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floa
     `prompt_s` and `decode_s` are the nominal seconds of each. A worker whose costs were learned in
     a bad moment gets prompts in spite of them, and learns them anew.
     """
+    if _is_bounded(prompt_s) and _is_bounded(decode_s):
+        return pace
     by_prompts, by_decodes = _factors(prompt_s), _factors(decode_s)
     return replace(
         pace,
@@ -112,11 +114,13 @@ def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floa
     )
 
 
+def _is_bounded(seconds: Floats) -> bool:
+    return bool(seconds.max() <= MAX_SLOWNESS * seconds.min())
+
+
 def _factors(seconds: Floats) -> Floats:
     """Return the factors that keep all `seconds` within the bound; zeros are not learned yet."""
-    longest_s = MAX_SLOWNESS * float(seconds.min(initial=math.inf, where=seconds > 0))
-    if float(seconds.max()) <= longest_s:
-        return np.ones(1)
+    longest_s = MAX_SLOWNESS * seconds.min(initial=math.inf, where=seconds > 0)
     return np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
 
 
