@@ -83,7 +83,7 @@ class RemotePrefill:
         active: ActiveRequest,
         machine: DecodeHandoff,
         num_uncached_tokens: int,
-        cached_blocks: list[int],
+        cached_blocks: dict[int, int],
     ) -> None:
         self.active = active
         self.machine = machine
@@ -91,7 +91,7 @@ class RemotePrefill:
         self.num_pending_tokens = num_uncached_tokens  # 0 once computed
         self.ended = asyncio.Event()
         self._tools = tools
-        self._cached_blocks = cached_blocks  # of the leading ordinals; the claimant may READ them
+        self._cached_blocks = cached_blocks  # ordinal |-> block id; the claimant may READ them
         self._claimant: Instance | None = None  # as in discovery at the time of the claim
         self._claim_stream: Responder | None = None
         self._first_was_sent = False
@@ -161,8 +161,7 @@ class RemotePrefill:
     async def prefix_blocks(self, request: PrefixRequest) -> PrefixBlocks:
         """Return the cached blocks that the claimant wants to READ, and their checksums."""
         machine, group = self.machine, self._tools.group
-        num_cached = len(self._cached_blocks)
-        is_known = all(0 <= ordinal < num_cached for ordinal in request.ordinals)
+        is_known = self._cached_blocks.keys() >= set(request.ordinals)
         is_ours = machine.is_ours(request.handoff_id, request.attempt, request.secret)
         if not is_ours or not machine.is_live or not is_known:
             return PrefixBlocks()

@@ -123,7 +123,8 @@ class RemotePrefills:
             config.handoff_timeout_ms_per_token * num_uncached
         )
         machine = self._machine(active, reservation, timeout_ms)
-        cached_blocks = active.seq.block_table[: len(reservation.cached_ordinals)]
+        table = active.seq.block_table
+        cached_blocks = {ordinal: table[ordinal] for ordinal in reservation.cached_ordinals}
         remote = RemotePrefill(self._tools, active, machine, num_uncached, cached_blocks)
         active.num_cached_tokens = reservation.num_cached_tokens
         active.handoff_id = machine.handoff_id.hex()

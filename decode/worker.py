@@ -70,9 +70,7 @@ class DecodeRole:
         self.node, self.queue = worker.node, worker.queue
         self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
         self.metrics = DecodeMetrics(self._model_name)
-        layout = worker.group.layout
-        bytes_per_token = layout.block_bytes / self.engine.block_pool.block_size
-        self.side = PrefillSide(transfer=TransferCost(bytes_per_token))
+        self.side = PrefillSide(transfer=TransferCost(worker.group.layout.token_bytes))
         self.active: dict[str, ActiveRequest] = {}
         self._queue_depth = NO_JOBS
         self._num_reserved = 0  # all handoffs so far; counted on the engine thread

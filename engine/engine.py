@@ -4,6 +4,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.engine.config import EngineConfig
@@ -13,6 +14,7 @@ from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus, check_limits
 from tandem.engine.schedule.step_cost import StepCost, longest_step_s
+from tandem.engine.schedule.windows import NO_BLOCK, num_tokens_within
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
 from tandem.engine.step.outcome import (
     DeviceLostError,
@@ -73,11 +75,12 @@ class Engine:
         self.on_layers: LayersListener | None = None
         kv_cache = runner.kv_caches[0]
         num_blocks, block_size, memory = kv_cache.num_blocks, kv_cache.block_size, kv_cache.memory
-        self.max_model_len = min(
-            runner.model_config.max_position_embeddings,
-            config.max_model_len or num_blocks * block_size,
-        )
-        self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache)
+        windows, longest = kv_cache.windows, runner.model_config.max_position_embeddings
+        fitting = config.max_model_len
+        if fitting is None:
+            fitting = num_tokens_within(windows, num_blocks, longest, block_size)
+        self.max_model_len = min(longest, fitting)
+        self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache, windows)
         self._longest_step_s = longest_step_s(config, memory)
         step_cost = StepCost(self._longest_step_s)
         self.scheduler = Scheduler(config, self.block_pool, step_cost)
@@ -150,19 +153,23 @@ class Engine:
         self._accept(seq)
         if not self.scheduler.reserve(seq):
             return None
-        num_cached = seq.num_reserved_cached_blocks
+        table, num_cached = seq.block_table, seq.num_reserved_cached_blocks
+        num_groups = self.block_pool.num_groups
+        # Group by group: the blocks of a group lie side by side.
+        fresh = chain(*(range(num_cached + i, len(table), num_groups) for i in range(num_groups)))
         return Reservation(
-            fill=list(enumerate(seq.block_table))[num_cached:],
-            cached_ordinals=list(range(num_cached)),
+            fill=[(entry, table[entry]) for entry in fresh if table[entry] != NO_BLOCK],
+            cached_ordinals=[i for i in range(num_cached) if table[i] != NO_BLOCK],
             num_cached_tokens=seq.num_cached_tokens,
         )
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
         """Reserve blocks to pull the first `num_blocks` of `seq`'s prompt into, before `add`.
 
-        Returns (ordinal, block id) of those that the prefix cache lacks; none when it lacks none.
-        They and the blocks before them are held until `adopt_prefix` or `abort`. None without a
-        prefix cache, or when there is no room now. Raises what `add` raises.
+        Returns (ordinal, block id), by ordinals of the block table, of those that are read and that
+        the prefix cache lacks; none when it lacks none. They and the blocks before them are held
+        until `adopt_prefix` or `abort`. None without a prefix cache, or when there is no room now.
+        Raises what `add` raises.
         """
         self._accept(seq)
         if seq.request_id in self.scheduler.pulls:
@@ -253,7 +260,7 @@ class Engine:
         if self.scheduler.find(seq.request_id) is not None:
             raise InvalidRequestError(f"request {seq.request_id} is in the engine already")
         pool = self.block_pool
-        check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size)
+        check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size, pool.windows)
         stop_token_ids = seq.stop.stop_token_ids
         # A grammar that has ended allows nothing else than the end of text.
         is_endless = seq.stop.ignore_eos and seq.matcher is None

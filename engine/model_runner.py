@@ -139,6 +139,7 @@ class ModelRunner:
             config.max_num_seqs,
             num_blocks_of(longest, config.block_size),
             device,
+            num_groups=len(model_config.layer_groups.windows),
             pads_tables=config.kernels == "torch",
         )
         self._sampler = Sampler(
@@ -226,7 +227,9 @@ class ModelRunner:
         if changes is not None:
             self._batch_rows.apply(changes)
         if self._clears_started_blocks:
-            self._clear(started_blocks(chunks, self.kv_cache.block_size))
+            self._clear(
+                started_blocks(chunks, self._batch_rows.num_groups, self.kv_cache.block_size)
+            )
         scores = None
         if self._graphs is not None and step.is_decode and on_layers is None:
             sampled = self._graphs.run(step, plan)

@@ -30,9 +30,12 @@ class SequenceOutput(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Reservation:
-    """Blocks that a remote prefill fills. The engine owns them until the handoff has ended."""
+    """Blocks that a remote prefill fills. The engine owns them until the handoff has ended.
 
-    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id)
+    Blocks that no later token reads, because a window has passed them, are in neither list.
+    """
+
+    fill: list[tuple[int, int]]  # (ordinal in the prompt's block table, block id)
     cached_ordinals: list[int]  # of the prompt's blocks that the prefix cache has
     num_cached_tokens: int
 
@@ -56,9 +59,13 @@ class LoadStats:
     num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
     num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
     num_remote_prompt_tokens: int = 0  # of prompts that another worker computes
+    num_groups: int = 1  # of layers: a sequence has a block in each for the same tokens
 
     def report(self, instance_id: str, epoch: str, role: WorkerRole) -> LoadReport:
-        """Return the report for other workers; sequences in remote prefill count as waiting."""
+        """Return the report for other workers; sequences in remote prefill count as waiting.
+
+        Blocks are counted as those of sequences without windows: one for all groups of layers.
+        """
         return LoadReport(
             instance_id=instance_id,
             epoch=epoch,
@@ -66,9 +73,9 @@ class LoadStats:
             num_running=self.num_running,
             num_waiting=self.num_waiting + self.num_remote,
             num_waiting_tokens=self.num_waiting_tokens,
-            num_blocks=self.num_blocks,
-            num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=self.num_cached_blocks,
+            num_blocks=self.num_blocks // self.num_groups,
+            num_free_blocks=self.num_free_blocks // self.num_groups,
+            num_cached_blocks=self.num_cached_blocks // self.num_groups,
             num_decodes=self.num_decodes,
             decode_context=self.decode_context,
             costs=self.costs,
@@ -105,4 +112,5 @@ def load_of(scheduler: Scheduler) -> LoadStats:
         num_running_prompt_tokens=num_running_prompt_tokens,
         num_waiting_prompt_tokens=num_waiting_prompt_tokens,
         num_remote_prompt_tokens=sum(len(seq.token_ids) for seq in scheduler.remote.values()),
+        num_groups=pool.num_groups,
     )

@@ -88,9 +88,12 @@ class PromptComputation:
         )
 
     def _num_layer_groups(self, num_fill_blocks: int) -> int:
-        """Return the number of groups of layers in which the prompt's last chunk is written."""
+        """Return the number of parts, by layers, in which the prompt's last chunk is written.
+
+        Blocks of several groups of layers are written whole.
+        """
         tools, layout, rates = self._tools, self._tools.group.layout, self._writer.link.rates
-        if rates is None or not tools.transfer.stream_layers:
+        if rates is None or not tools.transfer.stream_layers or layout.num_groups > 1:
             return 1
         num_blocks = min(num_fill_blocks, -(-tools.max_chunk_tokens // tools.block_size))
         return rates.num_groups(num_blocks, layout.block_bytes, layout.num_layers)

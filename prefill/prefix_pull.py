@@ -35,8 +35,9 @@ class PrefixPuller:
         0 if computing the prefix is faster, by measured rates, or if the READ failed.
         """
         grant = machine.grant
-        num_blocks = len(grant.cached_ordinals)
-        if grant.cached_ordinals != list(range(num_blocks)):
+        cached = set(grant.cached_ordinals)
+        num_blocks = max(cached, default=-1) // self.group.layout.num_groups + 1
+        if not 0 < num_blocks * self.block_size < seq.num_tokens:
             return 0
         num_hit_tokens = await self.loop.call(lambda engine: engine.prefix_hit(seq))
         num_missing = num_blocks - num_hit_tokens // self.block_size
@@ -47,20 +48,23 @@ class PrefixPuller:
             return 0
         proven = False
         try:
-            proven = await self._read(fill, machine, link, ask)
+            if cached.issuperset(ordinal for ordinal, _ in fill):
+                proven = await self._read(fill, machine, link, ask)
         except TandemError as error:  # the READ cannot land any more
             logger.warning("request %s: prefix not pulled: %s", seq.request_id, error)
         except BaseException:  # a READ may still be under way
             self.loop.post(lambda engine: engine.abort(seq.request_id, quarantined=True))
             raise
         self.loop.post(lambda engine: engine.adopt_prefix(seq.request_id, proven=proven))
-        return len(fill) * self.block_size if proven else 0
+        return num_missing * self.block_size if proven else 0
 
     def _is_worth_it(self, num_blocks: int, link: Link) -> bool:
         if link.rates is None or self.rate.s_per_token is None:
             return False
-        compute_s = num_blocks * self.block_size * self.rate.s_per_token
-        return link.rates.read_s(num_blocks * self.group.layout.block_bytes, num_blocks) < compute_s
+        num_tokens = num_blocks * self.block_size
+        num_bytes = round(num_tokens * self.group.layout.token_bytes)
+        num_read = num_bytes // self.group.layout.block_bytes
+        return link.rates.read_s(num_bytes, num_read) < num_tokens * self.rate.s_per_token
 
     async def _read(
         self, fill: list[tuple[int, int]], machine: PrefillHandoff, link: Link, ask: Ask

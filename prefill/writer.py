@@ -6,7 +6,9 @@ import time
 from collections.abc import Coroutine
 
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
+from tandem.engine.schedule.windows import NO_BLOCK
 from tandem.prefill.tools import JobTools
+from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import TransferError
 from tandem.runtime.timeline import Timeline
 from tandem.transfer.group import WriteOrder
@@ -33,9 +35,13 @@ class BlockWriter:
         machine, num_tokens = self.machine, progress.num_computed_tokens
         num_blocks = num_tokens // self._tools.block_size
         if num_tokens == seq.num_given_tokens:
-            num_blocks = len(machine.grant.cached_ordinals) + len(machine.grant.fill)
+            num_blocks = num_blocks_of(num_tokens, self._tools.block_size)
+        num_blocks *= self._tools.group.layout.num_groups
         longest_s = self._tools.group.longest_write_s
         for first_layer, ordinals in machine.ready(num_blocks, progress.num_layers).items():
+            if any(seq.block_table[ordinal] == NO_BLOCK for ordinal in ordinals):
+                machine.stop("a window has passed a block that is to be filled")
+                return
             layers = range(first_layer, progress.num_layers)
             for write in machine.post(ordinals, layers, time.perf_counter(), longest_s):
                 self.spawn(self._write(seq, write, progress))

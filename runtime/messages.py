@@ -202,7 +202,7 @@ class Claimed(Message, frozen=True):
     lease_ms: int
     token_ids: bytes  # the whole prompt, and the answer's tokens that exist already
     sampling: SamplingParams
-    fill: list[tuple[int, int]]  # (ordinal in the prompt, block id of the decode worker)
+    fill: list[tuple[int, int]]  # (ordinal in the block table, block id of the decode worker)
     cached_ordinals: list[int]  # in the decode worker's cache; never sent
     cache_salt: str = ""
     stop: StopConditions = StopConditions(max_tokens=1)  # its min_tokens bears on the first token

@@ -1,5 +1,6 @@
 """One side of a handoff, driven by hand: a node, an engine and transfers of its own."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,9 @@ TRANSFER = TransferConfig(backend="loopback", grace_ms=100, lease_margin_ms=10)
 QUEUE = QueueConfig(ack_wait_s=1.0)
 
 
-def write_tiny_model(folder: Path) -> Path:
-    """A model whose text changes with every token of its prompt."""
-    return write_random_model(
+def write_tiny_model(folder: Path, window: int = 0) -> Path:
+    """A model whose text changes with every token of its prompt. The last layer has the window."""
+    write_random_model(
         folder,
         vocab_size=320,
         hidden_size=32,
@@ -40,6 +41,11 @@ def write_tiny_model(folder: Path) -> Path:
         intermediate_size=64,
         tie_word_embeddings=False,
     )
+    if window:
+        path = folder / "config.json"
+        changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
@@ -66,7 +72,7 @@ class HandoffPeer:
         self.node = Node(runtime, component=component, model=MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
         pools = self.engine.runner.kv_caches
-        layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
+        layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = TransferGroup(transfer, layout, pools, self.node.instance_id, self.node.epoch)
         self.notices: list[bytes] = []
         self.deployment = deployment_id(

@@ -127,7 +127,9 @@ class TransferGroup:
         for link in self.links.values():
             if (rates := link.rates) is None:
                 continue
-            num_blocks = rates.min_streaming_blocks(layout.block_bytes, layout.num_layers)
+            num_blocks = None
+            if layout.num_groups == 1:  # else blocks are written whole
+                num_blocks = rates.min_streaming_blocks(layout.block_bytes, layout.num_layers)
             found.append(
                 LinkReport(
                     decode_instance=link.peer.instance_id,

@@ -1,7 +1,8 @@
 """The shape of a KV block, and the arithmetic of moving blocks between ranks.
 
 A rank's pool is `[num_blocks, num_layers, 2, num_kv_heads / tp_size, block_size, head_dim]`: one
-block is one contiguous record over all layers.
+block is one contiguous record over all layers of a group. A model has one group unless some of its
+layers have a window.
 """
 
 from collections.abc import Sequence
@@ -28,13 +29,14 @@ class KvLayout:
     Only `tp_size`, the number of ranks that share the KV heads, may differ.
     """
 
-    num_layers: int
+    num_layers: int  # of a group, which has a block of its own
     num_kv_heads: int  # of the model, over all ranks
     block_size: int  # tokens
     head_dim: int
     dtype: str
     checksum: ChecksumName = "xxh3"
     tp_size: int = 1
+    windows: tuple[int, ...] = (0,)  # of the groups of layers, in tokens; 0: none
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
@@ -45,14 +47,34 @@ class KvLayout:
             )
 
     @classmethod
-    def of(cls, pool: "torch.Tensor", tp_size: int = 1) -> "KvLayout":
+    def of(
+        cls, pool: "torch.Tensor", tp_size: int = 1, windows: tuple[int, ...] = (0,)
+    ) -> "KvLayout":
         """Return the layout of a worker of `tp_size` ranks from the pool of one of them.
 
         `pool` is `[num_blocks, num_layers, 2, heads of the rank, block_size, head_dim]`.
         """
         _, num_layers, _, heads_per_rank, block_size, head_dim = pool.shape
         num_kv_heads, dtype = heads_per_rank * tp_size, str(pool.dtype).removeprefix("torch.")
-        return cls(num_layers, num_kv_heads, block_size, head_dim, dtype, tp_size=tp_size)
+        return cls(
+            num_layers,
+            num_kv_heads,
+            block_size,
+            head_dim,
+            dtype,
+            tp_size=tp_size,
+            windows=windows,
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers: a sequence has a block in each for every `block_size` tokens."""
+        return len(self.windows)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of a rank that each further token of a long prompt adds to a handoff."""
+        return max(1, self.windows.count(0)) * self.block_bytes / self.block_size
 
     @property
     def heads_per_rank(self) -> int:
@@ -75,8 +97,9 @@ class KvLayout:
 
     def describe(self) -> str:
         """Return the layout in words, for error messages that name both sides' layouts."""
+        windows = "" if self.windows == (0,) else f" windows={','.join(map(str, self.windows))}"
         return (
-            f"v{LAYOUT_VERSION} layers={self.num_layers} kv_heads={self.num_kv_heads} "
+            f"v{LAYOUT_VERSION} layers={self.num_layers}{windows} kv_heads={self.num_kv_heads} "
             f"block_size={self.block_size} head_dim={self.head_dim} dtype={self.dtype} "
             f"checksum={self.checksum}"
         )

@@ -153,7 +153,7 @@ class Worker:
         )
         confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
-        layout = KvLayout.of(pools[0].tensor, tp_size=len(pools))
+        layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)

@@ -9,7 +9,7 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.models.config import ModelConfig
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.engine.schedule.windows import num_blocks_needed, num_tokens_within
 from tandem.runtime.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -50,20 +50,29 @@ class KvCache:
         self.memory: Memory = memory_of(device)
         self.num_spare_blocks = num_spare_blocks(self.block_bytes, self.memory, num_blocks)
         self.device_id = device.index or 0
+        self.windows = config.layer_groups.windows
         num_all = num_blocks + self.num_spare_blocks
         allocate = _cuda_bytes if device.type == "cuda" else _host_bytes
         flat = allocate(num_all * self.block_bytes, self.device_id)
-        # [num_blocks + num_spare_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        self.tensor = flat.view(dtype).view(
-            num_all, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
-        )
+        # [num_blocks + num_spare_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
+        self.tensor = flat.view(dtype).view(num_all, *block_shape(config, block_size))
         self.base_address = self.tensor.data_ptr()
 
 
+def block_shape(config: ModelConfig, block_size: int) -> tuple[int, int, int, int, int]:
+    """Return the shape of one block: layers of a group, 2, KV heads, tokens, head_dim."""
+    return config.layer_groups.size, 2, config.num_kv_heads, block_size, config.head_dim
+
+
 def block_bytes(config: ModelConfig, block_size: int) -> int:
-    """Return the bytes of one block across all layers, in config.dtype."""
-    values = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
-    return values * int(getattr(torch, config.dtype).itemsize)
+    """Return the bytes of one block across the layers of its group, in config.dtype."""
+    return math.prod(block_shape(config, block_size)) * int(getattr(torch, config.dtype).itemsize)
+
+
+def bytes_per_token(config: ModelConfig, num_tokens: int) -> int:
+    """Return the bytes of K/V for each token of a sequence of `num_tokens`, rounded up."""
+    num_slots = num_blocks_needed(config.layer_groups.windows, num_tokens, 1)
+    return math.ceil(num_slots * block_bytes(config, 1) / num_tokens)
 
 
 def memory_of(device: torch.device) -> Memory:
@@ -97,10 +106,10 @@ def most_useful_blocks(
     config: EngineConfig, model: ModelConfig, block_size: int, longest: int
 ) -> int:
     """Return the blocks beyond which a pool that is sized by free memory does not grow."""
-    num_tokens = POOL_SEQUENCE_LENGTHS * config.max_num_seqs * longest
-    rows_per_block = model.num_layers * 2 * model.num_kv_heads * block_size
+    of_one = num_blocks_needed(model.layer_groups.windows, longest, block_size)
+    rows_per_block = math.prod(block_shape(model, block_size)[:-1])
     num_addressable = MAX_CACHE_ROWS // rows_per_block - MAX_SPARE_BLOCKS
-    return min(num_blocks_of(num_tokens, block_size), num_addressable)
+    return min(POOL_SEQUENCE_LENGTHS * config.max_num_seqs * of_one, num_addressable)
 
 
 def choose_max_model_len(
@@ -111,23 +120,23 @@ def choose_max_model_len(
     Raises ConfigError when more are configured than the model has positions, and CapacityError when
     the pool cannot hold one sequence of the configured length, or a single block.
     """
-    num_slots = num_blocks * block_size
-    asked = config.max_model_len
+    windows, asked = model.layer_groups.windows, config.max_model_len
+    fitting = num_tokens_within(windows, num_blocks, model.max_position_embeddings, block_size)
     if asked is not None and asked > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len {asked} is above the model's {model.max_position_embeddings} positions",
             param="max_model_len",
         )
-    if num_blocks < 1 or (asked is not None and num_slots < asked):
+    if fitting < 1 or (asked is not None and fitting < asked):
         needed = asked or block_size
         size = block_bytes(model, block_size)
-        num_needed = num_blocks_of(needed, block_size)
+        num_needed = num_blocks_needed(windows, needed, block_size)
         raise CapacityError(
             f"the KV pool holds {num_blocks} blocks of {block_size} tokens "
             f"({num_blocks * size / MIB:.1f} MiB); one sequence of {needed} tokens needs "
             f"{num_needed} blocks ({num_needed * size / MIB:.1f} MiB)"
         )
-    max_len = asked or min(model.max_position_embeddings, num_slots)
+    max_len = asked or min(model.max_position_embeddings, fitting)
     if max_len < model.max_position_embeddings and asked is None:
         logger.warning(
             "max_model_len is %d, the tokens that the KV pool holds; the model has %d positions",

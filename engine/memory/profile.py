@@ -6,6 +6,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.kernel_set import Kernels
 from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_bytes
+from tandem.engine.memory.kv_cache import block_shape
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.ring import AnyModel
 from tandem.engine.schedule.sequence import Chunk, Sequence
@@ -57,8 +58,12 @@ class StepProfile:
         self._block_size = config.block_size
         self._longest = longest
         self._vocab_size = model_config.vocab_size
+        self._num_groups = len(model_config.layer_groups.windows)
         self._batch_rows = BatchRows(
-            self._max_num_seqs, num_blocks_of(longest, config.block_size), device
+            self._max_num_seqs,
+            num_blocks_of(longest, config.block_size),
+            device,
+            num_groups=self._num_groups,
         )
         self._sampler = Sampler(
             model_config.vocab_size,
@@ -70,8 +75,8 @@ class StepProfile:
         self._mask_logits = kernels.mask_logits
         self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
-        shape = (2, model_config.num_layers, 2, model_config.num_kv_heads, config.block_size)
-        self._pool = torch.zeros(*shape, model_config.head_dim, dtype=dtype, device=device)
+        shape = block_shape(model_config, config.block_size)
+        self._pool = torch.zeros(2, *shape, dtype=dtype, device=device)
 
     @torch.inference_mode()
     def reserve(self, memory: DeviceMemory) -> Reserve:
@@ -154,7 +159,7 @@ class StepProfile:
             length,
             params,
             StopConditions(max_tokens=1),
-            block_table=[0] * num_blocks_of(length, self._block_size),
+            block_table=[0] * (num_blocks_of(length, self._block_size) * self._num_groups),
             batch_row=batch_row,
         )
         return Chunk(seq, 0, length, True)

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.json_file import JsonObject, read_json
+from tandem.engine.models.layer_groups import LayerGroups, group_layers
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
 from tandem.engine.models.mixture_config import MixtureConfig, read_mixture
 from tandem.engine.models.quantization import Quantization, read_quantization
@@ -122,6 +123,12 @@ class ModelConfig:
     def layer_kind(self, layer: int) -> LayerKind:
         """Return the kind of attention of a layer, counted from 0."""
         return self.layer_kinds[layer] if self.layer_kinds else LayerKind(self.rope)
+
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """The groups of layers whose K/V shares blocks."""
+        windows = tuple(self.layer_kind(layer).window for layer in range(self.num_layers))
+        return group_layers(windows, self.max_position_embeddings)
 
 
 Rope = TypeVar("Rope", RopeConfig, RopeConfig | None)

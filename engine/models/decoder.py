@@ -23,6 +23,8 @@ class _Layer:
     """A layer's weights in the layout of the kernels; a norm that is None does not exist."""
 
     kind: int  # of Model._kinds
+    group: int  # of layers that share blocks
+    place: int  # in a block of the group
     rope_table: torch.Tensor  # [max_model_len, 2, head_dim]
     query_scales: torch.Tensor | None  # [max_model_len] by position; None: 1
     attention: Mapping[str, Any]  # options of both attentions: window, soft_cap, sinks
@@ -65,15 +67,17 @@ class Model:
         self._embedding_multiplier = float(
             torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         )
+        places = config.layer_groups.places
+        # With their groups: what layers share in a step depends on the blocks too.
         self._kinds = list(
-            dict.fromkeys(config.layer_kind(index) for index in range(config.num_layers))
+            dict.fromkeys((config.layer_kind(i), group) for i, (group, _) in enumerate(places))
         )
         self._first_norm, *next_norms = (
             self._norm(norm)
             for norm in (*(layer.input_norm for layer in weights.layers), weights.final_norm)
         )
         self._layers = [
-            self._pack(layer, config.layer_kind(index), next_norm)
+            self._pack(layer, config.layer_kind(index), places[index], next_norm)
             for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True))
         ]
         lm_head = scaled(kernels.pack_linear(weights.lm_head), config.logit_multiplier)
@@ -86,7 +90,7 @@ class Model:
     def hidden(
         self,
         batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        kv_cache: torch.Tensor,  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
         on_layers: Callable[[int], None] | None = None,
         boundaries: Collection[int] = (),
         *,
@@ -98,23 +102,25 @@ class Model:
         `on_layers(n)` is called for each of `boundaries` as soon as the first n layers' K/V is
         stored: on a GPU in stream order, before anything has been computed.
         """
-        options = [self._step_options(kind, batch, kv_cache) for kind in self._kinds]
+        options = [
+            self._step_options(kind, batch.of_group(group), kv_cache) for kind, group in self._kinds
+        ]
         hidden, normed = self._embed(batch.token_ids)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            layer_cache = kv_cache[:, index]
+            layer_cache, my_batch = kv_cache[:, layer.place], batch.of_group(layer.group)
             my_options = options[layer.kind]
-            q = self._store_kv(normed, layer, batch, layer_cache, my_options)
+            q = self._store_kv(normed, layer, my_batch, layer_cache, my_options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
             if index < last or batch.samples_all or of_all:
-                attended = self._attention(q, layer, batch, layer_cache, my_options)
+                attended = self._attention(q, layer, my_batch, layer_cache, my_options)
             else:
                 # No later layer reads the other tokens.
                 q, hidden = (t.index_select(0, batch.logits_indices) for t in (q, hidden))
                 attended = torch.empty_like(q)
                 self._decode_attention(
-                    q, layer, layer_cache, batch.sampled, attended, my_options.sampled_attention
+                    q, layer, layer_cache, my_batch.sampled, attended, my_options.sampled_attention
                 )
             normed = self._finish_layer(attended.flatten(1), layer, hidden)
         return normed
@@ -143,7 +149,13 @@ class Model:
         offset = self._config.architecture.norm_offset
         return stored.float() + offset if offset else stored.to(self._dtype)
 
-    def _pack(self, layer: LayerWeights, kind: LayerKind, next_norm: torch.Tensor | None) -> _Layer:
+    def _pack(
+        self,
+        layer: LayerWeights,
+        kind: LayerKind,
+        place: tuple[int, int],  # of LayerGroups.places
+        next_norm: torch.Tensor | None,
+    ) -> _Layer:
         pack, dtype = self._kernels.pack_linear, self._dtype
         residual = self._config.residual_multiplier
         assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
@@ -156,7 +168,9 @@ class Model:
             return None if weight is None else scaled(with_bias(pack(weight), bias, dtype), factor)
 
         return _Layer(
-            kind=self._kinds.index(kind),
+            kind=self._kinds.index((kind, place[0])),
+            group=place[0],
+            place=place[1],
             rope_table=rope_table,
             query_scales=query_scales(kind.rope, len(rope_table), dtype, rope_table.device),
             attention=self._attention_options(layer, kind),

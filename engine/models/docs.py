@@ -51,7 +51,8 @@ differing numbers of KV heads, encoders, inputs other than text, quantized weigh
 sequences up to that length.
 
 `tandem doctor MODEL` names the code that would serve a model, the bytes of its weights and of KV
-per token, the tokens that fit this machine, and missing files.
+per token (of a model with sliding windows also in its longest sequences, where it is less), the
+tokens that fit this machine, and missing files.
 """
 
 _QUANTIZED = """\
@@ -113,9 +114,12 @@ _NOTES = """\
   {ropes}, of a part of each head with `partial_rotary_factor`.
 - Experts may be stored one by one, or stacked as transformers holds them. All of them are in
   memory; a token reads those that it chose.
-- A layer with a sliding window computes over its window alone, and keeps the blocks before it: the
-  memory of a sequence is that of a model without windows, and a handoff sends all of it. A window
-  that is not shorter than `max_position_embeddings` is none.
+- A layer with a sliding window computes over its window alone, and keeps only the blocks that later
+  tokens read: the others go back to the pool as the window passes, where the prefix cache has them
+  until their place is needed, and a handoff sends none of them. A prefix is found again while the
+  blocks of its last window are there. The last chunk of a prompt is not written layer by layer
+  where only some layers have a window. A window that is not shorter than
+  `max_position_embeddings` is none.
 - LongRoPE has factors for short sequences and for long ones. The short ones are in use when
   `engine.max_model_len`, or else `max_position_embeddings`, is at most
   `original_max_position_embeddings`; otherwise every sequence turns by the long ones. Prefill and

@@ -19,6 +19,7 @@ from tandem.engine.models.config import (
 )
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
 from tandem.engine.models.json_file import MOST, read_json
+from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.rope_config import RopeConfig
 from tandem.engine.models.spec import Architecture
 from tandem.runtime.errors import ModelError
@@ -72,7 +73,7 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
     head_dim = max(max(each.key_size, each.value_size) for each in calls)
     _check_size(path, "num_hidden_layers", num_layers)
     _check_size(path, "head_dim", head_dim)
-    name = type(model).__name__
+    name, max_positions = type(model).__name__, _max_positions(path, config)
     return ModelConfig(
         architecture=Architecture(name, config.model_type, (), code=f"transformers {_version()}"),
         hidden_size=config.hidden_size,
@@ -82,13 +83,20 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
         num_kv_heads=calls[0].kv_heads,
         head_dim=head_dim + head_dim % 2,
         vocab_size=config.vocab_size,
-        max_position_embeddings=_max_positions(path, config),
+        max_position_embeddings=max_positions,
         rms_norm_eps=1e-6,  # like `rope`, of no use: transformers' own code computes both
         rope=RopeConfig(1.0),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         eos_token_ids=eos_token_ids([read_json(path)], Path(folder)),
         dtype=dtype,
+        layer_kinds=_layer_kinds(calls, max_positions),
     )
+
+
+def _layer_kinds(calls: list[_Called], longest: int) -> tuple[LayerKind, ...]:
+    """Return the kind of each layer, if some have a window; the layers rotate by themselves."""
+    windows = [each.call.window if each.call.window < longest else 0 for each in calls]
+    return tuple(LayerKind(None, window) for window in windows) if any(windows) else ()
 
 
 def build_generic(folder: str | Path, dtype: torch.dtype, device: torch.device) -> Any:

@@ -25,6 +25,7 @@ class GenericModel:
         self, folder: str | Path, config: ModelConfig, kernels: Kernels, device: torch.device
     ) -> None:
         self._config = config
+        self.places = config.layer_groups.places
         self._kernels = kernels
         dtype = getattr(torch, config.dtype)
         model: Any = build_generic(folder, dtype, device)
@@ -49,7 +50,7 @@ class GenericModel:
     def hidden(
         self,
         batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        kv_cache: torch.Tensor,  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
         on_layers: Callable[[int], None] | None = None,
         boundaries: Collection[int] = (),
         *,
@@ -152,28 +153,29 @@ class _Step:
     model: GenericModel
     batch: Batch
     positions: torch.Tensor  # [num_tokens] zeros
-    kv_cache: torch.Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    kv_cache: torch.Tensor  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
     on_layers: Callable[[int], None] | None
     boundaries: Collection[int]
-    options: dict[int, StepOptions] = field(default_factory=dict)  # by window
+    options: dict[tuple[int, int], StepOptions] = field(default_factory=dict)  # by window, group
 
     def attend(
         self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        cache = self.kv_cache[:, call.layer]
-        if call.window not in self.options:
-            self.options[call.window] = self.model.step_options(
-                self.batch, self.positions, self.kv_cache, call.window
+        group, place = self.model.places[call.layer]
+        cache, batch = self.kv_cache[:, place], self.batch.of_group(group)
+        if (call.window, group) not in self.options:
+            self.options[call.window, group] = self.model.step_options(
+                batch, self.positions, self.kv_cache, call.window
             )
-        options = self.options[call.window]
+        options = self.options[call.window, group]
         head_dim, value_size = cache.shape[-1], v.shape[-1]
         # Heads of other sizes are padded with zeros, which change no score.
         padded = [F.pad(x, (0, head_dim - x.shape[-1])) for x in (q, k, v)]
         qkv = torch.cat(padded, dim=1)
-        q = self.model.store(qkv, self.positions, self.batch, cache, options)
+        q = self.model.store(qkv, self.positions, batch, cache, options)
         if self.on_layers is not None and call.layer + 1 in self.boundaries:
             self.on_layers(call.layer + 1)
-        out = self.model.attention(call, q, self.batch, cache, options)
+        out = self.model.attention(call, q, batch, cache, options)
         return out[..., :value_size]
 
 

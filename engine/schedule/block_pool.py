@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from tandem.engine.schedule.windows import NO_BLOCK, first_read
+
 HashListener = Callable[[list[bytes]], None]
 
 QUARANTINED = -1  # in place of a reference count
@@ -112,6 +114,9 @@ class BlockPool:
     least recently used is evicted first), or *quarantined* (a write may still land in it).
     `on_stored` and `on_removed` are called with hashes that entered or left the cache, on the
     caller's thread.
+
+    A block holds the K/V of one group of layers. `windows` are those of the groups, 0 where a query
+    sees all positions, as it does in the first group if in any: the listeners are called for that.
     """
 
     def __init__(
@@ -119,9 +124,13 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         enable_prefix_cache: bool = True,
+        windows: tuple[int, ...] = (0,),
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.windows = windows
+        self.num_groups = len(windows)
+        self.has_windows = any(windows)
         self.enable_prefix_cache = enable_prefix_cache
         self.on_stored: HashListener | None = None
         self.on_removed: HashListener | None = None
@@ -129,7 +138,8 @@ class BlockPool:
         self.num_returns = 0  # grows whenever blocks may have become available
         self._num_refs = [0] * num_blocks  # block id |-> holders, or QUARANTINED
         self._hash_of: list[bytes | None] = [None] * num_blocks
-        self._block_of: dict[bytes, int] = {}
+        self._group_of = bytearray(num_blocks)  # of blocks with a hash
+        self._blocks_of: list[dict[bytes, int]] = [{} for _ in windows]  # by group
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, next victim first
         self._free = FreeRuns(num_blocks)
         self._num_evict_ahead = int(num_blocks * EVICT_AHEAD_FRACTION)
@@ -152,27 +162,64 @@ class BlockPool:
         return self.num_blocks - self.num_available - self.num_quarantined
 
     def count_prefix(self, hashes: Sequence[bytes]) -> int:
-        """Count the blocks that `match_prefix` would return; takes nothing."""
-        num_blocks = 0
-        for block_hash in hashes:
-            if block_hash not in self._block_of:
-                break
-            num_blocks += 1
-        return num_blocks
+        """Count the leading hashes whose K/V is cached as far as later tokens read it."""
+        num_hashes = len(hashes)
+        for group, window in enumerate(self.windows):
+            if not window:
+                num_hashes = self._count_leading(hashes[:num_hashes], group)
+        longest = None
+        while longest != num_hashes:
+            longest = num_hashes
+            for group, window in enumerate(self.windows):
+                if window:
+                    num_hashes = self._count_in_window(hashes[:num_hashes], group, window)
+        return num_hashes
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """Take a reference to the block of each leading hash that is cached; return the blocks."""
-        block_ids = []
-        num_refs = self._num_refs
-        for block_hash in hashes:
-            block_id = self._block_of.get(block_hash)
-            if block_id is None:
-                break
-            if num_refs[block_id] == 0:
+        """Take a reference to each block of the prefix of `count_prefix`; return its table."""
+        hashes = hashes[: self.count_prefix(hashes)]
+        table = [NO_BLOCK] * (len(hashes) * self.num_groups)
+        for entry in self.entries_read(len(hashes)):
+            ordinal, group = divmod(entry, self.num_groups)
+            block_id = self.hold_cached(hashes[ordinal], group)
+            assert block_id is not None
+            table[entry] = block_id
+        return table
+
+    def entries_read(self, num_ordinals: int) -> list[int]:
+        """Return the entries of a table of `num_ordinals` that tokens after these read."""
+        num_groups, position = self.num_groups, num_ordinals * self.block_size
+        starts = [first_read(window, position, self.block_size) for window in self.windows]
+        entries = range(num_ordinals * num_groups)
+        if not any(starts):
+            return list(entries)
+        return [each for each in entries if each // num_groups >= starts[each % num_groups]]
+
+    def hold_cached(self, block_hash: bytes, group: int) -> int | None:
+        """Take a reference to the cached block of `block_hash` and return it, if there is one."""
+        block_id = self._blocks_of[group].get(block_hash)
+        if block_id is not None:
+            if self._num_refs[block_id] == 0:
                 del self._evictable[block_id]
-            num_refs[block_id] += 1
-            block_ids.append(block_id)
-        return block_ids
+            self._num_refs[block_id] += 1
+        return block_id
+
+    def _count_leading(self, hashes: Sequence[bytes], group: int) -> int:
+        blocks = self._blocks_of[group]
+        for num_found, block_hash in enumerate(hashes):
+            if block_hash not in blocks:
+                return num_found
+        return len(hashes)
+
+    def _count_in_window(self, hashes: Sequence[bytes], group: int, window: int) -> int:
+        """Count the most leading hashes of which the last ones, within the window, are cached."""
+        blocks, size = self._blocks_of[group], self.block_size
+        num_hashes = ordinal = len(hashes)
+        while ordinal > first_read(window, num_hashes * size, size):
+            ordinal -= 1
+            if hashes[ordinal] not in blocks:
+                num_hashes = ordinal
+        return num_hashes
 
     def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
         """Take blocks with one reference each, following block `after` if that is free.
@@ -190,17 +237,18 @@ class BlockPool:
             self._num_refs[block_id] = 1
         return block_ids
 
-    def publish(self, block_id: int, block_hash: bytes) -> bool:
-        """Let `match_prefix` find a full held block.
+    def publish(self, block_id: int, block_hash: bytes, group: int = 0) -> bool:
+        """Let `match_prefix` find a full held block of `group`.
 
         False when another block has that hash: this one stays private.
         """
         assert self._num_refs[block_id] > 0 and self._hash_of[block_id] is None, block_id
-        if not self.enable_prefix_cache or block_hash in self._block_of:
+        if not self.enable_prefix_cache or block_hash in self._blocks_of[group]:
             return False
         self._hash_of[block_id] = block_hash
-        self._block_of[block_hash] = block_id
-        if self.on_stored is not None:
+        self._group_of[block_id] = group
+        self._blocks_of[group][block_hash] = block_id
+        if group == 0 and self.on_stored is not None:
             self.on_stored([block_hash])
         return True
 
@@ -249,10 +297,12 @@ class BlockPool:
             block_hash = self._hash_of[block_id]
             assert block_hash is not None
             self._hash_of[block_id] = None
-            del self._block_of[block_hash]
-            removed.append(block_hash)
+            group = self._group_of[block_id]
+            del self._blocks_of[group][block_hash]
+            if group == 0:
+                removed.append(block_hash)
         self._free.add(block_ids)
-        if self.on_removed is not None:
+        if removed and self.on_removed is not None:
             self.on_removed(removed)
 
     def check_invariants(self, num_holders: dict[int, int] | None = None) -> None:
@@ -274,8 +324,11 @@ class BlockPool:
             assert not any(num_refs[first : first + length])
             assert self._hash_of[first : first + length].count(None) == length
         assert all(num_refs[i] == 0 and self._hash_of[i] is not None for i in self._evictable)
-        assert all(self._hash_of[i] == block_hash for block_hash, i in self._block_of.items())
-        assert len(self._block_of) == self.num_blocks - self._hash_of.count(None)
+        for group, blocks in enumerate(self._blocks_of):
+            assert all(self._hash_of[i] == block_hash for block_hash, i in blocks.items())
+            assert all(self._group_of[i] == group for i in blocks.values())
+        num_known = sum(len(blocks) for blocks in self._blocks_of)
+        assert num_known == self.num_blocks - self._hash_of.count(None)
         if num_holders is not None:
             held = {i: count for i, count in enumerate(num_refs) if count > 0}
             assert held == num_holders, "references and block tables disagree"

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.block_tables import held_blocks
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.schedule.windows import NO_BLOCK
 from tandem.runtime.block_hash import block_hashes
 
 
@@ -25,8 +27,11 @@ def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
     num_full = seq.num_computed_tokens // pool.block_size
     if pool.enable_prefix_cache:
         _hash_full_blocks(seq, seq.num_computed_tokens, pool.block_size)
-        for i in range(seq.num_published_blocks, num_full):
-            pool.publish(seq.block_table[i], seq.block_hashes[i])
+        num_groups = pool.num_groups
+        for entry in range(seq.num_published_blocks * num_groups, num_full * num_groups):
+            if (block_id := seq.block_table[entry]) != NO_BLOCK:
+                ordinal, group = divmod(entry, num_groups)
+                pool.publish(block_id, seq.block_hashes[ordinal], group)
     seq.num_published_blocks = num_full
 
 
@@ -42,31 +47,13 @@ def _hash_full_blocks(seq: Sequence, num_tokens: int, block_size: int) -> None:
         )
 
 
-def take_blocks(
-    pool: BlockPool, hashes: list[bytes], num_blocks: int, num_spare_blocks: int
-) -> tuple[list[int], int] | None:
-    """Take `num_blocks` blocks; return them and the number of leading ones cached under `hashes`.
-
-    None, with nothing changed, when fewer than `num_spare_blocks` would be left over.
-    """
-    cached = pool.match_prefix(hashes)
-    num_fresh = num_blocks - len(cached)
-    fresh = None
-    if num_fresh + num_spare_blocks <= pool.num_available:
-        fresh = pool.allocate(num_fresh, after=cached[-1] if cached else None)
-    if fresh is None:
-        pool.free(cached)
-        return None
-    return cached + fresh, len(cached)
-
-
 @dataclass(slots=True, frozen=True)
 class PrefixPull:
     """The blocks of a prompt's head whose K/V is pulled from elsewhere before the prompt runs."""
 
-    block_table: list[int]
+    block_table: list[int]  # with what was cached already, held so that it stays
     block_hashes: list[bytes]  # of these blocks
-    num_cached_blocks: int  # leading ones that were cached already; held, so that they stay
+    fresh: list[int]  # entries of the table to be filled
 
 
 class PrefixPulls:
@@ -85,9 +72,9 @@ class PrefixPulls:
     def reserve(
         self, seq: Sequence, num_blocks: int, num_spare_blocks: int
     ) -> list[tuple[int, int]] | None:
-        """Hold the first `num_blocks` of `seq`'s blocks that can be shared until `end`.
+        """Hold until `end` all that is read of the first `num_blocks` ordinal blocks of `seq`.
 
-        Returns (ordinal, block id) of those to be filled; nothing is held when there are none. None
+        Returns (entry, block id) of those to be filled; nothing is held when there are none. None
         without a prefix cache, or when fewer than `num_spare_blocks` would be left over.
         """
         pool = self._pool
@@ -96,12 +83,24 @@ class PrefixPulls:
         hashes = shareable_hashes(seq, pool)[:num_blocks]
         if pool.count_prefix(hashes) == len(hashes):
             return []
-        taken = take_blocks(pool, hashes, len(hashes), num_spare_blocks)
-        if taken is None:
+        table = [NO_BLOCK] * (len(hashes) * pool.num_groups)
+        missing = []
+        for entry in pool.entries_read(len(hashes)):
+            block_id = pool.hold_cached(hashes[entry // pool.num_groups], entry % pool.num_groups)
+            if block_id is None:
+                missing.append(entry)
+            else:
+                table[entry] = block_id
+        if len(missing) + num_spare_blocks > pool.num_available:
+            pool.free(held_blocks(table))
             return None
-        table, num_cached = taken
-        self._pulls[seq.request_id] = PrefixPull(table, hashes, num_cached)
-        return list(enumerate(table))[num_cached:]
+        before = table[missing[0] - 1] if missing[0] else None
+        fresh = pool.allocate(len(missing), after=before)
+        assert fresh is not None
+        for entry, block_id in zip(missing, fresh, strict=True):
+            table[entry] = block_id
+        self._pulls[seq.request_id] = PrefixPull(table, hashes, missing)
+        return list(zip(missing, fresh, strict=True))
 
     def end(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
         """Free a pull's blocks, published if `proven`. False when there is no such pull.
@@ -111,12 +110,14 @@ class PrefixPulls:
         pull = self._pulls.pop(request_id, None)
         if pull is None:
             return False
-        num_cached, num_freed = pull.num_cached_blocks, len(pull.block_table)
+        pool, table = self._pool, pull.block_table
         if proven:
-            for i in range(num_cached, num_freed):
-                self._pool.publish(pull.block_table[i], pull.block_hashes[i])
+            for entry in pull.fresh:
+                ordinal, group = divmod(entry, pool.num_groups)
+                pool.publish(table[entry], pull.block_hashes[ordinal], group)
         elif quarantined:
-            self._pool.quarantine(pull.block_table[num_cached:])
-            num_freed = num_cached
-        self._pool.free(pull.block_table[:num_freed])
+            pool.quarantine([table[entry] for entry in pull.fresh])
+            for entry in pull.fresh:
+                table[entry] = NO_BLOCK
+        pool.free(held_blocks(table))
         return True

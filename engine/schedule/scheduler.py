@@ -6,19 +6,22 @@ add ─▶ waiting ─start─▶ running ─finish─▶ gone, or exported unti
   requeue └──── remote ───────┘        reserve ─▶ remote
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from itertools import chain
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.engine.schedule.prefix import (
-    PrefixPulls,
-    publish_full_blocks,
-    shareable_hashes,
-    take_blocks,
+from tandem.engine.schedule.block_tables import (
+    cover_chunk,
+    extend_table,
+    free_passed,
+    held_blocks,
 )
+from tandem.engine.schedule.invariants import check_scheduler
+from tandem.engine.schedule.prefix import PrefixPulls, publish_full_blocks, shareable_hashes
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
+from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import StepCosts
 
@@ -30,6 +33,8 @@ class Scheduler:
 
     A sequence that starts gets blocks for every token it has; only decoding takes more. When
     there are none left the youngest sequence gives its blocks back and is computed again later.
+    Where layers have windows, whose blocks come back as a prompt is computed, each of its chunks
+    takes the blocks for its own tokens.
 
     A step may be launched before the one before it is collected. Scheduling follows the launched
     steps. Hashes are published, and blocks freed, as steps are collected.
@@ -101,6 +106,8 @@ class Scheduler:
                 seq.num_computed_tokens = end
                 if end // block_size > seq.num_published_blocks:
                     publish_full_blocks(seq, self.pool)
+                    if self.pool.has_windows:
+                        free_passed(self.pool, seq)
         self._free_drained()
 
     def put_off(self, seq: Sequence, end: int) -> None:
@@ -154,17 +161,16 @@ class Scheduler:
         """
         if len(self.running) + len(self.remote) + len(self.waiting) >= self.max_num_seqs:
             return False
-        if not self._take_blocks(seq, self.num_watermark_blocks + self._num_blocks_awaited):
+        if not self._take_blocks(seq, self._num_spare_blocks, is_remote=True):
             return False
-        seq.num_reserved_cached_blocks = seq.num_published_blocks
+        seq.num_reserved_cached_blocks = seq.num_published_blocks * self.pool.num_groups
         seq.status = SequenceStatus.WAITING_FOR_REMOTE_KVS
         self.remote[seq.request_id] = seq
         return True
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
         """Reserve as `PrefixPulls.reserve` does; None also when it would starve other sequences."""
-        num_spare_blocks = self.num_watermark_blocks + self._num_blocks_awaited
-        return self.pulls.reserve(seq, num_blocks, num_spare_blocks)
+        return self.pulls.reserve(seq, num_blocks, self._num_spare_blocks)
 
     def end_pull(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
         """End a pull as `PrefixPulls.end` does."""
@@ -178,6 +184,7 @@ class Scheduler:
         self._run(seq)
         seq.num_launched_tokens = seq.num_computed_tokens = seq.num_given_tokens
         publish_full_blocks(seq, self.pool)
+        free_passed(self.pool, seq)
         self.is_blocked = False
 
     def requeue(self, seq: Sequence, *, quarantined: bool) -> None:
@@ -215,17 +222,17 @@ class Scheduler:
         in `schedule`.
         """
         chunks: list[Chunk] = []
-        prefilling, block_size = None, self.pool.block_size
+        prefilling, block_size, num_groups = None, self.pool.block_size, self.pool.num_groups
         new = tuple.__new__  # what a NamedTuple's constructor does, at half its cost
         for seq in list(self.running.values()):
             start, end = seq.num_launched_tokens, len(seq.token_ids)
             if seq.matcher is not None and seq.token_ids[-1] == PENDING:
                 continue  # its next mask follows from the token that is being drawn
-            if end - start == 1 and start < len(seq.block_table) * block_size:
+            if end - start == 1 and start * num_groups < len(seq.block_table) * block_size:
                 chunks.append(new(Chunk, (seq, start, end, True)))
             elif start == end or seq.status is not SequenceStatus.RUNNING:
                 continue  # its last token is being drawn, or it was preempted in this loop
-            elif end - start > 1:
+            elif end - start > 1 or start < seq.num_given_tokens:
                 assert prefilling is None
                 prefilling = seq
             else:
@@ -249,9 +256,13 @@ class Scheduler:
     def _schedule_prompt(self, seq: Sequence, budget: PromptBudget, chunks: list[Chunk]) -> None:
         start, num_tokens = seq.num_launched_tokens, len(seq.token_ids)
         end = min(num_tokens, start + max(1, budget.room(start)))
+        if self.pool.has_windows:
+            num_spare_blocks = self.num_watermark_blocks if len(self.running) > 1 else 0
+            end = cover_chunk(self.pool, seq, end, num_spare_blocks)
         chunk = Chunk(seq, start, end, end == num_tokens)
         budget.take(chunk)
-        chunks.append(chunk)
+        if end > start:
+            chunks.append(chunk)
 
     def _start_next(self) -> Sequence | None:
         """Run the head of the queue and return it. None without a batch row or blocks for it."""
@@ -262,7 +273,7 @@ class Scheduler:
             return None
         num_spare_blocks = self.num_watermark_blocks if self.running else 0
         if not self._take_blocks(seq, num_spare_blocks):
-            self._num_blocks_awaited = num_blocks_of(len(seq.token_ids), self.pool.block_size)
+            self._num_blocks_awaited = self._num_needed(seq)
             self._num_returns_seen = self.pool.num_returns
             return None
         self._num_blocks_awaited = 0
@@ -288,22 +299,46 @@ class Scheduler:
         del seq.token_ids[seq.num_known_tokens :]
         return True
 
-    def _take_blocks(self, seq: Sequence, num_spare_blocks: int) -> bool:
-        """Give `seq` blocks for all its tokens, leading ones from the prefix cache, or none."""
-        hashes = shareable_hashes(seq, self.pool)
-        taken = take_blocks(
-            self.pool,
-            hashes,
-            num_blocks_of(len(seq.token_ids), self.pool.block_size),
-            num_spare_blocks,
-        )
-        if taken is None:
+    @property
+    def _num_spare_blocks(self) -> int:
+        """The blocks that a reservation leaves over: to grow into, and for prompts before it."""
+        num_spare_blocks = self.num_watermark_blocks + self._num_blocks_awaited
+        if self.pool.has_windows:
+            for seq in self.running.values():
+                if seq.num_launched_tokens + 1 < len(seq.token_ids):  # it is within its prompt
+                    num_held = len(held_blocks(seq.block_table))
+                    num_spare_blocks += max(0, self._num_needed(seq) - num_held)
+        return num_spare_blocks
+
+    def _num_needed(self, seq: Sequence) -> int:
+        pool = self.pool
+        return num_blocks_needed(pool.windows, len(seq.token_ids), pool.block_size)
+
+    def _take_blocks(
+        self, seq: Sequence, num_spare_blocks: int, *, is_remote: bool = False
+    ) -> bool:
+        """Give `seq` blocks for all its tokens, leading ones from the prefix cache, or none.
+
+        Where layers have windows: those that tokens after its own read if all K/V `is_remote`, and
+        else the cached ones, when there are enough others for its chunks to take.
+        """
+        pool, num_tokens = self.pool, len(seq.token_ids)
+        table = pool.match_prefix(shareable_hashes(seq, pool))
+        num_cached = len(table) // pool.num_groups
+        if pool.has_windows and not is_remote:
+            num_missing = max(0, self._num_needed(seq) - len(held_blocks(table)))
+            has_room = num_missing + num_spare_blocks <= pool.num_available
+        else:
+            num_ordinals = num_blocks_of(num_tokens, pool.block_size)
+            has_room = extend_table(pool, table, num_ordinals, num_tokens - 1, num_spare_blocks)
+        if not has_room:
+            pool.free(held_blocks(table))
             return False
-        seq.block_table, num_cached = taken
+        seq.block_table = table
         seq.num_published_blocks = num_cached
-        seq.num_computed_tokens = num_cached * self.pool.block_size
+        seq.num_computed_tokens = num_cached * pool.block_size
         seq.num_launched_tokens = seq.num_computed_tokens
-        if len(seq.token_ids) == seq.num_given_tokens:  # else it was preempted
+        if num_tokens == seq.num_given_tokens:  # else it was preempted
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
 
@@ -313,7 +348,9 @@ class Scheduler:
         False when that was `seq` itself. None when there is no block and a step is in flight, which
         may write to the youngest sequence's blocks, or free others when it is collected.
         """
-        while (fresh := self.pool.allocate(1, after=seq.block_table[-1])) is None:
+        table, start = seq.block_table, seq.num_launched_tokens
+        num_ordinals = len(table) // self.pool.num_groups + 1
+        while not extend_table(self.pool, table, num_ordinals, start):
             if self.num_in_flight:
                 return None
             # A prefill_only sequence is never a victim: a transfer may be reading its blocks.
@@ -324,7 +361,6 @@ class Scheduler:
             self.num_preemptions += 1
             if youngest is seq:
                 return False
-        seq.block_table += fresh
         return True
 
     def _wait_first(self, seq: Sequence) -> None:
@@ -349,43 +385,15 @@ class Scheduler:
 
     def _free(self, seq: Sequence, *, quarantined: bool = False) -> None:
         num_freed = seq.num_reserved_cached_blocks if quarantined else len(seq.block_table)
-        self.pool.quarantine(seq.block_table[num_freed:])
-        self.pool.free(seq.block_table[:num_freed])
+        self.pool.quarantine(held_blocks(seq.block_table[num_freed:]))
+        self.pool.free(held_blocks(seq.block_table[:num_freed]))
         seq.block_table = []
         seq.num_computed_tokens = 0
         seq.num_launched_tokens = 0
         seq.num_published_blocks = 0
+        seq.num_passed_blocks = 0
         seq.num_reserved_cached_blocks = 0
 
     def check_invariants(self) -> None:
         """Assert that states, tables, batch rows and the pool's references agree."""
-        held = [
-            *self.running.values(),
-            *self.remote.values(),
-            *self.exported.values(),
-            *self.draining,
-        ]
-        for seq in held:
-            assert seq.num_computed_tokens <= seq.num_launched_tokens
-            assert len(seq.block_table) * self.pool.block_size >= seq.num_launched_tokens
-            assert seq.num_published_blocks * self.pool.block_size <= seq.num_computed_tokens
-        tables = self.pulls.block_tables()
-        tables += [seq.block_table for seq in held]
-        self.pool.check_invariants(Counter(chain.from_iterable(tables)))
-        for seq in self.running.values():
-            num_pending = len(seq.token_ids) - seq.num_known_tokens
-            assert seq.num_launched_tokens <= len(seq.token_ids) and num_pending <= seq.in_flight
-        rows = [seq.batch_row for seq in self.running.values()]
-        assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs))
-        assert len(self.running) + len(self.remote) <= self.max_num_seqs
-        for group, status in (
-            (self.waiting, SequenceStatus.WAITING),
-            (self.running, SequenceStatus.RUNNING),
-            (self.remote, SequenceStatus.WAITING_FOR_REMOTE_KVS),
-            (self.exported, SequenceStatus.FINISHED),
-        ):
-            assert all(seq.status is status for seq in group.values())
-        for seq in chain(self.waiting.values(), self.remote.values()):
-            assert seq.batch_row < 0 and seq.in_flight == 0 and PENDING not in seq.token_ids
-            assert not seq.block_table or seq.status is not SequenceStatus.WAITING
-        assert all(0 < seq.in_flight <= self.num_in_flight for seq in self.draining)
+        check_scheduler(self, self._free_rows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
 from tandem.runtime.prompt_logprobs import PromptScores
@@ -38,8 +38,9 @@ class Sequence:
     `token_ids` is the prompt, the generated tokens, and a PENDING for each token that a launched
     step draws, but for the last token of an answer, which no step computes. An answer that was
     begun elsewhere brings its tokens along. `block_table` maps a token's ordinal block
-    (position // block_size) to a block id: it is extended in place while the sequence runs, and
-    otherwise replaced. Positions below `num_computed_tokens` have K/V; those below
+    (position // block_size) and a group of layers to a block id, as in block_tables: it is extended
+    in place while the sequence runs, its blocks may be given back, and otherwise it is replaced.
+    Positions below `num_computed_tokens` have K/V; those below
     `num_launched_tokens` will have it once the launched steps are collected.
     """
 
@@ -60,8 +61,9 @@ class Sequence:
     batch_row: int = -1  # its own in [0, max_num_seqs) while it runs
     num_cached_tokens: int = 0  # computed ones that the prefix cache had when it was scheduled
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # of leading full blocks
-    num_published_blocks: int = 0  # leading blocks that were published to the prefix cache
-    num_reserved_cached_blocks: int = 0  # leading blocks of a reservation that came from the cache
+    num_published_blocks: int = 0  # leading ordinal blocks published to the prefix cache
+    num_passed_blocks: int = 0  # leading ordinal blocks that no window reads any more
+    num_reserved_cached_blocks: int = 0  # leading entries of a reservation that the cache had
     stop_ids: frozenset[int] = frozenset()  # end of text and stop_token_ids, set by the engine
     num_given_tokens: int = field(init=False)  # prompt, and tokens generated elsewhere
     max_num_tokens: int = field(init=False)  # of prompt and answer, where "length" ends it
@@ -115,7 +117,9 @@ class Sequence:
         return "length" if position + 1 >= self.max_num_tokens else None
 
 
-def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size: int) -> None:
+def check_limits(
+    seq: Sequence, max_model_len: int, num_blocks: int, block_size: int, windows: tuple[int, ...]
+) -> None:
     """Raise InvalidRequestError, ContextLengthError or CapacityError if `seq` can never run."""
     if not seq.token_ids:
         raise InvalidRequestError("the prompt is empty", param="prompt")
@@ -140,7 +144,7 @@ def check_limits(seq: Sequence, max_model_len: int, num_blocks: int, block_size:
             f"{num_tokens} in all, the model takes {max_model_len}",
             param="max_tokens" if seq.num_prompt_tokens < max_model_len else "prompt",
         )
-    num_needed = num_blocks_of(num_tokens, block_size)
+    num_needed = num_blocks_needed(windows, num_tokens, block_size)
     if num_needed > num_blocks:
         raise CapacityError(
             f"{num_tokens} tokens need {num_needed} KV blocks of {block_size}, "

@@ -1,6 +1,7 @@
 """One step's work: packed on the host, then as tensors, built once and passed down."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import NamedTuple
@@ -70,7 +71,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Batch:
-    """A step on the device."""
+    """A step on the device, as the first group of layers sees it."""
 
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
@@ -82,6 +83,11 @@ class Batch:
     sampled: Rows  # in chunk order; the drawn token stands where the context ends
     logits_indices: torch.Tensor  # [num_samples] the token of each row of `sampled`
     samples_all: bool  # each token is a row of `sampled`, in this order
+    others: "tuple[Batch, ...]" = ()  # of further groups: other slots and block tables
+
+    def of_group(self, group: int) -> "Batch":
+        """Return the batch with the slots and block tables of a group of layers."""
+        return self.others[group - 1] if group else self
 
 
 def pack_step(chunks: list[Chunk]) -> PackedStep:
@@ -126,39 +132,38 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
     if PENDING in step.token_ids:
         token_ids = _with_drawn(token_ids, token_rows, table)
     ends = positions + 1
-
-    def rows(batch_rows: torch.Tensor, context_lens: torch.Tensor, longest: int) -> Rows:
-        width = num_blocks_of(longest, block_size)
-        return Rows(
-            batch_rows, context_lens, table.tables(batch_rows, context_lens, width, block_size)
-        )
-
-    longest = max(step.positions[:num_decodes], default=0) + 1
-    decodes = sampled = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
+    sampled = (token_rows, ends)
     if step.is_decode:
         indices = table.ordinals[:num_decodes]
     else:
-        sampled = rows(
-            token_rows.index_select(0, indices),
-            ends.index_select(0, indices),
-            max((chunk.end for chunk in step.sampled), default=0),
+        sampled = (token_rows.index_select(0, indices), ends.index_select(0, indices))
+    longest = max(step.positions[:num_decodes], default=0) + 1
+    longest_sampled = max((chunk.end for chunk in step.sampled), default=0)
+    no_rows = Rows(positions[:0], positions[:0], table.block_tables[:0, :, 0])
+    batch_rows, context_lens, cu_seqlens = of_prefills or [positions[:0]] * 3
+    longest_prefill = max(step.prefill_context_lens, default=0)
+
+    def of_group(group: int) -> Batch:
+        def rows(batch_rows: torch.Tensor, context_lens: torch.Tensor, longest: int) -> Rows:
+            width = num_blocks_of(longest, block_size)
+            tables = table.tables(batch_rows, context_lens, width, block_size, group)
+            return Rows(batch_rows, context_lens, tables)
+
+        decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
+        return Batch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=_slots(token_rows, positions, table, block_size, group),
+            decodes=decodes,
+            prefills=rows(batch_rows, context_lens, longest_prefill) if of_prefills else no_rows,
+            prefill_cu_seqlens=cu_seqlens,
+            max_query_len=_longest_query(step.prefill_cu_seqlens),
+            sampled=decodes if step.is_decode else rows(*sampled, longest_sampled),
+            logits_indices=indices,
+            samples_all=step.is_decode,
         )
-    prefills, cu_seqlens = _no_rows(positions, table), positions[:0]
-    if step.num_prefills:
-        batch_rows, context_lens, cu_seqlens = of_prefills
-        prefills = rows(batch_rows, context_lens, max(step.prefill_context_lens))
-    return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=_slots(token_rows, positions, table, block_size),
-        decodes=decodes,
-        prefills=prefills,
-        prefill_cu_seqlens=cu_seqlens,
-        max_query_len=_longest_query(step.prefill_cu_seqlens),
-        sampled=sampled,
-        logits_indices=indices,
-        samples_all=step.is_decode,
-    )
+
+    return _of_groups(of_group, table)
 
 
 def build_decode_batch(inputs: torch.Tensor, table: BatchRows, block_size: int) -> Batch:
@@ -170,36 +175,44 @@ def build_decode_batch(inputs: torch.Tensor, table: BatchRows, block_size: int) 
     """
     token_rows, positions, token_ids = inputs.unbind(0)
     stored = positions.clamp(min=0)
-    slots = _slots(token_rows, stored, table, block_size)
     ends = positions + 1
-    tables = table.tables(token_rows, ends, table.max_blocks, block_size)
-    rows = Rows(token_rows, ends, tables)
-    return Batch(
-        token_ids=_with_drawn(token_ids, token_rows, table),
-        positions=stored,
-        slot_mapping=slots.masked_fill_(positions < 0, -1),
-        decodes=rows,
-        prefills=_no_rows(positions, table),
-        prefill_cu_seqlens=positions[:0],
-        max_query_len=0,
-        sampled=rows,
-        logits_indices=table.ordinals[: inputs.shape[1]],
-        samples_all=True,
-    )
+    token_ids = _with_drawn(token_ids, token_rows, table)
+
+    def of_group(group: int) -> Batch:
+        slots = _slots(token_rows, stored, table, block_size, group)
+        tables = table.tables(token_rows, ends, table.max_blocks, block_size, group)
+        rows = Rows(token_rows, ends, tables)
+        return Batch(
+            token_ids=token_ids,
+            positions=stored,
+            slot_mapping=slots.masked_fill_(positions < 0, -1),
+            decodes=rows,
+            prefills=Rows(positions[:0], positions[:0], tables[:0]),
+            prefill_cu_seqlens=positions[:0],
+            max_query_len=0,
+            sampled=rows,
+            logits_indices=table.ordinals[: inputs.shape[1]],
+            samples_all=True,
+        )
+
+    return _of_groups(of_group, table)
 
 
-def started_blocks(chunks: list[Chunk], block_size: int) -> list[int]:
+def started_blocks(chunks: list[Chunk], num_groups: int, block_size: int) -> list[int]:
     """Return the blocks that a step of `chunks` is the first to write to and does not fill."""
     started: list[int] = []
     for chunk in chunks:
         ordinal, num_used = divmod(chunk.end, block_size)
         if num_used and chunk.start <= ordinal * block_size:
-            started.append(chunk.seq.block_table[ordinal])
+            first = ordinal * num_groups
+            started += chunk.seq.block_table[first : first + num_groups]
     return started
 
 
-def _no_rows(positions: torch.Tensor, table: BatchRows) -> Rows:
-    return Rows(positions[:0], positions[:0], table.block_tables[:0])
+def _of_groups(of_group: Callable[[int], Batch], table: BatchRows) -> Batch:
+    batch = of_group(0)
+    batch.others = tuple(of_group(group) for group in range(1, table.num_groups))
+    return batch
 
 
 def _with_drawn(
@@ -211,10 +224,16 @@ def _with_drawn(
 
 
 def _slots(
-    token_rows: torch.Tensor, positions: torch.Tensor, table: BatchRows, block_size: int
+    token_rows: torch.Tensor,
+    positions: torch.Tensor,
+    table: BatchRows,
+    block_size: int,
+    group: int,
 ) -> torch.Tensor:
     ordinals = positions.div(block_size, rounding_mode="floor")
     places = torch.add(ordinals, token_rows, alpha=table.max_blocks)
+    if table.num_groups > 1:
+        places = places.mul_(table.num_groups).add_(group)
     block_ids = table.flat_tables.index_select(0, places)
     return torch.add(positions, block_ids.sub_(ordinals), alpha=block_size)
 

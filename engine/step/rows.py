@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.schedule.windows import NO_BLOCK
 from tandem.engine.step.upload import upload
 from tandem.kernels.sampling.rows import SamplingRows
 
@@ -41,7 +42,8 @@ class BatchRows:
     """`max_num_seqs` rows for sequences, and one after them, without an owner, for padding.
 
     A sequence owns its row from its first step there to the first step of the row's next owner.
-    Steps must run on the device in the order in which their changes were taken. `pads_tables`: the
+    Steps must run on the device in the order in which their changes were taken. `max_blocks` are
+    those of each of `num_groups` groups of layers. `pads_tables`: the
     kernels read blocks past a context and multiply them by zero, so these must hold finite numbers.
     """
 
@@ -51,15 +53,19 @@ class BatchRows:
         max_blocks: int,
         device: torch.device,
         *,
+        num_groups: int = 1,
         pads_tables: bool = False,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.padding_row = max_num_seqs
         self.max_blocks = max_blocks
+        self.num_groups = num_groups
         self.device = device
         self.pads_tables = pads_tables
-        # [num_rows, max_blocks] past a sequence's blocks, anything
-        self.block_tables = torch.zeros(num_rows, max_blocks, dtype=torch.int64, device=device)
+        # [num_rows, max_blocks, num_groups] past a sequence's blocks and before a window, anything
+        self.block_tables = torch.zeros(
+            num_rows, max_blocks, num_groups, dtype=torch.int64, device=device
+        )
         self.flat_tables = self.block_tables.view(-1)
         self.ordinals = torch.arange(num_rows, device=device)
         # [num_rows] the last token drawn, NO_TOKEN if that failed
@@ -76,7 +82,8 @@ class BatchRows:
     def take_changes(self, seqs: list[Sequence]) -> RowChanges | None:
         """Return the changes to apply before a step of `seqs`, and count them as applied.
 
-        A sequence's `block_table` is one list that only grows, or another list.
+        A sequence's `block_table` is one list that only grows, or another list. Blocks that were
+        given back are no change.
         """
         tables, num_blocks = self._tables, self._num_blocks
         changed = [
@@ -94,7 +101,8 @@ class BatchRows:
 
     def _take_change(self, seq: Sequence, changes: RowChanges) -> None:
         row, table = seq.batch_row, seq.block_table
-        assert 0 <= row < self.padding_row and 0 < len(table) <= self.max_blocks
+        size = self.max_blocks * self.num_groups
+        assert 0 <= row < self.padding_row and 0 < len(table) <= size
         known = self._num_blocks[row]
         if self._tables[row] is not table:
             known = 0
@@ -107,9 +115,11 @@ class BatchRows:
             changes.top_ks.append(params.top_k)
             changes.seeds.append(_signed(params.seed))
             changes.reals.extend((params.temperature, params.top_p, params.min_p))
-        first = row * self.max_blocks
+        first, fresh = row * size, table[known:]
         changes.places.extend(range(first + known, first + len(table)))
-        changes.block_ids.extend(table[known:])
+        if NO_BLOCK in fresh:
+            fresh = [max(0, block_id) for block_id in fresh]
+        changes.block_ids.extend(fresh)
         self._num_blocks[row] = len(table)
 
     def forget(self, seqs: list[Sequence]) -> None:
@@ -149,10 +159,15 @@ class BatchRows:
         return together
 
     def tables(
-        self, batch_rows: torch.Tensor, context_lens: torch.Tensor, width: int, block_size: int
+        self,
+        batch_rows: torch.Tensor,
+        context_lens: torch.Tensor,
+        width: int,
+        block_size: int,
+        group: int = 0,
     ) -> torch.Tensor:
         """Return block tables [num_rows, width] of `batch_rows`, whose contexts are that long."""
-        tables = self.block_tables[:, :width].index_select(0, batch_rows)
+        tables = self.block_tables[:, :width, group].index_select(0, batch_rows)
         if self.pads_tables and len(tables) > 1:
             starts = torch.arange(0, width * block_size, block_size, device=self.device)
             tables = torch.where(starts < context_lens.unsqueeze(1), tables, tables[:, :1])

@@ -129,6 +129,8 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
             value_rows = -BLOCK_N
             if not USE_TMA:
                 at = first_step * BLOCK_N + tl.arange(0, BLOCK_N)
+                if window:
+                    at = tl.maximum(at, my_first - window + 1)
                 blocks = tl.load(my_table + at // block_size, mask=at < my_end, other=0)
                 value_rows = blocks.to(tl.int32) * rows_per_block + (my_row + at % block_size)
                 value_rows = tl.where(at < my_end, value_rows, -BLOCK_N)
@@ -138,6 +140,9 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
                 for step in tl.range(begin, end, num_stages=STAGES):
                     start = step * BLOCK_N
                     at = start if USE_TMA else start + tl.arange(0, BLOCK_N)
+                    if window and phase == 0 and not USE_TMA:
+                        # Blocks before the window may be another sequence's: 0 * NaN is NaN.
+                        at = tl.maximum(at, my_first - window + 1)
                     is_there = (at < my_end) | (phase == WHOLE)
                     blocks = tl.load(my_table + at // block_size, mask=is_there, other=0)
                     key_rows = blocks.to(tl.int32) * rows_per_block + (my_row + at % block_size)

@@ -51,6 +51,8 @@ def plan_decode(
         sizes = _group_sizes([lens[row] for row in rows], token_bytes)
         order = torch.tensor(rows, dtype=torch.int64, device=context_lens.device)
         block_tables, context_lens = block_tables[order], context_lens[order]
+    if window:
+        block_tables = _seen_blocks(block_tables, context_lens, kv_cache.shape[3], window)
     groups, first = [], 0
     for size in sizes:
         mine = slice(first, first + size)
@@ -81,8 +83,9 @@ def paged_decode_attention(
     """Let the last token of each sequence attend over its context.
 
     Unlike the kernel, this multiplies masked values by zero: every block in `block_tables`, padding
-    included, must hold finite numbers. Computes in float32 whatever the pool's dtype. `plan` is
-    that of `plan_decode` for the same arguments, made here if it is None.
+    included, must hold finite numbers, but for those before a window, which are not read. Computes
+    in float32 whatever the pool's dtype. `plan` is that of `plan_decode` for the same arguments,
+    made here if it is None.
     """
     num_kv_heads, head_dim = kv_cache.shape[2], q.shape[2]
     group_size = q.shape[1] // num_kv_heads
@@ -108,6 +111,22 @@ def paged_decode_attention(
         my_out[group.rows].copy_(attended.view(num_seqs, -1, head_dim))
     if plan.order is not None:
         out.zero_().index_copy_(0, plan.order, my_out.to(out.dtype))
+
+
+def _seen_blocks(
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks]
+    context_lens: torch.Tensor,  # [num_seqs]
+    block_size: int,
+    window: int,
+) -> torch.Tensor:
+    """Return tables in which blocks that are seen stand for those that the window has passed.
+
+    Those, and padding that repeats them, may be other sequences' by now.
+    """
+    ordinals = torch.arange(block_tables.shape[1], device=block_tables.device)
+    first = (context_lens - window).clamp(min=0).unsqueeze(1) // block_size
+    last = (context_lens - 1).clamp(min=0).unsqueeze(1) // block_size
+    return block_tables.gather(1, torch.minimum(torch.maximum(ordinals, first), last))
 
 
 def _group_sizes(lens: list[int], token_bytes: int) -> list[int]:

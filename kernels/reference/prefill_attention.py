@@ -18,7 +18,7 @@ class _Run:
 
     start: int  # the first one's token
     query_len: int
-    context_len: int
+    context_len: int  # without blocks that the window has passed
     index: torch.Tensor  # of record_index
 
 
@@ -42,11 +42,15 @@ def plan_prefill(
 ) -> PrefillPlan:
     """Make the `plan` for prefill_attention of these sequences, over any layer of the pool."""
     starts: list[int] = cu_seqlens_q.tolist()
+    block_size = kv_cache.shape[3]
     runs: list[_Run] = []
     for row, context_len in enumerate(context_lens.tolist()):
         query_len = starts[row + 1] - starts[row]
         if query_len:
-            index = record_index(kv_cache, block_tables[row : row + 1], context_len)
+            # Positions count from the first block that the window does not pass.
+            num_passed = max(0, context_len - query_len + 1 - window) // block_size if window else 0
+            context_len -= num_passed * block_size
+            index = record_index(kv_cache, block_tables[row : row + 1, num_passed:], context_len)
             runs.append(_Run(starts[row], query_len, context_len, index))
     longest = max((run.context_len for run in runs), default=0)
     queries = torch.arange(PART_TOKENS, device=kv_cache.device).unsqueeze(1)

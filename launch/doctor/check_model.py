@@ -20,7 +20,7 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     import torch
 
     from tandem.engine.loading.checkpoint import Checkpoint
-    from tandem.engine.memory.kv_cache import block_bytes
+    from tandem.engine.memory.kv_cache import bytes_per_token
     from tandem.engine.models.ring import choose_model_config
     from tandem.engine.resolve import resolve
 
@@ -52,12 +52,16 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
         total = int(psutil.virtual_memory().available)
         budget = total - weights_bytes
         asked = min(budget, engine.kv_memory_bytes)
-    token_bytes = block_bytes(config, 1)
+    longest = resolved.max_model_len or config.max_position_embeddings
+    first_bytes, token_bytes = bytes_per_token(config, 1), bytes_per_token(config, longest)
+    kv = f"{first_bytes:,} bytes of KV per token"
+    if token_bytes < first_bytes:
+        kv += f", {token_bytes:,} in sequences of {longest:,} as windows pass"
     sizes = (
-        f"{weights_bytes / GIB:.2f} GiB of weights, {token_bytes:,} bytes of KV per token; "
+        f"{weights_bytes / GIB:.2f} GiB of weights, {kv}; "
         f"on {resolved.device} {max(0, budget) // token_bytes:,} tokens fit beside the weights"
     )
-    if asked < token_bytes * (resolved.block_size or 1):
+    if asked < first_bytes * (resolved.block_size or 1):
         yield fail("model memory", sizes, "use a device with more memory or a smaller model")
     else:
         yield ok("model memory", f"{sizes}, {asked // token_bytes:,} as configured")

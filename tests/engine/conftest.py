@@ -1,6 +1,7 @@
 """A runner without a model whose text is wrong as soon as one KV slot is."""
 
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class FakeRunner:
     seconds_of: Callable[[list[Chunk]], float] = field(default=lambda chunks: 1e-3)
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)
     logprobs: bool = False
+    windows: tuple[int, ...] = (0,)  # of the groups of layers
     asked_for_layers: list[tuple[int, ...]] = field(default_factory=list)  # in steps that did
     uncollected: list[FakeStep] = field(default_factory=list)
     num_overlapped: int = 0  # steps launched while another was not collected
@@ -113,7 +115,10 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
         kv_cache = SimpleNamespace(
-            num_blocks=self.num_blocks, block_size=self.block_size, memory="DRAM"
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            memory="DRAM",
+            windows=self.windows,
         )
         self.kv_caches = [kv_cache]
         self.model_config = SimpleNamespace(
@@ -123,33 +128,38 @@ class FakeRunner:
         self._drawn: dict[int, int] = {}  # batch row |-> the last token drawn there
         self._spoiled: dict[Sequence, int] = {}  # |-> first position that a failed step computed
 
-    def slot(self, seq: Sequence, position: int) -> int:
-        return seq.block_table[position // self.block_size] * self.block_size + (
-            position % self.block_size
-        )
+    def slot(self, table: list[int], position: int, group: int = 0) -> int:
+        ordinal, offset = divmod(position, self.block_size)
+        block_id = table[ordinal * len(self.windows) + group]
+        assert block_id >= 0, f"position {position} of group {group} has no block"
+        return block_id * self.block_size + offset
 
     def fill(self, seq: Sequence, start: int, end: int) -> int:
-        """Write positions [start, end) after reading all before; returns the last hash."""
+        """Write positions [start, end) after reading those in sight; returns the last hash."""
         return self._fill(seq.request_id, seq.token_ids, seq.block_table, start, end)
 
     def _fill(self, name: str, tokens: list[int], table: list[int], start: int, end: int) -> int:
-        chain, size = 0, self.block_size
+        chain = 0
         for position in range(end):
             chain = chained(chain, tokens[position])
-            slot = table[position // size] * size + position % size
-            if position >= start:
-                self.slots[slot] = chain
-            assert self.slots[slot] == chain, f"{name} at {position}"
+            for group, window in enumerate(self.windows):
+                if window and position <= start - window:
+                    continue
+                slot = self.slot(table, position, group)
+                if position >= start:
+                    self.slots[slot] = chain
+                assert self.slots[slot] == chain, f"{name} at {position} of group {group}"
         return chain
 
     def land(self, token_ids: list[int], fill: list[tuple[int, int]]) -> None:
         """Write the K/V of `token_ids` from outside: all of each (ordinal, block id)."""
-        block_of, chain = dict(fill), 0
+        block_of, chain, num_groups = dict(fill), 0, len(self.windows)
         for position, token_id in enumerate(token_ids):
             chain = chained(chain, token_id)
-            ordinal, offset = divmod(position, self.block_size)
-            if ordinal in block_of:
-                self.slots[block_of[ordinal] * self.block_size + offset] = chain
+            first, offset = position // self.block_size * num_groups, position % self.block_size
+            for ordinal in range(first, first + num_groups):
+                if ordinal in block_of:
+                    self.slots[block_of[ordinal] * self.block_size + offset] = chain
 
     def launch(
         self,
@@ -196,16 +206,17 @@ class FakeRunner:
         )
 
     def _written_blocks(self, records: list[ChunkRecord]) -> set[int]:
-        size = self.block_size
         written = [
-            (record.block_table[position // size], position % size)
+            self.slot(record.block_table, position, group)
             for record in records
             for position in range(record.start, record.end)
+            for group in range(len(self.windows))
         ]
         assert len(set(written)) == len(written), "two chunks write one slot"
-        blocks = {block_id for block_id, _ in written}
+        blocks = {slot // self.block_size for slot in written}
         if self.pool is not None:
-            assert not blocks.intersection(self.pool._block_of.values())
+            cached = itertools.chain(*(known.values() for known in self.pool._blocks_of))
+            assert not blocks.intersection(cached)
         return blocks
 
     def catch_up(self, last: FakeStep | None = None) -> None:
@@ -229,8 +240,8 @@ class FakeRunner:
             self._spoiled[record.seq] = record.start
         if record.seq in self._spoiled:
             for position in range(record.start, end):
-                block_id = table[position // self.block_size]
-                self.slots[block_id * self.block_size + position % self.block_size] = GARBAGE
+                for group in range(len(self.windows)):
+                    self.slots[self.slot(table, position, group)] = GARBAGE
             token_id = GARBAGE
         else:
             chain = self._fill(record.seq.request_id, tokens, table, record.start, end)
@@ -249,9 +260,9 @@ class FakeRunner:
             for step in self.uncollected:
                 assert all(pool._num_refs[i] > 0 for i in step.written_blocks), "freed too early"
 
-        def watched_publish(block_id: int, block_hash: bytes) -> bool:
+        def watched_publish(block_id: int, block_hash: bytes, group: int = 0) -> bool:
             assert not any(block_id in step.written_blocks for step in self.uncollected)
-            return publish(block_id, block_hash)
+            return publish(block_id, block_hash, group)
 
         pool.free, pool.publish = watched_free, watched_publish
 
@@ -335,9 +346,10 @@ def make_harness(
     num_blocks: int = 64,
     block_size: int = 4,
     script: dict[int, int] | None = None,
+    windows: tuple[int, ...] = (0,),
     **config: object,
 ) -> Harness:
-    runner = FakeRunner(num_blocks, block_size, script or {})
+    runner = FakeRunner(num_blocks, block_size, script or {}, windows=windows)
     engine = Engine(EngineConfig(block_size=block_size, **config), runner)
     runner.watch(engine.block_pool)
     runner.max_num_seqs = engine.scheduler.max_num_seqs

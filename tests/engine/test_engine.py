@@ -444,5 +444,5 @@ def test_listeners_hear_which_blocks_can_be_shared(fake: SimpleNamespace) -> Non
     for i in range(6):
         harness.engine.add(fake.make_seq(f"r{i}", prompt(10, 50 * i)))
     harness.run()
-    assert known == set(harness.engine.block_pool._block_of)
+    assert known == set(harness.engine.block_pool._blocks_of[0])
     assert len(known) > 4

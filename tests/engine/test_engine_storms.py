@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tandem.engine.schedule.block_tables import held_blocks
 from tandem.engine.schedule.sequence import Sequence, SequenceStatus
+from tandem.engine.schedule.windows import NO_BLOCK, num_blocks_needed
 from tandem.runtime.messages import StopConditions
 
 NUM_EVENTS = 150
@@ -15,11 +17,12 @@ NUM_EVENTS = 150
 class Storm:
     """One engine, one seed: an event at a time, and what each sequence must say in the end."""
 
-    def __init__(self, fake: SimpleNamespace, seed: int) -> None:
+    def __init__(self, fake: SimpleNamespace, seed: int, windows: tuple[int, ...] = (0,)) -> None:
         self.fake = fake
         self.rng = random.Random(seed)
         self.harness = fake.make_harness(
-            num_blocks=self.rng.choice((9, 12, 16)),
+            num_blocks=num_blocks_needed(windows, 36, 4) + self.rng.choice((0, 3, 7)),
+            windows=windows,
             max_num_seqs=self.rng.choice((2, 4, 6)),
             max_num_batched_tokens=self.rng.choice((6, 12, 40)),
             prefill_chunk_tokens=self.rng.choice((3, 7)),
@@ -68,21 +71,25 @@ class Storm:
         remote = list(self.engine.scheduler.remote.values())
         return self.rng.choice(remote) if remote else None
 
+    def fill_of(self, seq: Sequence) -> list[int]:
+        return held_blocks(seq.block_table[seq.num_reserved_cached_blocks :])
+
     def first_token(self, seq: Sequence) -> SimpleNamespace:
         text = self.expected[seq.request_id] or seq.stop.stop_token_ids
         return self.fake.FakeToken(text[0])
 
     def admit(self) -> None:
         if (seq := self.a_remote_one()) is not None:
-            num_cached = seq.num_reserved_cached_blocks * self.runner.block_size
-            self.runner.fill(seq, num_cached, seq.num_prompt_tokens)
+            num_cached = seq.num_reserved_cached_blocks
+            fill = [each for each in enumerate(seq.block_table) if each[0] >= num_cached]
+            self.runner.land(seq.token_ids, [each for each in fill if each[1] != NO_BLOCK])
             self.harness.take([self.engine.admit(seq.request_id, self.first_token(seq))])
 
     def give_up(self) -> None:
         if (seq := self.a_remote_one()) is not None:
             quarantined = self.rng.random() < 0.5
             if quarantined:
-                self.quarantined.append(seq.block_table[seq.num_reserved_cached_blocks :])
+                self.quarantined.append(self.fill_of(seq))
             first = self.first_token(seq) if self.expected[seq.request_id] else None
             output = self.engine.prefill_locally(
                 seq.request_id, quarantined=quarantined, first=first
@@ -91,10 +98,7 @@ class Storm:
                 self.harness.take([output])
 
     def writes_land(self) -> None:
-        fills = [
-            seq.block_table[seq.num_reserved_cached_blocks :]
-            for seq in self.engine.scheduler.remote.values()
-        ]
+        fills = [self.fill_of(seq) for seq in self.engine.scheduler.remote.values()]
         for block_id in (i for fill in [*fills, *self.quarantined] for i in fill):
             start = block_id * self.runner.block_size
             self.runner.slots[start : start + self.runner.block_size] = [0] * self.runner.block_size
@@ -109,8 +113,7 @@ class Storm:
             is_remote = self.seqs[name].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
             self.aborted.add(name)
             if is_remote:
-                num_cached = self.seqs[name].num_reserved_cached_blocks
-                self.quarantined.append(self.seqs[name].block_table[num_cached:])
+                self.quarantined.append(self.fill_of(self.seqs[name]))
             self.engine.abort(name, quarantined=is_remote)
 
     def release(self) -> None:
@@ -199,3 +202,17 @@ def test_every_text_is_right_after_any_storm(
         num_overlapped += storm.runner.num_overlapped
     assert num_preemptions > 200
     assert (num_waits > 200) == (num_overlapped > 2000) == fake.overlap
+
+
+@pytest.mark.parametrize("windows", [(0, 6), (0, 0, 1, 9), (7,), (5, 13)])
+def test_every_text_is_right_where_layers_have_windows(
+    fake: SimpleNamespace, windows: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    num_preemptions = 0
+    for seed in range(6):
+        storm = Storm(fake, seed, windows)
+        storm.run()
+        storm.check_texts()
+        num_preemptions += storm.engine.scheduler.num_preemptions
+    assert num_preemptions > 5

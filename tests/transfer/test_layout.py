@@ -30,6 +30,7 @@ def test_a_rank_of_four_holds_a_quarter_of_each_block() -> None:
         {"head_dim": 64},
         {"dtype": "float16"},
         {"checksum": "mix64"},
+        {"windows": (0, 1024)},
         {"checksum": "none"},
     ],
 )
@@ -38,6 +39,14 @@ def test_layouts_that_differ_anywhere_have_different_digests(change: dict[str, o
     assert other.digest() != LAYOUT.digest()
     assert other.describe() != LAYOUT.describe()
     assert replace(LAYOUT).digest() == LAYOUT.digest()
+
+
+def test_windows_are_in_the_layouts_of_models_that_have_some_alone() -> None:
+    assert "windows" not in LAYOUT.describe()
+    windowed = replace(LAYOUT, windows=(0, 1024, 1024))
+    assert "windows=0,1024,1024" in windowed.describe()
+    # Of a long prompt only the first group sends more with every token.
+    assert windowed.token_bytes == LAYOUT.block_bytes / 16
 
 
 def test_workers_of_different_widths_agree_on_the_layout() -> None:

@@ -47,7 +47,9 @@ class FakeRunner:
     """A runner that always draws token 7."""
 
     def __init__(self) -> None:
-        self.kv_caches: Any = [SimpleNamespace(num_blocks=64, block_size=16, memory="DRAM")]
+        self.kv_caches: Any = [
+            SimpleNamespace(num_blocks=64, block_size=16, memory="DRAM", windows=(0,))
+        ]
         self.model_config: Any = replace(QWEN3_8B, vocab_size=100)
 
     def launch(

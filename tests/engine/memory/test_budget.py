@@ -30,6 +30,7 @@ from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import load_weights
 from tandem.engine.step.batch import Batch
 from tandem.models.random_model import write_random_model
+from tandem.runtime.block_hash import num_blocks_of
 
 GIB = 2**30
 LONGEST = 40
@@ -151,7 +152,7 @@ def test_a_pool_is_no_larger_than_its_sequences_can_use_and_kernels_can_address(
     """A small model on a GPU would get millions of blocks, each with descriptors of its own."""
     model = load_model_config(folder)
     few, many = (EngineConfig(model=str(folder), max_num_seqs=num) for num in (4, 2**30))
-    assert most_useful_blocks(few, model, 16, LONGEST) == 4 * 4 * LONGEST / 16
+    assert most_useful_blocks(few, model, 16, LONGEST) == 4 * 4 * num_blocks_of(LONGEST, 16)
     num_blocks = most_useful_blocks(many, model, 16, LONGEST)
     num_all = num_blocks + num_spare_blocks(1, "VRAM", num_blocks)
     rows_per_block = model.num_layers * 2 * model.num_kv_heads * 16

@@ -11,6 +11,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -76,6 +77,16 @@ def generate_remotely(folder: Path) -> list[list[int]]:
         for output in decode.step():
             texts[output.request_id] += output.token_ids
     return list(texts.values())
+
+
+def assert_same_when_short_of_blocks(engine: Engine, folder: Path, texts: list[list[int]]) -> None:
+    """Assert that `texts`, which `engine` gave, stay the same where blocks are few."""
+    windows = engine.block_pool.windows
+    num_needed = num_blocks_needed(windows, max(PROMPT_LENGTHS) + NUM_TOKENS, 8)
+    short = make_engine(folder, num_blocks=2 * num_needed + 2)
+    assert generate(short) == texts
+    # Where all layers have windows a sequence that decodes needs less than it began with.
+    assert short.load().num_preemptions > 0 or 0 not in windows
 
 
 def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from tests.engine.models.parity import (
     NUM_TOKENS,
     assert_greedy,
     assert_same_logits,
+    assert_same_when_short_of_blocks,
     generate,
     generate_remotely,
     make_engine,
@@ -83,9 +84,7 @@ def test_a_mixture_computes_as_in_transformers(model_type: str, tmp_path: Path) 
     assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
     assert generate(engine) == texts
     assert generate_remotely(tmp_path) == texts
-    short_of_blocks = make_engine(tmp_path, num_blocks=30)
-    assert generate(short_of_blocks) == texts
-    assert short_of_blocks.load().num_preemptions > 0
+    assert_same_when_short_of_blocks(engine, tmp_path, texts)
     assert_same_logits(engine, model, texts[3], 1e-4)
 
 

@@ -106,7 +106,7 @@ def test_listeners_hear_of_every_hash_that_enters_and_leaves() -> None:
         (block_id,) = taken(pool, 1)
         assert pool.publish(block_id, bytes([i]))
         pool.free([block_id])
-        assert known == set(pool._block_of)
+        assert known == set(pool._blocks_of[0])
 
 
 def test_a_failed_allocation_changes_nothing() -> None:
@@ -238,7 +238,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 holders[block_id] = holders.get(block_id, 0) + 1
         self.pool.check_invariants(holders)
         assert self.pool.num_held == len(holders)
-        assert set(self.pool._block_of) == self.known
+        assert set(self.pool._blocks_of[0]) == self.known
         num_all = self.pool.num_free + self.pool.num_cached + self.pool.num_held
         assert num_all + self.pool.num_quarantined == self.pool.num_blocks
 

@@ -50,7 +50,7 @@ def random_sequence(rng: random.Random, batch_row: int) -> Sequence:
 
 def assert_knows(batch_rows: BatchRows, seqs: list[Sequence]) -> None:
     for seq in seqs:
-        table = batch_rows.block_tables[seq.batch_row, : len(seq.block_table)]
+        table = batch_rows.block_tables[seq.batch_row, : len(seq.block_table), 0]
         assert table.tolist() == seq.block_table
     index = torch.tensor([seq.batch_row for seq in seqs])
     positions = torch.arange(len(seqs))

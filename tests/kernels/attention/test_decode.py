@@ -156,9 +156,11 @@ def test_a_window_hides_what_is_older(attend: Attend, make_paged, window: int) -
     check(attend, paged, 4, window=window)
 
 
-@pytest.mark.parametrize("attend", [copying, loading, pytest.param(default, id="default")])
+@pytest.mark.parametrize(
+    "attend", [copying, loading, pytest.param(default, id="default"), torch_reference, in_c]
+)
 def test_blocks_that_a_window_has_left_behind_may_hold_anything(attend: Attend, make_paged) -> None:
-    paged = make_paged([100, 70], dtype=torch.float16)
+    paged = make_paged([100, 70], dtype=torch.float16, stale=7.0)
     for row, length in enumerate(paged.context_lens.tolist()):
         left = (length - 20) // 16
         paged.kv_cache[paged.block_tables[row, :left]] = float("nan")

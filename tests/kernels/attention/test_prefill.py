@@ -157,6 +157,21 @@ def test_a_window_hides_what_lies_further_back(
     check(attend, make_paged([100, 18], 1), [60, 2], num_heads=2, window=window)
 
 
+@launchers
+@pytest.mark.parametrize("config", [None, PrefillAttentionConfig(32, 64, 4, 3, False, False)])
+def test_blocks_that_the_window_has_passed_may_hold_anything(
+    attend: Callable[..., None], make_paged, config: PrefillAttentionConfig | None
+) -> None:
+    """They are other sequences' by now. A tile may begin before the window does."""
+    paged, query_lens, block_size = make_paged([100, 71]), [10, 1], 16
+    for row, length in enumerate(paged.context_lens.tolist()):
+        passed = (length - query_lens[row] + 1 - 20) // block_size
+        assert passed > 0
+        paged.kv_cache[paged.block_tables[row, :passed]] = float("nan")
+        paged.block_tables[row, :passed] = 0
+    check(attend, paged, query_lens, num_heads=4, window=20, config=config)
+
+
 @configs
 def test_windows_begin_and_end_anywhere_in_a_tile(
     config: PrefillAttentionConfig, make_paged

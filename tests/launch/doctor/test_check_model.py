@@ -35,6 +35,19 @@ def test_quantized_weights_have_their_form_and_the_bytes_of_their_codes(tmp_path
     assert "0.02 GiB of weights" in plain.detail
 
 
+def test_a_long_sequence_of_a_model_with_windows_takes_less_per_token(tmp_path: Path) -> None:
+    path = write_random_model(tmp_path) / "config.json"  # one of its two layers gets a window
+    windows = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    path.write_text(json.dumps(json.loads(path.read_text()) | windows))
+    config = EngineConfig(device="cpu", kv_memory_bytes=2**20, max_model_len=1024)
+    *_, memory = check_model(str(tmp_path), config)
+    layer_bytes = 2 * 2 * 16 * 4  # of a token
+    assert f"{2 * layer_bytes:,} bytes of KV per token" in memory.detail
+    long_bytes = layer_bytes + -(-129 * layer_bytes // 1024)  # two windows and the rest of a block
+    assert f"{long_bytes} in sequences of 1,024" in memory.detail
+    assert memory.detail.endswith(f"{2**20 // long_bytes:,} as configured")
+
+
 def test_too_little_memory_for_one_block_is_a_failure() -> None:
     config = EngineConfig(device="cpu", kv_memory_bytes=1)
     *_, memory = check_model(str(BUNDLED_MODEL), config)

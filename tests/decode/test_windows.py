@@ -1,0 +1,46 @@
+"""Answers of a model whose last layer has a window, from prompts that were computed elsewhere."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tandem.runtime.config import RuntimeConfig
+from tests.decode.prefill_peer import Stage, fresh_prompt
+from tests.handoff_peer import write_tiny_model
+
+
+@pytest.fixture
+async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with Stage(runtime_config, write_tiny_model(tmp_path, window=8)) as running:
+        yield running
+        await running.balanced()
+
+
+async def test_an_answer_follows_from_the_blocks_that_it_reads(stage: Stage) -> None:
+    prompt = fresh_prompt(43, seed=1)
+    answer = await stage.ask(prompt)
+    work = await stage.claimed()
+    # Ordinals are those of a table with two entries for each four tokens.
+    assert [ordinal for ordinal, _ in work.grant.fill] == [*range(0, 22, 2), 17, 19, 21]
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(prompt)
+
+
+async def test_a_cached_prefix_ends_with_a_window_and_nothing_else_of_it_is_read(
+    stage: Stage,
+) -> None:
+    first = await stage.ask(fresh_prompt(43, seed=1))
+    await stage.deliver(await stage.claimed())
+    await first.whole()
+    prompt = [*fresh_prompt(43, seed=1)[:40], 7, 8]
+    again = await stage.ask(prompt)
+    work = await stage.claimed()
+    cached = work.grant.cached_ordinals
+    assert cached == sorted([*range(0, 20, 2), 17, 19])
+    assert [ordinal for ordinal, _ in work.grant.fill] == [20, 21]
+    answer = await stage.ask_for_prefix(work, cached)
+    assert [ordinal for ordinal, _ in answer.blocks] == cached
+    assert (await stage.ask_for_prefix(work, [1])).blocks == []
+    await stage.deliver(work)
+    assert await again.whole() == stage.undisturbed(prompt)
