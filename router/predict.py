@@ -121,7 +121,8 @@ def _is_bounded(seconds: Floats) -> bool:
 def _factors(seconds: Floats) -> Floats:
     """Return the factors that keep all `seconds` within the bound; zeros are not learned yet."""
     longest_s = MAX_SLOWNESS * seconds.min(initial=math.inf, where=seconds > 0)
-    return np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
+    factors: Floats = np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
+    return factors
 
 
 @dataclass(frozen=True, slots=True)
