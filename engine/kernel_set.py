@@ -120,12 +120,18 @@ def _c_or_torch(asked: str) -> Kind:
     return "c"
 
 
-def load_kernels(kind: Kind, *, deterministic: bool = False) -> Kernels:
+def load_kernels(
+    kind: Kind, *, deterministic: bool = False, dependent_launch: bool = False
+) -> Kernels:
     """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own.
 
     With `deterministic` no row depends on its batch: on a GPU, cuBLAS is not used. The kernels of
-    other kinds compute so in any case.
+    other kinds compute so in any case. `dependent_launch` is of all kernels of the process.
     """
+    if kind == "triton":
+        importlib.import_module("tandem.kernels.dependent_launch").use_dependent_launch(
+            dependent_launch
+        )
 
     # A function has one name in all kinds.
     def find(file: str, name: str) -> Callable[..., Any]:

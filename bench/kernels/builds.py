@@ -29,6 +29,7 @@ from tandem.bench.kernels.compile import (
 )
 from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
+from tandem.kernels.dependent_launch import use_dependent_launch
 from tandem.kernels.tuned import config_fields, shape_key
 
 MODULE = "tandem.bench.kernels.builds"
@@ -38,6 +39,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of builds -->"
 
 VECTOR_BYTES = 16
+WAIT = "griddepcontrol.wait"  # for the previous kernel, in the PTX of a dependent one
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
 PRODUCTS = ("gate_up_kernel", "down_kernel", "linear_kernel")  # use tensor cores too
@@ -64,6 +66,8 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
     num_wgmmas: int  # in the machine code; where there are none, the PTX has none either
     num_wgmma_waits: int
     has_tma: bool
+    is_dependent: bool  # may begin while the previous kernel ends
+    writes_early: bool  # to global memory, before it waits for that kernel
     load_bytes: tuple[int, ...]  # widths of the loads from global memory, each once, ascending
 
     @property
@@ -79,6 +83,7 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
         widest = max(self.load_bytes, default=0)
         narrowest = min(self.load_bytes, default=VECTOR_BYTES)
         rules = {
+            "does not wait for the previous kernel": self.is_dependent and self.writes_early,
             f"built for {self.target}": not self.target.startswith(f"sm_{self.arch}"),
             f"spills {self.spill_bytes} bytes a thread": self.spill_bytes > 0,
             f"{self.shared_bytes} bytes of shared memory, limit {limit}": self.shared_bytes > limit,
@@ -116,6 +121,8 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
         num_wgmmas=code.count("HGMMA."),
         num_wgmma_waits=code.count("WARPGROUP.DEPBAR"),
         has_tma="cp.async.bulk.tensor" in built.ptx,
+        is_dependent=built.is_dependent,
+        writes_early=_writes(built.ptx.partition(WAIT)[0]),
         load_bytes=tuple(sorted(set(_load_widths(built.ptx)))),
     )
 
@@ -156,6 +163,7 @@ def build_all(
 
 
 def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+    use_dependent_launch(True)
     jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
     return [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
 
@@ -213,6 +221,11 @@ def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
         shapes.setdefault(alike, []).append(built.shape)
     for (kernel, *rest), found in shapes.items():
         yield kernel, "<br>".join(found), *rest
+
+
+def _writes(ptx: str) -> bool:
+    """Return True when the code writes to global memory."""
+    return re.search(r"\b(st|red|atom)\.\S*global", ptx) is not None
 
 
 def _load_widths(ptx: str) -> Iterator[int]:

@@ -17,6 +17,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
+from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
 
 LOG2_E = math.log2(math.e)
@@ -122,6 +123,7 @@ def paged_decode_attention(
         BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
         num_warps=config.num_warps if padded_rows < 64 else 8,  # four would spill
         num_stages=config.num_stages,
+        **launch_options(),
     )
 
 
