@@ -106,6 +106,7 @@ class ModelRunner:
         kernels = load_kernels(
             config.kernels,
             deterministic=config.deterministic,
+            fused_products=config.fused_products,
             dependent_launch=config.dependent_launch,
         )
         generic = None

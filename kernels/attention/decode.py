@@ -9,20 +9,19 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tl.dot takes no tile with fewer rows
-MAX_ARRIVALS = 1 << 16  # (sequence, KV head) pairs of a launch
 MAX_SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}  # per multiprocessor
 
 
@@ -101,7 +100,7 @@ def paged_decode_attention(
             dtype=torch.float32,
             device=q.device,
         ),
-        _arrivals(q.device),
+        arrivals(q.device),
         scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
         num_seqs,
         max_splits,
@@ -216,10 +215,3 @@ def _rows_descriptor(kv_cache: torch.Tensor, tile_tokens: int) -> Any:
     assert num_rows < 2**31, "the copy engine counts rows in 32 bits"
     tile = [tile_tokens, max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))]
     return TensorDescriptor(kv_cache, [num_rows, head_dim], [head_dim, 1], tile)
-
-
-@cache
-def _arrivals(device: torch.device) -> torch.Tensor:
-    """Return [MAX_ARRIVALS] splits finished per (sequence, KV head); zero between launches."""
-    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-    return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)

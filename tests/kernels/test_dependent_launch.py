@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from tandem.kernels import dependent_launch
@@ -33,6 +34,7 @@ assert not built(90).is_dependent
 """
 
 
+@pytest.mark.slow
 def test_builds_wait_for_the_previous_kernel_from_sm_90_on(
     compile_environment: dict[str, str],
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.kernels.arrivals import arrivals
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention.decode import PagedAttentionConfig
 from tandem.kernels.cpu import launch
@@ -44,7 +45,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[No
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", empty)
         yield
-    assert not paged_attention._arrivals(torch.zeros(1, device=device).device).any()
+    assert not arrivals(torch.zeros(1, device=device).device).any()
 
 
 def make_padded(make_paged, context_lens: list[int], **options):
