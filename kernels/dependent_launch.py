@@ -30,7 +30,7 @@ def launch_options() -> dict[str, bool]:
     return {}
 
 
-@triton.constexpr_function  # type: ignore[untyped-decorator]
+@triton.constexpr_function
 def _has_dependent_launch() -> bool:
     return not triton.knobs.runtime.interpret and cuda_capability_geq(9)
 

@@ -43,7 +43,8 @@ def tuned_config(default: Config, kernel: str, **shape: int) -> Config:
 
     A chip that is not in the table gets the entry of the newest one below it.
     """
-    return _chosen(architecture(), default, kernel, tuple(shape.items()))
+    config: Config = _chosen(architecture(), default, kernel, tuple(shape.items()))
+    return config
 
 
 def table_entry(arch: int, kernel: str, **shape: int) -> dict[str, Any] | None:

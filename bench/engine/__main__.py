@@ -59,6 +59,7 @@ PROGRAM = SectionProgram(
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
         Section("switches", f"{MODULE}.switches:run", 70.0, only_named=True),
+        Section("products", f"{MODULE}.products:run", 120.0, only_named=True),
         Section("load", f"{MODULE}.load:run", 90.0, only_named=True),
     ),
     how=HOW,

@@ -1,7 +1,7 @@
 """The decoder: from the tokens of a batch to logits, with keys and values in the paged cache."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -189,15 +189,10 @@ class Model:
             shared_gate=linear(layer.shared_gate),
             mlp_out_norm=self._norm(layer.mlp_out_norm),
             next_norm=next_norm,
-            fused=self._fuse(layer, kind),
+            fused=fused_layer(
+                self._kernels.fused, self._config, kind, layer, rope_table, self._norm
+            ),
         )
-
-    def _fuse(self, layer: LayerWeights, kind: LayerKind) -> FusedLayer | None:
-        names = ("input_norm", "post_norm", "qk_norm")
-        norms = {name: self._norm(getattr(layer, name)) for name in names}
-        weights = replace(layer, **norms)
-        table = self._rope_tables[kind.rope]
-        return fused_layer(self._kernels.fused, self._config, kind, weights, table)
 
     def _experts(self, layer: LayerWeights) -> MixtureOfExperts | None:
         mixture = self._config.mixture

@@ -4,7 +4,8 @@ Its kernels: norm, product, rotation and store of queries, keys and values; atte
 sum; norm, product and activation; product and sum. They are five, in place of nine.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -75,8 +76,9 @@ def fused_layer(
     products: FusedProducts | None,
     config: ModelConfig,
     kind: LayerKind,
-    weights: LayerWeights,  # norms as they are computed with
+    weights: LayerWeights,
     rope_table: torch.Tensor,  # [max_model_len, 2, head_dim]
+    norm: Callable[[torch.Tensor | None], torch.Tensor | None],  # |-> as it is computed with
 ) -> FusedLayer | None:
     """Return the layer, if the chip and the products have all that it needs."""
     if products is None or not products.offered(config.head_dim):
@@ -88,5 +90,11 @@ def fused_layer(
         return None
     if any(getattr(weights, part) is not None for part in _OTHER_PARTS):
         return None
+    weights = replace(
+        weights,
+        input_norm=norm(weights.input_norm),
+        post_norm=norm(weights.post_norm),
+        qk_norm=norm(weights.qk_norm),
+    )
     activation = "gelu" if config.activation == "gelu_tanh" else "silu"
     return FusedLayer(products, weights, rope_table, activation, config.rms_norm_eps)

@@ -42,7 +42,7 @@ class LinearConfig:
 
 
 def default_config(
-    in_size: int, num_columns: int, bits: int, element_bytes: int, is_paired: bool
+    in_size: int, num_columns: int, bits: int, element_bytes: int, is_paired: int
 ) -> LinearConfig:
     """Return one shape of tiles for any number of tokens: sums run in one order in every batch."""
     block_n = 32 if element_bytes == 4 or is_paired else 64

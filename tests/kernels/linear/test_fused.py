@@ -17,13 +17,16 @@ from tests.kernels.linear.test_products import make
 from tests.kernels.tolerance import DTYPES, UNIT
 
 IN_SIZE, EPS = 168, 1e-5
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = pytest.mark.parametrize(
+    "dtype",
+    [DTYPES[-1], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[:-1])],
+    ids=str,
+)
 
 
 @pytest.fixture(autouse=True)
 def several_splits(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
     """Three parts of the inputs, the last one shorter; counters go back to zero."""
-    monkeypatch.setattr(launch, "LEAST_SPLIT_SIZE", 64 if device == "cpu" else 8)
     default = launch.default_config
 
     def small(**shape: Any) -> launch.LinearConfig:
@@ -101,7 +104,9 @@ def test_a_product_with_its_company_is_that_of_the_parts(
         assert result is company["residual"]
 
 
-@pytest.mark.parametrize("case", ["norm, SiLU", "bias, residual"])
+@pytest.mark.parametrize(
+    "case", ["norm, SiLU", pytest.param("bias, residual", marks=pytest.mark.slow)]
+)
 def test_a_row_has_the_same_bits_whoever_computes_the_splits(case: str, device: str) -> None:
     """Many tokens: a program for all splits. Few: one for each, and the last adds them up."""
     num_tokens = launch.MAX_SHARED_TOKENS + 1
@@ -125,6 +130,7 @@ def test_rows_of_large_numbers_do_not_overflow_before_they_are_normed(device: st
     assert_near(result, normed(x, norm) @ (weight / 64).double().T, num_roundings=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["float8 in blocks", "int4 with zeros"])
 def test_codes_are_multiplied_as_their_numbers(form: str, device: str) -> None:
     x = numbers(5, IN_SIZE, dtype=torch.float32, device=device)
@@ -137,7 +143,7 @@ def test_codes_are_multiplied_as_their_numbers(form: str, device: str) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("head_dim", [pytest.param(16, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("has_parts", [True, False], ids=["norms, bias", "bare"])
 def test_heads_are_stored_as_by_the_kernels_one_after_another(
     head_dim: int, has_parts: bool, dtype: torch.dtype, device: str
