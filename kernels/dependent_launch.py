@@ -30,12 +30,12 @@ def launch_options() -> dict[str, bool]:
     return {}
 
 
-@triton.constexpr_function
+@triton.constexpr_function  # type: ignore[untyped-decorator]
 def _has_dependent_launch() -> bool:
     return not triton.knobs.runtime.interpret and cuda_capability_geq(9)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def wait_for_previous_kernel():  # type: ignore[no-untyped-def]
     """Wait until all that earlier kernels wrote is there; let the next kernel begin."""
     if _has_dependent_launch():

@@ -68,7 +68,8 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
     num_wgmma_waits: int
     has_tma: bool
     is_dependent: bool  # may begin while the previous kernel ends
-    writes_early: bool  # to global memory, before it waits for that kernel
+    reads_early: bool  # global memory, before it waits for that kernel
+    writes_early: bool
     load_bytes: tuple[int, ...]  # widths of the loads from global memory, each once, ascending
 
     @property
@@ -109,6 +110,7 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
     target = re.search(r"\.target (\w+)", built.ptx)
     assert target is not None
     code = built.sass() if "wgmma.mma_async" in built.ptx else ""
+    early = built.ptx.partition(WAIT)[0]
     return KernelBuild(
         family=case.family,
         shape=case.shape,
@@ -125,7 +127,8 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
         num_wgmma_waits=code.count("WARPGROUP.DEPBAR"),
         has_tma="cp.async.bulk.tensor" in built.ptx,
         is_dependent=built.is_dependent,
-        writes_early=_writes(built.ptx.partition(WAIT)[0]),
+        reads_early=any(each in early for each in ("ld.global", "cp.async")),
+        writes_early=_writes(early),
         load_bytes=tuple(sorted(set(_load_widths(built.ptx)))),
     )
 

@@ -68,6 +68,13 @@ def test_every_kernel_of_a_decode_step_may_begin_early(builds: list[KernelBuild]
 
 
 @pytest.mark.slow
+def test_only_norms_read_before_the_previous_kernel_has_ended(builds: list[KernelBuild]) -> None:
+    """They read weights, which no kernel writes."""
+    early = {built.kernel for built in builds if built.is_dependent and built.reads_early}
+    assert early == {"_rms_norm_kernel"}
+
+
+@pytest.mark.slow
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
         "run python -m tandem.bench.kernels.builds --output docs/kernels.md"
