@@ -34,8 +34,9 @@ class PagedAttentionConfig:
     num_stages: int = 3  # tiles in shared memory: one in work, the rest under way
     blocks_per_sm: int = 2
     # n tiles make splits of about sqrt(n * split_weight) tiles: at 1, as many splits as tiles in
-    # each. Few enough that partial sums are small beside the tiles, and short enough alone.
-    split_weight: int = 1
+    # each. Few enough that partial sums are small beside the tiles, and short enough alone. Less
+    # than 1 is for few sequences on many multiprocessors.
+    split_weight: float = 1
     use_tma: bool = True  # where the chip has it and a tile lies within a block
 
 
@@ -79,7 +80,7 @@ def paged_decode_attention(
     _check(q, kv_cache, block_tables, context_lens, out, sinks)
     assert soft_cap >= 0 and window >= 0
     if config is None:
-        config = _config_for(kv_cache)
+        config = config_for(kv_cache)
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group_size = num_heads // num_kv_heads
@@ -149,7 +150,8 @@ def _check(
         assert sinks.shape == (num_heads,) and sinks.is_contiguous()
 
 
-def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
+def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
+    """Return the configuration for one layer of a cache on this chip."""
     block_size, head_dim = kv_cache.shape[3:]
     element_bytes = kv_cache.element_size()
     return tuned_config(
@@ -164,7 +166,7 @@ def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
 def _max_splits(max_tokens: int, config: PagedAttentionConfig) -> int:
     """Return the most splits that a sequence of up to `max_tokens` tokens can have."""
     max_tiles = triton.cdiv(max_tokens, config.tile_tokens)
-    return math.isqrt(max(max_tiles - 1, 0) // config.split_weight) + 1
+    return math.isqrt(int(max(max_tiles - 1, 0) / config.split_weight)) + 1
 
 
 def candidates(
