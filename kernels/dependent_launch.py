@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel begins while the one before it in the stream ends.
 
 CUDA calls it so. From sm_90 on, a kernel that is launched with `launch_options()` may begin as soon
-as every program of the one before has called `wait_for_previous_kernel` or ended. It may read
+as every program of the one before has called `wait_for_predecessor` or ended. It may read
 weights at once, and whatever kernels wrote, and write, after its own call. As each kernel that is
 launched so waits for the one before, all earlier ones have ended too.
 """
@@ -36,7 +36,7 @@ def _has_dependent_launch() -> bool:
 
 
 @triton.jit
-def wait_for_previous_kernel():  # type: ignore[no-untyped-def]
+def wait_for_predecessor():  # type: ignore[no-untyped-def]
     """Wait until all that earlier kernels wrote is there; let the next kernel begin."""
     if _has_dependent_launch():
         tl.extra.cuda.gdc_wait()

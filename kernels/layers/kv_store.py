@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.kernels.dependent_launch import launch_options, wait_for_previous_kernel
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -179,7 +179,7 @@ def _store_qkv_kernel(  # type: ignore[no-untyped-def]
     NUM_QK: tl.constexpr = num_heads + num_kv_heads
     my_token = (tl.program_id(0) // NUM_PROGRAMS).to(tl.int64)
     my_first_piece = tl.program_id(0) % NUM_PROGRAMS * NUM_PIECES
-    wait_for_previous_kernel()
+    wait_for_predecessor()
     my_position = tl.load(positions + my_token).to(tl.int64)
     my_slot = tl.load(slot_mapping + my_token).to(tl.int64)
     # A half's partner lies in the same lane: nothing changes threads to be rotated.

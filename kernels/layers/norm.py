@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.kernels.dependent_launch import launch_options, wait_for_previous_kernel
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -148,7 +148,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
         scale = my_weight + piece * BLOCK_WIDTH
         scale = tl.load(scale, mask=mask, other=0.0, eviction_policy="evict_last")
         scales += (scale,)
-    wait_for_previous_kernel()
+    wait_for_predecessor()
     values = ()
     addends = ()
     for piece in tl.static_range(NUM_PIECES):

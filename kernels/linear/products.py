@@ -12,7 +12,7 @@ the results, are parts of the kernel.
 import triton
 import triton.language as tl
 
-from tandem.kernels.dependent_launch import wait_for_previous_kernel
+from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.linear.codes import add_product
 
 LINE_BYTES = tl.constexpr(128)  # of the L2 cache
@@ -149,7 +149,7 @@ def multiplied(  # type: ignore[no-untyped-def]
         _prefetch(matrix, my_rows, is_column, my_lines, row_bytes, PREFETCHED)
         if IS_PAIRED:
             _prefetch(matrix, my_rows + pair_size, is_column, my_lines, row_bytes, PREFETCHED)
-    wait_for_previous_kernel()
+    wait_for_predecessor()
     # Numbers in their own dtype times a norm's weights overflow a float16 sooner than the norm.
     SHRUNK: tl.constexpr = 0.015625 if x.dtype.element_ty == tl.float16 else 1.0
     first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -11,7 +11,7 @@ import triton.language as tl
 from tandem.bench.kernels.build_cases import BuildCase
 from tandem.bench.kernels.builds import read_build
 from tandem.bench.kernels.compile import compiling, meta
-from tandem.kernels.dependent_launch import wait_for_previous_kernel
+from tandem.kernels.dependent_launch import wait_for_predecessor
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def multiplying(x, out, ROWS: tl.constexpr, DEPTH: tl.constexpr):
 def hasty(x, out, SIZE: tl.constexpr):
     lanes = tl.arange(0, SIZE)
     tl.store(out + lanes, tl.load(x + lanes))
-    wait_for_previous_kernel()
+    wait_for_predecessor()
 
 
 def main() -> None:
