@@ -21,12 +21,10 @@ from tandem.kernels.dependent_launch import use_dependent_launch
 from tandem.kernels.layers.activation import silu_mul
 from tandem.kernels.layers.kv_store import store_qkv
 from tandem.kernels.layers.norm import add_rms_norm, rms_norm
-from tandem.kernels.linear.launch import multiply, multiply_qkv
+from tandem.kernels.linear.launch import Activation, multiply, multiply_qkv
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4096, 12288, 32, 8, 128
 BLOCK_SIZE, EPS = 64, 1e-6
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 # A layer rounds some ten times, and its ways not at the same places.
 LAYER_ROUNDINGS = 10
 
@@ -167,33 +165,44 @@ def _product_cases(setting: Setting, num_tokens: int) -> Sequence[Case]:
     hidden, width = setting.size(HIDDEN, 32), setting.size(INTERMEDIATE, 48)
     rows = setting.size((HEADS + 2 * KV_HEADS) * HEAD_DIM, 64)
     sizes = {"qkv": (rows, hidden), "output": (hidden, hidden), "down": (hidden, width)}
-    ways: dict[str, Product] = {"cublas": F.linear, "own": multiply}
     return [
-        _product(setting, num_tokens, f"{name}_{way}", *size, ways[way])
+        product_case(setting, num_tokens, f"{name}_{way}", *size, is_ours=way == "own")
         for name, size in sizes.items()
-        for way in ways
+        for way in ("cublas", "own")
     ]
 
 
-def _product(
+def product_case(
     setting: Setting,
     num_tokens: int,
     name: str,
     rows: int,
     columns: int,
-    multiply_by: Product,
+    *,
+    is_ours: bool = True,
+    is_paired: bool = False,
 ) -> Case:
+    """Return a product alone; if it is paired, with the activation of the first half of rows."""
     num_sets = setting.num_sets(rows * columns * setting.dtype.itemsize)
-    weights, x = setting.randn(num_sets, rows, columns), setting.randn(num_tokens, columns)
+    weights = setting.randn(num_sets, rows, columns).mul_(columns**-0.5)
+    x = setting.randn(num_tokens, columns)
     results: dict[int, torch.Tensor] = {}
 
-    def launch(index: int, _: Any) -> None:
+    def launch(index: int, config: Any) -> None:
+        if not is_ours:
+            results[index] = F.linear(x, weights[index])
+            return
         use_dependent_launch(False)
-        results[index] = multiply_by(x, weights[index])
+        activation: Activation = "silu" if is_paired else ""
+        results[index] = multiply(x, weights[index], activation=activation, config=config)
 
     def check(run: Call) -> float:
         run()
-        return relative_error(results[0], x.double() @ weights[0].double().T)
+        expected = x.double() @ weights[0].double().T
+        if is_paired:
+            gate, up = expected.chunk(2, 1)
+            expected = F.silu(gate) * up
+        return relative_error(results[0], expected)
 
     return Case(
         name=f"product_{name}_b{num_tokens}",
@@ -205,5 +214,5 @@ def _product(
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
-        is_ours=multiply_by is multiply,
+        is_ours=is_ours,
     )

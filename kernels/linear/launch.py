@@ -1,5 +1,7 @@
 """Multiplication by a weight matrix on a GPU: numbers by cuBLAS or in one order of sums, codes."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -55,6 +57,19 @@ def default_config(
     return LinearConfig(64, block_n, 64, num_splits, num_warps, 3)
 
 
+def candidates(in_size: int, num_columns: int, element_bytes: int) -> Iterator[LinearConfig]:
+    """Yield the configurations worth measuring: a chip's worth of programs, or some of them."""
+    if element_bytes == 4:
+        yield from (LinearConfig(16, 32, 32, splits, 4, 2) for splits in (1, 2, 4))
+        return
+    for block_n, block_k, num_splits, num_warps, num_stages in itertools.product(
+        (32, 64), (64, 128), (1, 2, 3, 4, 6, 8), (4, 8), (3, 4)
+    ):
+        programs = triton.cdiv(num_columns, block_n) * num_splits
+        if 96 <= programs <= 2 * ENOUGH_PROGRAMS and in_size >= num_splits * LEAST_SPLIT_SIZE // 2:
+            yield LinearConfig(64, block_n, block_k, num_splits, num_warps, num_stages)
+
+
 def pack_linear(weight: Matrix) -> Linear:
     """Return `x @ weight.T`; `weight` is [out, in], and read as it is. Numbers are cuBLAS's."""
     if isinstance(weight, torch.Tensor):
@@ -79,6 +94,7 @@ def multiply(
     bias: torch.Tensor | None = None,  # [out_size]
     activation: Activation = "",  # of the first half of the results, times the other half
     residual: torch.Tensor | None = None,  # to which the results are added in place
+    config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T`, or `residual`. A row has the same bits in every batch."""
     (num_tokens, in_size), num_rows = x.shape, weight.shape[0]
@@ -89,7 +105,7 @@ def multiply(
     assert out.shape == (num_tokens, out_size) and out.is_contiguous() and out.dtype == x.dtype
     if num_tokens == 0:
         return out
-    launch = _launch_of(x, weight, norm, bias, out_size, is_paired=bool(activation))
+    launch = _launch_of(x, weight, norm, bias, out_size, is_paired=bool(activation), config=config)
     linear_kernel[launch.grid](
         *launch.tensors,
         out,
@@ -188,6 +204,7 @@ def _launch_of(
     *,
     is_paired: bool,
     unit: int = 1,  # a tile has a multiple of so many columns
+    config: LinearConfig | None = None,
 ) -> _Launch:
     num_tokens, in_size = x.shape
     assert weight.shape[1] == in_size and x.stride(1) == 1
@@ -195,7 +212,7 @@ def _launch_of(
     assert bias is None or (bias.shape == weight.shape[:1] and bias.stride(0) == 1)
     shape = {"in_size": in_size, "num_columns": num_columns, "bits": weight_bits(weight)}
     shape |= {"element_bytes": x.element_size(), "is_paired": int(is_paired)}
-    config = tuned_config(default_config(**shape), "linear", **shape)
+    config = config or tuned_config(default_config(**shape), "linear", **shape)
     block_n = max(config.block_n, unit)
     columns, tokens = triton.cdiv(num_columns, block_n), triton.cdiv(num_tokens, config.block_m)
     is_shared = config.num_splits > 1 and num_tokens <= MAX_SHARED_TOKENS
