@@ -67,6 +67,17 @@ class EngineConfig(BaseModel):
         description="one order of sums whatever else a step computes, by Tandem's products instead "
         "of cuBLAS's; set it on all workers of a model. On a CPU it is so in any case",
     )
+    fused_products: bool = Field(
+        default=False,
+        description="up to 64 tokens of a step are multiplied by Tandem's products, with norms, "
+        "activations and sums in them: 5 kernels a layer instead of 9, on GPUs from sm_90 on. "
+        "`deterministic` fuses them for any number of tokens",
+    )
+    dependent_launch: bool = Field(
+        default=False,
+        description="begin a kernel of a decode step while the one before it ends (CUDA's "
+        "programmatic dependent launch), on GPUs from sm_90 on; no effect on others",
+    )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ConfigError
+
+FEW_TOKENS = 64  # of a step; a product for so many is bound by the weights it reads
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,16 @@ def _weight_dtype(weight: torch.Tensor) -> torch.dtype:
 
 
 @dataclass(slots=True, frozen=True)
+class FusedProducts:
+    """Products with what comes before and after them, for steps of up to `max_tokens`."""
+
+    multiply: Callable[..., torch.Tensor]
+    multiply_qkv: Callable[..., torch.Tensor]
+    offered: Callable[[int], bool]  # for a head dim, on this chip
+    max_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
 class Kernels:
     """The functions that a model and its sampler call, as defined by files of tandem.kernels.
 
@@ -93,6 +106,7 @@ class Kernels:
     token_logprobs: Callable[..., None]
     mask_logits: Callable[..., None]
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
+    fused: FusedProducts | None = None
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
 
@@ -120,12 +134,23 @@ def _c_or_torch(asked: str) -> Kind:
     return "c"
 
 
-def load_kernels(kind: Kind, *, deterministic: bool = False) -> Kernels:
+def load_kernels(
+    kind: Kind,
+    *,
+    deterministic: bool = False,
+    fused_products: bool = False,
+    dependent_launch: bool = False,
+) -> Kernels:
     """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own.
 
     With `deterministic` no row depends on its batch: on a GPU, cuBLAS is not used. The kernels of
-    other kinds compute so in any case.
+    other kinds compute so in any case. `fused_products` are for few tokens. `dependent_launch` is
+    of all kernels of the process.
     """
+    if kind == "triton":
+        importlib.import_module("tandem.kernels.dependent_launch").use_dependent_launch(
+            dependent_launch
+        )
 
     # A function has one name in all kinds.
     def find(file: str, name: str) -> Callable[..., Any]:
@@ -143,6 +168,13 @@ def load_kernels(kind: Kind, *, deterministic: bool = False) -> Kernels:
         own["activation_dtype"] = activation_dtype
     if kind == "torch":
         own["step_options"] = _reference_options
+    if kind == "triton" and (deterministic or fused_products):
+        own["fused"] = FusedProducts(
+            find("linear", "multiply"),
+            find("linear", "multiply_qkv"),
+            find("linear", "has_fused_products"),
+            sys.maxsize if deterministic else FEW_TOKENS,
+        )
     return Kernels(
         embed=find("embedding", "embed"),
         rms_norm=find("norm", "rms_norm"),

@@ -103,7 +103,12 @@ class ModelRunner:
         config, model_config, device = self.config, self.model_config, self._device
         assert config.block_size is not None and config.kernels != "auto"
         dtype: torch.dtype = getattr(torch, model_config.dtype)
-        kernels = load_kernels(config.kernels, deterministic=config.deterministic)
+        kernels = load_kernels(
+            config.kernels,
+            deterministic=config.deterministic,
+            fused_products=config.fused_products,
+            dependent_launch=config.dependent_launch,
+        )
         generic = None
         if model_config.architecture.code:
             # Not at the top: transformers is an extra.

@@ -28,8 +28,7 @@ def architecture() -> int:
     """Return the chip that kernels are built for, 90 for sm_90; INTERPRETED without a GPU."""
     if triton.knobs.runtime.interpret:
         return INTERPRETED
-    arch: int = driver.active.get_current_target().arch
-    return arch
+    return _architecture_of(driver.active)
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -44,8 +43,8 @@ def tuned_config(default: Config, kernel: str, **shape: int) -> Config:
 
     A chip that is not in the table gets the entry of the newest one below it.
     """
-    entry = table_entry(architecture(), kernel, **shape)
-    return default if entry is None else type(default)(**entry)
+    config: Config = _chosen(architecture(), default, kernel, tuple(shape.items()))
+    return config
 
 
 def table_entry(arch: int, kernel: str, **shape: int) -> dict[str, Any] | None:
@@ -68,6 +67,19 @@ def shape_key(**shape: int) -> str:
 def config_fields(config: Any) -> dict[str, Any]:
     """Return a configuration as the table holds it."""
     return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+@cache
+def _architecture_of(chips: Any) -> int:
+    # A worker's GPUs are alike. Asking for one takes longer than the rest of a launch.
+    arch: int = chips.get_current_target().arch
+    return arch
+
+
+@cache
+def _chosen(arch: int, default: Config, kernel: str, shape: tuple[tuple[str, int], ...]) -> Config:
+    entry = table_entry(arch, kernel, **dict(shape))
+    return default if entry is None else type(default)(**entry)
 
 
 def _nearest(arch: int, known: tuple[int, ...]) -> int:

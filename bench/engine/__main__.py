@@ -37,6 +37,8 @@ HOW = {
     "graphs, overlap": "the same steps with each of both on and off, in turns. From tokens to "
     "tokens: one step, by the host's clock; its ceiling is the device's own time. Host's part: of "
     "that, all but waiting for the device",
+    "cublas, fused, early": "steps by cuBLAS's products, by fused ones, and with kernels that "
+    "begin while the one before ends, in turns",
     "engine's host time": "CPU time of scheduling, launching and postprocessing one step, with "
     "a runner that computes nothing",
     "weights": "files in safetensors to fused tensors on the device; the ceiling is the best read "
@@ -59,6 +61,7 @@ PROGRAM = SectionProgram(
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
         Section("switches", f"{MODULE}.switches:run", 70.0, only_named=True),
+        Section("products", f"{MODULE}.products:run", 120.0, only_named=True),
         Section("load", f"{MODULE}.load:run", 90.0, only_named=True),
     ),
     how=HOW,

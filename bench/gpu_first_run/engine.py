@@ -18,18 +18,27 @@ Answers = list[list[int]]
 
 
 def graphs(setting: Setting) -> Iterator[Figure]:
-    """Compare eager steps with graphs, and with graphs that overlap."""
+    """Compare eager steps with graphs, with overlap, and with kernels that begin early."""
     prompts = _prompts(setting.size(32, 3), setting.size(300, 20))
     num_tokens = setting.size(200, 5)
-    eager = _generate(_engine(setting, cuda_graphs=False, overlap=False), prompts, num_tokens)
+    plain = {"cuda_graphs": False, "overlap": False}
+    eager = {
+        is_fused: _generate(_engine(setting, **plain, deterministic=is_fused), prompts, num_tokens)
+        for is_fused in (False, True)
+    }
     for name, options in {
-        "graphs": {"cuda_graphs": True, "overlap": False},
-        "graphs_and_overlap": {"cuda_graphs": True, "overlap": True},
+        "graphs": {"overlap": False},
+        "graphs_and_overlap": {},
+        "dependent_launches": {"dependent_launch": True},
+        "fused_products": {"deterministic": True},
+        "fused_products_and_dependent_launches": {"deterministic": True, "dependent_launch": True},
     }.items():
         engine = _engine(setting, **options)
         with _counting_builds(setting) as built:
             answers = _generate(engine, prompts, num_tokens)
-        yield _different(name, f"answers by {name.replace('_', ' ')}", answers, eager)
+        yield _different(
+            name, f"answers by {name.replace('_', ' ')}", answers, eager["deterministic" in options]
+        )
         label = "kernels built while serving"
         samples = (float(len(built)),)
         yield Figure(f"{name}_builds", label, "", samples, at_most(0.0), notes=tuple(built))
@@ -48,6 +57,10 @@ def parity(setting: Setting) -> Iterator[Figure]:
     del engine
     chunked = _generate(_engine(setting, max_num_batched_tokens=64), prompts, num_tokens)
     yield _different("parity_chunked", "answers in chunks of 64", chunked, alone, is_judged=False)
+    engine = _engine(setting, deterministic=True)
+    alone = [_generate(engine, [prompt], num_tokens)[0] for prompt in prompts]
+    together = _generate(engine, prompts, num_tokens)
+    yield _different("parity_deterministic", "deterministic answers in company", together, alone)
 
 
 def _engine(setting: Setting, **options: Any) -> Engine:

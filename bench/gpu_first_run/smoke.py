@@ -236,6 +236,30 @@ def _activation(setting: Setting, tiny: bool) -> Errors:
         yield f"{dtype} {num_tokens} x {size}", relative_error(*outs), ERROR_BOUNDS[dtype]
 
 
+def _products(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.linear.launch import multiply
+    from tandem.kernels.reference.activation import silu_mul
+    from tandem.kernels.reference.norm import rms_norm
+
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        if num_tokens > 1000:  # as many tiles of the same kind
+            num_tokens = 130
+        x, norm = (torch.randn(*each, size, device=setting.device) for each in ((num_tokens,), ()))
+        weight = torch.randn(2 * size, size, device=setting.device) * size**-0.5
+        x, norm, weight = (each.to(dtype) for each in (x, norm, weight))
+        normed = torch.empty_like(x, dtype=torch.float32)
+        rms_norm(x.float(), norm.float(), EPS, normed)
+        expected = torch.empty_like(normed)
+        silu_mul(normed @ weight.float().T, expected)
+        opened = multiply(x, weight, norm=norm, eps=EPS, activation="silu")
+        label = f"{dtype} {num_tokens} x {size}"
+        yield f"norm, SiLU {label}", relative_error(opened, expected), ERROR_BOUNDS[dtype]
+        total = x.clone()
+        multiply(opened, weight[:size], residual=total)
+        expected = x.float() + opened.float() @ weight[:size].float().T
+        yield f"residual {label}", relative_error(total, expected), ERROR_BOUNDS[dtype]
+
+
 def _embedding(setting: Setting, tiny: bool) -> Errors:
     from tandem.kernels.layers.embedding import embed
     from tandem.kernels.reference.embedding import embed as reference
@@ -300,6 +324,7 @@ KERNELS: dict[str, Callable[[Setting, bool], Errors]] = {
     "norm": _norm,
     "activation": _activation,
     "embedding": _embedding,
+    "products": _products,
     "sampling": _sampling,
     "checksum": _checksum,
 }

@@ -24,8 +24,11 @@ TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds fo
     "attention/test_prefill.py",
     "attention/test_decode.py",
     "layers",
+    "linear/test_fused.py",
     "sampling",
     "test_checksum.py",
+    "test_dependent_launch.py",
+    "test_fused_layers.py",
     "test_runner_with_kernels.py",
 )
 NUM_TEST_PROCESSES = 14  # they compile for most of the time
@@ -41,6 +44,8 @@ HOW = {
     "error": "of the norm, against float64 or a float32 reference, on the measured shape, before "
     "and after; a result that is over the bound gets no figure",
     "TFLOP/s": "4 * heads * head_dim operations for every position that a query sees",
+    "layer without attention": "its floor is reading its matrices once; dependent launches: each "
+    "kernel of Tandem's begins while the one before it ends",
     "sampling": "its floor is reading the logits once",
 }
 
@@ -86,6 +91,7 @@ PROGRAM = SectionProgram(
         Section("prefill", f"{MODULE}.prefill:run", 75.0),
         Section("decode", f"{MODULE}.decode:run", 60.0),
         Section("layers", f"{MODULE}.layers:run", 45.0),
+        Section("fused", f"{MODULE}.fused:run", 60.0),
         Section("blocks", f"{MODULE}.blocks:run", 45.0),
         Section("sampling", f"{MODULE}.sampling:run", 45.0),
         # It may hang, and then must cost nothing else: it goes last, on its own.

@@ -13,6 +13,7 @@ from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
+from tandem.kernels.dependent_launch import LEAST_ARCHITECTURE
 from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.linear import launch as linear
@@ -68,6 +69,8 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _layer_cases()
     yield from _expert_cases()
     yield from _linear_cases()
+    if arch >= LEAST_ARCHITECTURE:
+        yield from _fused_cases()
     yield from _transfer_cases()
     yield from _sampling_cases()
 
@@ -215,6 +218,43 @@ def _linear_cases() -> Iterator[BuildCase]:
     x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
     shape = f"experts={num_experts} hidden_size={hidden_size} width={width} float4"
     yield BuildCase("experts.launch", shape, partial(experts.pack_experts(weights), x, *chosen))
+
+
+def _fused_cases() -> Iterator[BuildCase]:
+    """Yield the products of a layer; queries and keys are normed, or have a bias instead."""
+    hidden_size, width, head_dim = 4096, 12288, 128
+    norm, rows = meta(hidden_size, dtype=DTYPE), 48 * head_dim
+    table = meta(MAX_LEN, 2, head_dim, dtype=DTYPE)
+    for tokens, num_tokens in TOKENS.items():
+        x, opened = (meta(num_tokens, size, dtype=DTYPE) for size in (hidden_size, width))
+        for form in ("", "float8 "):
+            gate_up, down, qkv = (
+                _quantized("float8", 128, False, *shape) if form else meta(*shape, dtype=DTYPE)
+                for shape in ((2 * width, hidden_size), (hidden_size, width), (rows, hidden_size))
+            )
+            for has_norm in (True, False):
+                call = partial(
+                    linear.multiply_qkv,
+                    x,
+                    qkv,
+                    meta(40, head_dim, dtype=DTYPE) if has_norm else None,
+                    table,
+                    _integers(num_tokens),
+                    _integers(num_tokens),
+                    _layer(head_dim, 64),
+                    EPS,
+                    norm=norm,
+                    bias=None if has_norm else meta(rows, dtype=DTYPE),
+                )
+                part = "QK-norm" if has_norm else "bias"
+                shape = f"{form}qkv {rows} x {hidden_size}, {tokens} tokens, {part}"
+                yield BuildCase("linear.launch", shape, call)
+            call = partial(linear.multiply, x, gate_up, norm=norm, eps=EPS, activation="silu")
+            shape = f"{form}{2 * width} x {hidden_size}, {tokens} tokens, norm, SiLU"
+            yield BuildCase("linear.launch", shape, call)
+            call = partial(linear.multiply, opened, down, residual=x)
+            shape = f"{form}{hidden_size} x {width}, {tokens} tokens, residual"
+            yield BuildCase("linear.launch", shape, call)
 
 
 def _quantized(code: Code, group_size: int, has_zeros: bool, *shape: int) -> QuantizedMatrix:

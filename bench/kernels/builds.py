@@ -29,6 +29,7 @@ from tandem.bench.kernels.compile import (
 )
 from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
+from tandem.kernels.dependent_launch import use_dependent_launch
 from tandem.kernels.tuned import config_fields, shape_key
 
 MODULE = "tandem.bench.kernels.builds"
@@ -38,9 +39,11 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of builds -->"
 
 VECTOR_BYTES = 16
+WAIT = "griddepcontrol.wait"  # for the previous kernel, in the PTX of a dependent one
 METADATA_BYTES = 8  # block tables, lengths and ids are int64
 TENSOR_CORE = ("attention.prefill", "attention.prefill_hopper", "attention.decode")
-PRODUCTS = ("gate_up_kernel", "down_kernel", "linear_kernel")  # use tensor cores too
+PRODUCTS = ("gate_up_kernel", "down_kernel", "linear_kernel", "qkv_kernel")  # use tensor cores too
+WITH_NORM = ("linear_kernel", "qkv_kernel")
 # The logits of listed tokens, wherever they stand; one bit per token; those of a token for experts.
 NARROW = ("adjust_kernel", "mask_kernel", "route_kernel")
 # Any load of these families narrower than an int64 would read the data themselves.
@@ -64,6 +67,9 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
     num_wgmmas: int  # in the machine code; where there are none, the PTX has none either
     num_wgmma_waits: int
     has_tma: bool
+    is_dependent: bool  # may begin while the previous kernel ends
+    reads_early: bool  # global memory, before it waits for that kernel
+    writes_early: bool
     load_bytes: tuple[int, ...]  # widths of the loads from global memory, each once, ascending
 
     @property
@@ -79,14 +85,17 @@ class KernelBuild(msgspec.Struct, frozen=True, kw_only=True):
         widest = max(self.load_bytes, default=0)
         narrowest = min(self.load_bytes, default=VECTOR_BYTES)
         rules = {
+            "does not wait for the previous kernel": self.is_dependent and self.writes_early,
             f"built for {self.target}": not self.target.startswith(f"sm_{self.arch}"),
             f"spills {self.spill_bytes} bytes a thread": self.spill_bytes > 0,
             f"{self.shared_bytes} bytes of shared memory, limit {limit}": self.shared_bytes > limit,
             "no block fits a multiprocessor": self.blocks_per_sm == 0,
             "no wgmma": self.arch == 90 and uses_tensor_cores and not self.num_wgmmas,
-            # ptxas can give up on their overlap, which no other figure shows.
+            # ptxas can give up on their overlap, which no other figure shows. A product with a norm
+            # does, as it multiplies from registers; with few tokens it waits for memory instead.
             f"{self.num_wgmmas} wgmmas waited for {self.num_wgmma_waits} times": self.num_wgmmas
-            < 2 * self.num_wgmma_waits,
+            < 2 * self.num_wgmma_waits
+            and self.kernel not in WITH_NORM,
             f"widest load {widest} bytes": widest < VECTOR_BYTES
             and not self.has_tma
             and self.kernel not in NARROW,
@@ -101,6 +110,7 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
     target = re.search(r"\.target (\w+)", built.ptx)
     assert target is not None
     code = built.sass() if "wgmma.mma_async" in built.ptx else ""
+    early = built.ptx.partition(WAIT)[0]
     return KernelBuild(
         family=case.family,
         shape=case.shape,
@@ -116,6 +126,9 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
         num_wgmmas=code.count("HGMMA."),
         num_wgmma_waits=code.count("WARPGROUP.DEPBAR"),
         has_tma="cp.async.bulk.tensor" in built.ptx,
+        is_dependent=built.is_dependent,
+        reads_early=any(each in early for each in ("ld.global", "cp.async")),
+        writes_early=_writes(early),
         load_bytes=tuple(sorted(set(_load_widths(built.ptx)))),
     )
 
@@ -156,6 +169,7 @@ def build_all(
 
 
 def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+    use_dependent_launch(True)
     jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
     return [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
 
@@ -213,6 +227,11 @@ def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
         shapes.setdefault(alike, []).append(built.shape)
     for (kernel, *rest), found in shapes.items():
         yield kernel, "<br>".join(found), *rest
+
+
+def _writes(ptx: str) -> bool:
+    """Return True when the code writes to global memory."""
+    return re.search(r"\b(st|red|atom)\.\S*global", ptx) is not None
 
 
 def _load_widths(ptx: str) -> Iterator[int]:

@@ -40,6 +40,7 @@ class CompiledKernel:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    is_dependent: bool  # may begin while the previous kernel ends
     ptx: str
     cubin: bytes
 
@@ -168,6 +169,7 @@ def _read(build: Any, arch: int) -> CompiledKernel:
         registers=registers,
         spill_bytes=max(stack, local),
         shared_bytes=build.metadata.shared,
+        is_dependent=build.metadata.launch_pdl,
         ptx=build.asm["ptx"],
         cubin=build.asm["cubin"],
     )

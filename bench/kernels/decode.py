@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from tandem.bench.kernels.cases import ERROR_BOUNDS, Call, Case, measure_groups,
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
-from tandem.kernels.attention.decode import paged_decode_attention
+from tandem.kernels.attention.decode import config_for, paged_decode_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 POOL_POSITIONS, POOL_LAYERS = 64 * 32768, 8  # 69 GB in bfloat16
@@ -27,6 +27,7 @@ class Shape:
     block_size: int = 64
     table_tokens: int = 0  # for which the block table has room, as a CUDA graph's has
     target: Target | None = None
+    split_weight: float = 0.0  # 0: the table's
 
 
 def run(setting: Setting) -> Iterator[Figure]:
@@ -59,12 +60,15 @@ def shapes(setting: Setting) -> list[Shape]:
         Shape("B64 ragged 16 to 32k", ragged, 16, target=at_least(0.80, 0.88, "share")),
         Shape("B64 4k, tables for 128k", (4096,) * 64, table_tokens=131072),
         Shape("B1 1k", (1024,)),
+        Shape("B1 1k, shorter splits", (1024,), split_weight=0.25),
+        Shape("B64 4k, shorter splits", (4096,) * 64, split_weight=0.25),
         Shape("B1 32k", (32768,)),
     ]
     if not setting.is_dry:
         return full
     return [
         Shape("B2 40", (40, 40), target=target),
+        Shape("B3 33, shorter splits", (33, 33, 1), split_weight=0.25),
         Shape("B3 ragged 1 to 70", (1, 33, 70), 16, target=at_least(0.80, 0.88, "share")),
     ]
 
@@ -91,6 +95,12 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
     context_lens = torch.tensor(shape.context_lens, device=device)
     q = setting.randn(len(shape.context_lens), heads, pool.head_dim)
     out, scale = torch.empty_like(q), pool.head_dim**-0.5
+
+    config = None
+    if shape.split_weight:
+        config = replace(
+            config_for(pool.layer(0, shape.block_size)), split_weight=shape.split_weight
+        )
 
     def launch(index: int, config: Any) -> None:
         cache = pool.layer(index, shape.block_size)
@@ -121,6 +131,7 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
         num_sets=num_sets,
         check=check,
         error_bound=ERROR_BOUNDS[setting.dtype],
+        config=config,
         target=shape.target,
     )
 

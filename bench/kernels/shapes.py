@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.bench.kernels import blocks as kernel_blocks
 from tandem.bench.kernels import decode as kernel_decode
+from tandem.bench.kernels import fused as kernel_fused
 from tandem.bench.kernels import layers as kernel_layers
 from tandem.bench.kernels import prefill as kernel_prefill
 from tandem.bench.kernels import sampling as kernel_sampling
@@ -18,6 +19,7 @@ from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.linear import launch as linear
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.tuned import architecture
 
@@ -26,6 +28,7 @@ HEAD_SHAPES = ((128, 64), (128, 128), (128, 16), (64, 64), (96, 64), (256, 64)) 
 HIDDEN_SIZES = (1024, 2048, 2560, 4096, 5120)
 INTERMEDIATE_SIZES = (3072, 6144, 9728, 12288, 14336, 17408)
 HOPPER_SHAPES = ((128, 64), (128, 128), (128, 16), (64, 64))
+LINEAR_SHAPES = ((4096, 4096, False), (4096, 12288, False), (24576, 4096, True))
 VOCAB_SIZES = (151936, 128256, 32000)
 TOKEN_COUNTS = (8192, 32)  # of a prefill step, of a decode step
 
@@ -139,11 +142,28 @@ def _checksum(setting: Setting) -> Iterator[Tunable]:
     yield Tunable(checksum, "checksum", partial(_only, kernel_blocks.checksum, setting))
 
 
+def _linear(setting: Setting) -> Iterator[Tunable]:
+    """Yield the products of a decode step of an 8-billion-parameter model, gates and ups as one."""
+    for rows, columns, is_paired in LINEAR_SHAPES:
+        size = setting.size(rows, 64), setting.size(columns, 64)
+        label = f"product of 16 tokens, {rows} x {columns}"
+        make = partial(
+            kernel_fused.product_case,
+            setting,
+            setting.size(16, 2),
+            label,
+            *size,
+            is_paired=is_paired,
+        )
+        yield Tunable(linear, label, make)
+
+
 FAMILIES: dict[str, Callable[[Setting], Iterator[Tunable]]] = {
     "prefill_attention": _prefill,
     "prefill_attention_hopper": _prefill_hopper,
     "warp_specialization": _warp_specialization,  # after the two that it chooses between
     "paged_attention": _decode,
+    "linear": _linear,
     "sampling": _sampling,
     "store_qkv": _layers(kv_store, kernel_layers.store_qkv, TOKEN_COUNTS, (64, 128)),
     "rms_norm": _layers(norm, kernel_layers.add_rms_norm, TOKEN_COUNTS[:1], HIDDEN_SIZES),

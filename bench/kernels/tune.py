@@ -38,6 +38,7 @@ WEIGHTS = {
     "prefill_attention": 4.0,
     "prefill_attention_hopper": 3.0,
     "paged_attention": 4.0,
+    "linear": 3.0,
     "sampling": 2.0,
 }
 TINY_CANDIDATES = 2  # of each kernel in a dry run

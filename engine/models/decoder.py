@@ -8,6 +8,7 @@ import torch
 
 from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.fused_layer import FusedLayer, fused_layer
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.linears import capped, scaled, with_bias
 from tandem.engine.models.mixture import MixtureOfExperts
@@ -40,6 +41,7 @@ class _Layer:
     shared_gate: Linear | None  # of what is beside the experts
     mlp_out_norm: torch.Tensor | None  # [hidden_size]
     next_norm: torch.Tensor | None  # [hidden_size] the next layer's input norm, or the final one
+    fused: FusedLayer | None  # the same around attention, for few tokens
 
 
 class Model:
@@ -80,6 +82,9 @@ class Model:
             self._pack(layer, config.layer_kind(index), places[index], next_norm)
             for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True))
         ]
+        self._max_fused_tokens = 0
+        if kernels.fused is not None and all(layer.fused for layer in self._layers):
+            self._max_fused_tokens = kernels.fused.max_tokens
         lm_head = scaled(kernels.pack_linear(weights.lm_head), config.logit_multiplier)
         self._lm_head = capped(lm_head, config.logit_cap)
 
@@ -105,12 +110,18 @@ class Model:
         options = [
             self._step_options(kind, batch.of_group(group), kv_cache) for kind, group in self._kinds
         ]
-        hidden, normed = self._embed(batch.token_ids)
+        hidden = self._embed(batch.token_ids)
+        is_fused = len(hidden) <= self._max_fused_tokens
+        normed = hidden if is_fused else self._normed(hidden, self._first_norm)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             layer_cache, my_batch = kv_cache[:, layer.place], batch.of_group(layer.group)
             my_options = options[layer.kind]
-            q = self._store_kv(normed, layer, my_batch, layer_cache, my_options)
+            fused = layer.fused if is_fused else None
+            if fused is not None:
+                q = fused.store_kv(hidden, batch.positions, my_batch.slot_mapping, layer_cache)
+            else:
+                q = self._store_kv(normed, layer, my_batch, layer_cache, my_options)
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
             if index < last or batch.samples_all or of_all:
@@ -122,25 +133,31 @@ class Model:
                 self._decode_attention(
                     q, layer, layer_cache, my_batch.sampled, attended, my_options.sampled_attention
                 )
-            normed = self._finish_layer(attended.flatten(1), layer, hidden)
-        return normed
+            if fused is not None:
+                fused.finish(attended.flatten(1), hidden)
+            else:
+                normed = self._finish_layer(attended.flatten(1), layer, hidden)
+        return self._normed(hidden, self._layers[-1].next_norm) if is_fused else normed
 
     def _step_options(self, kind: LayerKind, batch: Batch, kv_cache: torch.Tensor) -> StepOptions:
         table, num_heads = self._rope_tables[kind.rope], self._config.num_heads
         return self._kernels.step_options(batch, table, kv_cache[:, 0], num_heads, kind.window)
 
-    def _embed(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the residual stream [num_tokens, hidden_size] and the first layer's input."""
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream [num_tokens, hidden_size]."""
         shape = len(token_ids), self._config.hidden_size
         hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
         self._kernels.embed(token_ids, self._embedding, hidden)
         if self._embedding_multiplier != 1:
             hidden.mul_(self._embedding_multiplier)
-        if self._first_norm is None:
-            return hidden, hidden
+        return hidden
+
+    def _normed(self, hidden: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        if norm is None:
+            return hidden
         normed = torch.empty_like(hidden)
-        self._kernels.rms_norm(hidden, self._first_norm, self._config.rms_norm_eps, normed)
-        return hidden, normed
+        self._kernels.rms_norm(hidden, norm, self._config.rms_norm_eps, normed)
+        return normed
 
     def _norm(self, stored: torch.Tensor | None) -> torch.Tensor | None:
         """Return a norm's weights. An offset is added in float32, as its sum has more digits."""
@@ -186,6 +203,9 @@ class Model:
             shared_gate=linear(layer.shared_gate),
             mlp_out_norm=self._norm(layer.mlp_out_norm),
             next_norm=next_norm,
+            fused=fused_layer(
+                self._kernels.fused, self._config, kind, layer, rope_table, self._norm
+            ),
         )
 
     def _experts(self, layer: LayerWeights) -> MixtureOfExperts | None:

@@ -9,19 +9,19 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
+from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tl.dot takes no tile with fewer rows
-MAX_ARRIVALS = 1 << 16  # (sequence, KV head) pairs of a launch
 MAX_SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}  # per multiprocessor
 
 
@@ -34,8 +34,9 @@ class PagedAttentionConfig:
     num_stages: int = 3  # tiles in shared memory: one in work, the rest under way
     blocks_per_sm: int = 2
     # n tiles make splits of about sqrt(n * split_weight) tiles: at 1, as many splits as tiles in
-    # each. Few enough that partial sums are small beside the tiles, and short enough alone.
-    split_weight: int = 1
+    # each. Few enough that partial sums are small beside the tiles, and short enough alone. Less
+    # than 1 is for few sequences on many multiprocessors.
+    split_weight: float = 1
     use_tma: bool = True  # where the chip has it and a tile lies within a block
 
 
@@ -79,7 +80,7 @@ def paged_decode_attention(
     _check(q, kv_cache, block_tables, context_lens, out, sinks)
     assert soft_cap >= 0 and window >= 0
     if config is None:
-        config = _config_for(kv_cache)
+        config = config_for(kv_cache)
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group_size = num_heads // num_kv_heads
@@ -100,7 +101,7 @@ def paged_decode_attention(
             dtype=torch.float32,
             device=q.device,
         ),
-        _arrivals(q.device),
+        arrivals(q.device),
         scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
         num_seqs,
         max_splits,
@@ -122,6 +123,7 @@ def paged_decode_attention(
         BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
         num_warps=config.num_warps if padded_rows < 64 else 8,  # four would spill
         num_stages=config.num_stages,
+        **launch_options(),
     )
 
 
@@ -148,7 +150,8 @@ def _check(
         assert sinks.shape == (num_heads,) and sinks.is_contiguous()
 
 
-def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
+def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
+    """Return the configuration for one layer of a cache on this chip."""
     block_size, head_dim = kv_cache.shape[3:]
     element_bytes = kv_cache.element_size()
     return tuned_config(
@@ -163,7 +166,7 @@ def _config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
 def _max_splits(max_tokens: int, config: PagedAttentionConfig) -> int:
     """Return the most splits that a sequence of up to `max_tokens` tokens can have."""
     max_tiles = triton.cdiv(max_tokens, config.tile_tokens)
-    return math.isqrt(max(max_tiles - 1, 0) // config.split_weight) + 1
+    return math.isqrt(int(max(max_tiles - 1, 0) / config.split_weight)) + 1
 
 
 def candidates(
@@ -214,10 +217,3 @@ def _rows_descriptor(kv_cache: torch.Tensor, tile_tokens: int) -> Any:
     assert num_rows < 2**31, "the copy engine counts rows in 32 bits"
     tile = [tile_tokens, max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))]
     return TensorDescriptor(kv_cache, [num_rows, head_dim], [head_dim, 1], tile)
-
-
-@cache
-def _arrivals(device: torch.device) -> torch.Tensor:
-    """Return [MAX_ARRIVALS] splits finished per (sequence, KV head); zero between launches."""
-    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-    return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)

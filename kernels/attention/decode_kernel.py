@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
+
 LANES = tl.constexpr(256)  # sequences planned at a time
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, yet finite: a row that has seen nothing keeps it, and exp2 of it minus any
@@ -146,6 +148,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, BLOCK_D)
     row_mask = rows < group_size
     mask = (dims < head_dim)[:, None] & row_mask[None, :]
+    wait_for_predecessor()
     item = tl.program_id(0)
     num_splits = 0
     for first_seq in range(0, num_seqs, LANES):

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 import triton
 
+from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
 from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
@@ -70,6 +71,7 @@ def route(
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_CHOSEN=triton.next_power_of_2(routing.num_chosen),
         num_warps=1,
+        **launch_options(),
     )
 
 
@@ -108,6 +110,7 @@ def _compute(
         "BLOCK_N": config.block_n,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        **launch_options(),
     }
     gate_up_kernel[(most_tiles, triton.cdiv(width, config.block_n))](
         x,
@@ -148,5 +151,6 @@ def _compute(
         num_chosen=num_chosen,
         BLOCK_WIDTH=COMBINE_WIDTH,
         num_warps=4,
+        **launch_options(),
     )
     return out

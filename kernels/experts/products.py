@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.linear.codes import add_product
 
 
@@ -60,6 +61,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
 ):
     # grid: (the most tiles that there can be, ceil(width / BLOCK_N))
+    wait_for_predecessor()
     expert, my_rows, end = _my_tile(starts, num_experts, BLOCK_EXPERTS, BLOCK_M)
     if expert >= num_experts:
         return
@@ -148,6 +150,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
 ):
     # grid: (the most tiles that there can be, ceil(hidden_size / BLOCK_N))
+    wait_for_predecessor()
     expert, my_rows, end = _my_tile(starts, num_experts, BLOCK_EXPERTS, BLOCK_M)
     if expert >= num_experts:
         return
@@ -195,6 +198,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     BLOCK_WIDTH: tl.constexpr,
 ):
     # grid: (num_tokens, ceil(hidden_size / BLOCK_WIDTH))
+    wait_for_predecessor()
     my_token = tl.program_id(0).to(tl.int64)
     my_columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     mask = my_columns < hidden_size

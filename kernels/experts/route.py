@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_kernel(  # type: ignore[no-untyped-def]
@@ -27,6 +29,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
     BLOCK_CHOSEN: tl.constexpr,
 ):
     # grid: (num_tokens,)
+    wait_for_predecessor()
     my_token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_EXPERTS)
     is_expert = experts < num_experts

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -67,6 +68,7 @@ def _launch(
         NUM_PIECES=num_pieces,
         BLOCK_WIDTH=config.block_width,
         num_warps=config.num_warps,
+        **launch_options(),
     )
 
 
@@ -105,6 +107,7 @@ def _silu_mul_kernel(  # type: ignore[no-untyped-def]
     my_columns = tl.program_id(0) % NUM_PIECES * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     mask = my_columns < intermediate_size
     my_gate = gate_up + my_token * gate_up_stride + my_columns
+    wait_for_predecessor()
     gate = tl.load(my_gate, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(my_gate + intermediate_size, mask=mask, other=0.0).to(tl.float32)
     if IS_GELU:

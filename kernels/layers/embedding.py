@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -50,6 +51,7 @@ def embed(
         NUM_PIECES=num_pieces,
         BLOCK_WIDTH=config.block_width,
         num_warps=config.num_warps,
+        **launch_options(),
     )
 
 
@@ -84,6 +86,7 @@ def _embed_kernel(  # type: ignore[no-untyped-def]
     my_token = (tl.program_id(0) // NUM_PIECES).to(tl.int64)
     my_columns = tl.program_id(0) % NUM_PIECES * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     mask = my_columns < hidden_size
+    wait_for_predecessor()
     my_id = tl.load(token_ids + my_token).to(tl.int64)
     values = tl.load(table + my_id * table_stride + my_columns, mask=mask)
     tl.store(out + my_token * out_stride + my_columns, values, mask=mask)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import num_multiprocessors, tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -78,6 +79,7 @@ def store_qkv(
         BLOCK_HEADS=config.block_heads,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=config.num_warps,
+        **launch_options(),
     )
 
 
@@ -177,6 +179,7 @@ def _store_qkv_kernel(  # type: ignore[no-untyped-def]
     NUM_QK: tl.constexpr = num_heads + num_kv_heads
     my_token = (tl.program_id(0) // NUM_PROGRAMS).to(tl.int64)
     my_first_piece = tl.program_id(0) % NUM_PROGRAMS * NUM_PIECES
+    wait_for_predecessor()
     my_position = tl.load(positions + my_token).to(tl.int64)
     my_slot = tl.load(slot_mapping + my_token).to(tl.int64)
     # A half's partner lies in the same lane: nothing changes threads to be rotated.

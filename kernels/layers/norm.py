@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.tuned import tuned_config
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -111,6 +112,7 @@ def _launch(
         BLOCK_ROWS=config.block_rows,
         BLOCK_WIDTH=config.block_width,
         num_warps=config.num_warps,
+        **launch_options(),
     )
 
 
@@ -140,19 +142,20 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     my_residual = residual + my_rows * residual_stride + columns
     my_weight = weight + tl.zeros_like(my_rows) + columns
     # Every load comes before the first store: the compiler moves none across one.
-    values = ()
-    addends = ()
     scales = ()
-    for piece in tl.static_range(NUM_PIECES):
-        mask = is_row & (piece * BLOCK_WIDTH + columns < hidden_size)
-        values += (tl.load(my_x + piece * BLOCK_WIDTH, mask=mask, other=0.0),)
-        if HAS_RESIDUAL:
-            addends += (tl.load(my_residual + piece * BLOCK_WIDTH, mask=mask, other=0.0),)
     for piece in tl.static_range(NUM_PIECES):
         mask = piece * BLOCK_WIDTH + columns < hidden_size
         scale = my_weight + piece * BLOCK_WIDTH
         scale = tl.load(scale, mask=mask, other=0.0, eviction_policy="evict_last")
         scales += (scale,)
+    wait_for_predecessor()
+    values = ()
+    addends = ()
+    for piece in tl.static_range(NUM_PIECES):
+        mask = is_row & (piece * BLOCK_WIDTH + columns < hidden_size)
+        values += (tl.load(my_x + piece * BLOCK_WIDTH, mask=mask, other=0.0),)
+        if HAS_RESIDUAL:
+            addends += (tl.load(my_residual + piece * BLOCK_WIDTH, mask=mask, other=0.0),)
     squares = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
     summed = ()
     for piece in tl.static_range(NUM_PIECES):

@@ -1,35 +1,73 @@
 """Multiplication by a weight matrix on a GPU: numbers by cuBLAS or in one order of sums, codes."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 import triton
 
+from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
+from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
+from tandem.kernels.linear.heads import qkv_kernel
 from tandem.kernels.linear.products import linear_kernel
 from tandem.kernels.reference.linear import Linear
 from tandem.kernels.reference.quantized import Matrix
-from tandem.kernels.tuned import tuned_config
+from tandem.kernels.tuned import INTERPRETED, architecture, tuned_config
+
+Activation = Literal["", "silu", "gelu"]
+
+MAX_SHARED_TOKENS = 128  # for which the splits of a tile are shared out among programs
+ENOUGH_PROGRAMS = 384  # three for each multiprocessor; the same on all chips, as sums depend on it
+MAX_SPLITS = 8
+LEAST_SPLIT_SIZE = 512  # inputs
+PREFETCHED_LINES = 8  # of each row: two times what is on its way while a kernel runs
 
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """A program's tile of tokens by outputs, and the inputs of one step."""
+    """A program's tile of tokens by outputs, the inputs of one step, and the parts of all inputs.
+
+    A row's bits depend on all of it but the last two.
+    """
 
     block_m: int
     block_n: int
     block_k: int
+    num_splits: int
     num_warps: int
     num_stages: int
 
 
-def default_config(element_bytes: int) -> LinearConfig:
+def default_config(
+    in_size: int, num_columns: int, bits: int, element_bytes: int, is_paired: int
+) -> LinearConfig:
     """Return one shape of tiles for any number of tokens: sums run in one order in every batch."""
+    block_n = 32 if element_bytes == 4 or is_paired else 64
+    wanted = ENOUGH_PROGRAMS // triton.cdiv(num_columns, block_n)
+    num_splits = max(1, min(wanted, MAX_SPLITS, in_size // LEAST_SPLIT_SIZE))
     if element_bytes == 4:
-        return LinearConfig(16, 32, 32, 4, 2)
-    return LinearConfig(64, 64, 64, 4, 3)
+        return LinearConfig(16, block_n, 32, num_splits, 4, 2)
+    # With fewer warps, partial sums and numbers of codes would spill.
+    num_warps = 4 if is_paired and bits == 16 else 8
+    return LinearConfig(64, block_n, 64, num_splits, num_warps, 3)
+
+
+def candidates(in_size: int, num_columns: int, element_bytes: int) -> Iterator[LinearConfig]:
+    """Yield the configurations worth measuring: a chip's worth of programs, or some of them."""
+    if element_bytes == 4:
+        yield from (LinearConfig(16, 32, 32, splits, 4, 2) for splits in (1, 2, 4))
+        return
+    for block_n, block_k, num_splits, num_warps, num_stages in itertools.product(
+        (32, 64), (64, 128), (1, 2, 3, 4, 6, 8), (4, 8), (3, 4)
+    ):
+        programs = triton.cdiv(num_columns, block_n) * num_splits
+        if 96 <= programs <= 2 * ENOUGH_PROGRAMS and in_size >= num_splits * LEAST_SPLIT_SIZE // 2:
+            yield LinearConfig(64, block_n, block_k, num_splits, num_warps, num_stages)
 
 
 def pack_linear(weight: Matrix) -> Linear:
@@ -44,32 +82,166 @@ def pack_linear_in_order(weight: Matrix) -> Linear:
 
     Codes are exact in the dtype of x; each group's sum, in float32, is multiplied by its scale.
     """
-    return partial(_compute, weight=weight)
+    return partial(multiply, weight=weight)
 
 
-def _compute(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
-    (num_tokens, in_size), (out_size, _) = x.shape, weight.shape
-    out = torch.empty((num_tokens, out_size), dtype=x.dtype, device=x.device)
+def multiply(
+    x: torch.Tensor,  # [num_tokens, in_size]
+    weight: Matrix,  # [out_size, in_size]
+    *,
+    norm: torch.Tensor | None = None,  # [in_size]: x is normed by RMS, and multiplied by it
+    eps: float = 0.0,
+    bias: torch.Tensor | None = None,  # [out_size]
+    activation: Activation = "",  # of the first half of the results, times the other half
+    residual: torch.Tensor | None = None,  # to which the results are added in place
+    config: LinearConfig | None = None,
+) -> torch.Tensor:
+    """Return `x @ weight.T`, or `residual`. A row has the same bits in every batch."""
+    (num_tokens, in_size), num_rows = x.shape, weight.shape[0]
+    out_size = num_rows // 2 if activation else num_rows
+    out = residual
+    if out is None:
+        out = torch.empty((num_tokens, out_size), dtype=x.dtype, device=x.device)
+    assert out.shape == (num_tokens, out_size) and out.is_contiguous() and out.dtype == x.dtype
     if num_tokens == 0:
         return out
-    assert x.stride(1) == 1
-    shape = {"in_size": in_size, "out_size": out_size, "bits": weight_bits(weight)}
-    default = default_config(x.element_size())
-    config = tuned_config(default, "linear", **shape, element_bytes=x.element_size())
-    grid = triton.cdiv(out_size, config.block_n), triton.cdiv(num_tokens, config.block_m)
-    linear_kernel[grid](
-        x,
-        *stored_parts(weight),
+    launch = _launch_of(x, weight, norm, bias, out_size, is_paired=bool(activation), config=config)
+    linear_kernel[launch.grid](
+        *launch.tensors,
         out,
         num_tokens,
         x.stride(0),
+        eps,
         in_size=in_size,
         out_size=out_size,
-        **code_options(weight),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=step_size(weight, config.block_k),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        ACTIVATION=activation,
+        ADDS=residual is not None,
+        **launch.options,
     )
     return out
+
+
+def multiply_qkv(
+    x: torch.Tensor,  # [num_tokens, in_size]
+    weight: Matrix,  # [(num_heads + 2 * num_kv_heads) * head_dim, in_size]
+    qk_norm: torch.Tensor | None,  # [num_heads + num_kv_heads, head_dim], None: no norm
+    rope_table: torch.Tensor,  # [max_len, 2, head_dim]: cosine, sine negated in its first half
+    positions: torch.Tensor,  # [num_tokens] each below max_len, padding's too
+    slot_mapping: torch.Tensor,  # [num_tokens] |-> block_id * block_size + offset, < 0: nowhere
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer
+    eps: float,  # of both norms
+    *,
+    norm: torch.Tensor | None = None,  # [in_size]
+    bias: torch.Tensor | None = None,  # of the weight's rows
+) -> torch.Tensor:
+    """Return rotated queries [num_tokens, num_heads, head_dim]; store keys and values in the cache.
+
+    It is `multiply` and `store_qkv` in one launch, where `has_fused_products`.
+    """
+    (num_tokens, in_size), (_, _, num_kv_heads, block_size, head_dim) = x.shape, kv_cache.shape
+    num_all_heads = weight.shape[0] // head_dim
+    num_heads = num_all_heads - 2 * num_kv_heads
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
+    if num_tokens == 0:
+        return q
+    record = block_size * head_dim
+    assert has_fused_products(head_dim) and kv_cache.dtype == x.dtype
+    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
+    assert rope_table.shape[1:] == (2, head_dim) and rope_table.is_contiguous()
+    assert positions.shape == slot_mapping.shape == (num_tokens,)
+    assert positions.stride(0) == slot_mapping.stride(0) == 1
+    if qk_norm is not None:
+        assert qk_norm.shape == (num_heads + num_kv_heads, head_dim) and qk_norm.is_contiguous()
+    num_columns = num_all_heads * (head_dim // 2)
+    unit = 1 if qk_norm is None else head_dim // 2  # of a norm, a tile holds whole heads
+    launch = _launch_of(x, weight, norm, bias, num_columns, is_paired=True, unit=unit)
+    qkv_kernel[launch.grid](
+        *launch.tensors,
+        x if qk_norm is None else qk_norm,
+        rope_table,
+        positions,
+        slot_mapping,
+        kv_cache,
+        q,
+        num_tokens,
+        x.stride(0),
+        kv_cache.stride(0),
+        eps,
+        in_size=in_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        HAS_QK_NORM=qk_norm is not None,
+        **launch.options,
+    )
+    return q
+
+
+def has_fused_products(head_dim: int) -> bool:
+    """Return True where `multiply_qkv` takes such heads, of which a tile holds whole ones.
+
+    Before sm_90 its builds spill.
+    """
+    return head_dim in (16, 32, 64, 128) and not INTERPRETED < architecture() < 90
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The part of a launch that all products have in common."""
+
+    grid: tuple[int, int, int]
+    tensors: tuple[torch.Tensor, ...]
+    options: dict[str, Any]
+
+
+def _launch_of(
+    x: torch.Tensor,
+    weight: Matrix,
+    norm: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    num_columns: int,
+    *,
+    is_paired: bool,
+    unit: int = 1,  # a tile has a multiple of so many columns
+    config: LinearConfig | None = None,
+) -> _Launch:
+    num_tokens, in_size = x.shape
+    assert weight.shape[1] == in_size and x.stride(1) == 1
+    assert norm is None or (norm.shape == (in_size,) and norm.stride(0) == 1)
+    assert bias is None or (bias.shape == weight.shape[:1] and bias.stride(0) == 1)
+    shape = {"in_size": in_size, "num_columns": num_columns, "bits": weight_bits(weight)}
+    shape |= {"element_bytes": x.element_size(), "is_paired": int(is_paired)}
+    config = config or tuned_config(default_config(**shape), "linear", **shape)
+    block_n = max(config.block_n, unit)
+    columns, tokens = triton.cdiv(num_columns, block_n), triton.cdiv(num_tokens, config.block_m)
+    is_shared = config.num_splits > 1 and num_tokens <= MAX_SHARED_TOKENS
+    records = 0
+    if is_shared:
+        assert columns * tokens <= MAX_ARRIVALS
+        records = columns * tokens * config.num_splits * config.block_m * (2 * block_n + 1)
+    launched = launch_options()
+    options = {
+        **code_options(weight),
+        "HAS_NORM": norm is not None,
+        "HAS_BIAS": bias is not None,
+        "NUM_SPLITS": config.num_splits,
+        "IS_SHARED": is_shared,
+        # What is asked for before the previous kernel has ended.
+        "PREFETCHED": PREFETCHED_LINES if launched else 0,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": step_size(weight, config.block_k),
+        "num_warps": min(8, config.num_warps * block_n // config.block_n),
+        "num_stages": config.num_stages,
+        **launched,
+    }
+    tensors = (
+        x,
+        x if norm is None else norm,
+        *stored_parts(weight),
+        x if bias is None else bias,
+        torch.empty(records, dtype=torch.float32, device=x.device),
+        arrivals(x.device),
+    )
+    return _Launch((columns, tokens, config.num_splits if is_shared else 1), tensors, options)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.sampling.candidates import GROUP, gather_candidates, nth_best
 from tandem.kernels.sampling.items import (
     cumulated_chunks,
@@ -63,6 +64,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     # grid: (num_rows,)
     my_row = tl.program_id(0).to(tl.int64)
     my_logits = logits + my_row * logits_stride_row
+    wait_for_predecessor()
     my_num_extras = tl.zeros([], tl.int32)
     if HAS_ENTRIES:
         my_num_extras = tl.load(entry_lengths + my_row).to(tl.int32)

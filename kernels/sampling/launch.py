@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.sampling.candidates import GROUP
 from tandem.kernels.sampling.draw import draw_kernel
 from tandem.kernels.sampling.logprobs import logprobs_kernel
@@ -172,6 +173,7 @@ def _draw(
         CAPACITY=config.capacity,
         TILE=config.tile,
         num_warps=config.draw_warps,
+        **launch_options(),
     )
 
 
@@ -220,6 +222,7 @@ def _adjust_inplace(
         raw_values,
         TILE=ADJUST_TILE,
         num_warps=4,
+        **launch_options(),
     )
     return _Entries(
         adjustments.starts,
@@ -258,6 +261,7 @@ def _survey(
         IS_RAW=logprob_rows is not None,
         CHUNK=config.chunk,
         num_warps=config.survey_warps,
+        **launch_options(),
     )
 
 
@@ -295,4 +299,5 @@ def _write_logprobs(
         CAPACITY=config.capacity,
         TILE=config.tile,
         num_warps=config.draw_warps,
+        **launch_options(),
     )

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.sampling.candidates import float_key, gather_candidates, key_float, nth_best
 from tandem.kernels.sampling.items import load_slots, num_slots
 
@@ -38,6 +39,7 @@ def logprobs_kernel(  # type: ignore[no-untyped-def]
 ):
     # grid: (num_logprob_rows,)
     my_place = tl.program_id(0).to(tl.int64)
+    wait_for_predecessor()
     my_row = tl.load(logprob_rows + my_place).to(tl.int64)
     my_logits = logits + my_row * logits_stride_row
     chunks = tl.arange(0, NUM_CHUNKS)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.sampling.rows import TokenMasks
 
 TILE_WORDS = 64
@@ -22,6 +23,7 @@ def mask_kernel(  # type: ignore[no-untyped-def]
 ):
     # grid: (num_masked, cdiv(num_words, TILE_WORDS))
     my_place = tl.program_id(0).to(tl.int64)
+    wait_for_predecessor()
     my_row = tl.load(rows + my_place).to(tl.int64)
     words = tl.program_id(1) * TILE_WORDS + tl.arange(0, TILE_WORDS)
     my_bits = tl.load(bits + my_place * num_words + words, mask=words < num_words, other=0)
@@ -50,4 +52,5 @@ def mask_logits(
         num_words,
         TILE_WORDS=TILE_WORDS,
         num_warps=4,
+        **launch_options(),
     )

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.sampling.candidates import GROUP
 from tandem.kernels.sampling.draw import LOG2E
 from tandem.kernels.sampling.rows import LEAST_TEMPERATURE
@@ -38,6 +39,7 @@ def adjust_kernel(  # type: ignore[no-untyped-def]
     # grid: (num_rows,)
     my_row = tl.program_id(0).to(tl.int64)
     my_logits = logits + my_row * logits_stride_row
+    wait_for_predecessor()
     my_start = tl.load(entry_starts + my_row).to(tl.int64)
     my_length = tl.load(entry_lengths + my_row).to(tl.int32)
     my_repetition = tl.load(repetition_penalties + my_row)
@@ -85,6 +87,7 @@ def survey_kernel(  # type: ignore[no-untyped-def]
     # grid: (num_chunks, num_surveyed)
     my_chunk = tl.program_id(0)
     my_place = tl.program_id(1).to(tl.int64)
+    wait_for_predecessor()
     my_row = my_place
     scale = tl.full([], LOG2E, tl.float32)
     needs_mass = not IS_GREEDY

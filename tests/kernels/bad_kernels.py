@@ -11,6 +11,7 @@ import triton.language as tl
 from tandem.bench.kernels.build_cases import BuildCase
 from tandem.bench.kernels.builds import read_build
 from tandem.bench.kernels.compile import compiling, meta
+from tandem.kernels.dependent_launch import wait_for_predecessor
 
 
 @triton.jit
@@ -39,6 +40,13 @@ def multiplying(x, out, ROWS: tl.constexpr, DEPTH: tl.constexpr):
     tl.store(out + rows * 256 + tl.arange(0, 256)[None, :], tl.dot(left, right))
 
 
+@triton.jit
+def hasty(x, out, SIZE: tl.constexpr):
+    lanes = tl.arange(0, SIZE)
+    tl.store(out + lanes, tl.load(x + lanes))
+    wait_for_predecessor()
+
+
 def main() -> None:
     x, out = meta(1 << 20, dtype=torch.bfloat16), meta(1 << 20, dtype=torch.bfloat16)
     cases = [
@@ -58,6 +66,9 @@ def main() -> None:
             "large",
             partial(multiplying[(1,)], x, out, ROWS=128, DEPTH=512, num_warps=8),
         ),
+    ]
+    cases += [
+        BuildCase("checksum", "hasty", partial(hasty[(1,)], x, out, SIZE=1024, launch_pdl=True)),
     ]
     builds = []
     for case in cases:

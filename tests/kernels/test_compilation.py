@@ -61,6 +61,20 @@ def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
 
 
 @pytest.mark.slow
+def test_every_kernel_of_a_decode_step_may_begin_early(builds: list[KernelBuild]) -> None:
+    others = {"_block_checksums_kernel", "prefill_kernel", "prefill_hopper_kernel"}
+    late = {built.kernel for built in builds if not built.is_dependent}
+    assert late == others
+
+
+@pytest.mark.slow
+def test_only_norms_read_before_the_previous_kernel_has_ended(builds: list[KernelBuild]) -> None:
+    """They read weights, which no kernel writes."""
+    early = {built.kernel for built in builds if built.is_dependent and built.reads_early}
+    assert early == {"_rms_norm_kernel"}
+
+
+@pytest.mark.slow
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
         "run python -m tandem.bench.kernels.builds --output docs/kernels.md"
@@ -76,6 +90,7 @@ def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> No
         ("partly narrow", "loads of 2 bytes"),
         ("few rows", "no wgmma"),
         ("in series", "1 wgmmas waited for 1 times"),
+        ("hasty", "does not wait for the previous kernel"),
         ("large", r"\d+ bytes of shared memory, limit 232448"),
     ],
 )

@@ -31,7 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -> ModelRunner:
+def make_runner(
+    folder: Path, kernels: str, recorder: CallAgain | None = None, **options: Any
+) -> ModelRunner:
     config = EngineConfig(
         model=str(folder),
         kernels=kernels,
@@ -40,6 +42,7 @@ def make_runner(folder: Path, kernels: str, recorder: CallAgain | None = None) -
         max_model_len=64,
         max_num_seqs=5,
         threads=1,
+        **options,
     )
     runner = ModelRunner(config, recorder)
     runner.kv_cache.tensor.fill_(float("nan"))

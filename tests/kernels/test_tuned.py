@@ -13,8 +13,13 @@ import torch
 from tandem.kernels import tuned
 from tandem.kernels.attention.decode import PagedAttentionConfig
 from tandem.kernels.attention.prefill import PrefillAttentionConfig
+from tandem.kernels.linear.launch import LinearConfig
 
-CONFIGS = {"paged_attention": PagedAttentionConfig, "prefill_attention": PrefillAttentionConfig}
+CONFIGS = {
+    "linear": LinearConfig,
+    "paged_attention": PagedAttentionConfig,
+    "prefill_attention": PrefillAttentionConfig,
+}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ def test_every_section_runs_on_a_cpu_and_finds_nothing_wrong(tmp_path: Path) -> 
     assert set(whole["section_seconds"]) == {section.name for section in PROGRAM.sections}
     figures = whole["figures"]
     values = {name: each["value"] for name, each in figures.items() if each["samples"]}
-    for kernel in ("prefill", "decode", "kv_store", "norm", "sampling", "checksum"):
+    for kernel in ("prefill", "decode", "kv_store", "norm", "products", "sampling", "checksum"):
         assert values[f"smoke_{kernel}"] < 1
-    assert values["graphs"] == values["graphs_and_overlap"] == values["parity_together"] == 0
+    equal = ("graphs", "graphs_and_overlap", "dependent_launches", "fused_products")
+    equal += ("fused_products_and_dependent_launches", "parity_together", "parity_deterministic")
+    assert {values[name] for name in equal} == {0}
     assert values["unseen"] == values["late"] == values["served_different"] == 0
     assert values["served_remote"] == 1 and values["served_builds"] == 0
 

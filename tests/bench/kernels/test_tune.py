@@ -102,10 +102,13 @@ def test_only_what_was_measured_changes_in_the_table(tune: Tune) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "label"), [("embed", "embed, 8192 tokens"), ("linear", "product of 16 tokens")]
+)
 def test_a_dry_run_goes_through_a_family_and_writes_nothing(
-    capsys: pytest.CaptureFixture[str],
+    family: str, label: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = TABLE.read_bytes()
-    assert main(["--device", "cpu", "--family", "embed"]) == 0
-    assert "embed, 8192 tokens" in capsys.readouterr().out
+    assert main(["--device", "cpu", "--family", family]) == 0
+    assert label in capsys.readouterr().out
     assert TABLE.read_bytes() == before

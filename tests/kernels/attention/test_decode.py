@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.kernels.arrivals import arrivals
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention.decode import PagedAttentionConfig
 from tandem.kernels.cpu import launch
@@ -22,7 +23,8 @@ default = paged_attention.paged_decode_attention
 # Splits of one tile, of a few, and of as many as there are; both ways of loading.
 SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
 copying = pytest.param(partial(default), id="tma")
-loading = pytest.param(partial(default, config=replace(SMALL, use_tma=False)), id="pointers")
+SHORT = replace(SMALL, use_tma=False, split_weight=0.25)
+loading = pytest.param(partial(default, config=SHORT), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
 torch_reference = pytest.param(reference.paged_decode_attention, id="torch")
 in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
@@ -44,7 +46,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[No
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", empty)
         yield
-    assert not paged_attention._arrivals(torch.zeros(1, device=device).device).any()
+    assert not arrivals(torch.zeros(1, device=device).device).any()
 
 
 def make_padded(make_paged, context_lens: list[int], **options):
