@@ -101,6 +101,7 @@ def test_a_kernel_that_breaks_a_rule_is_told_so(
     assert any(re.fullmatch(expected, rule) for rule in rules), rules
 
 
+@pytest.mark.slow
 def test_a_build_for_another_chip_is_told_so(bad_builds: dict[str, KernelBuild]) -> None:
     good = msgspec.structs.replace(bad_builds["narrow"], load_bytes=(16,), target="sm_90a")
     assert good.broken_rules() == []

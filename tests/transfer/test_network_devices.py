@@ -28,7 +28,10 @@ OPENERS = {
 }
 
 
-@pytest.mark.parametrize("library", OPENERS)
+@pytest.mark.parametrize(
+    "library",
+    ["nixl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ucx", "the kit's agent"))],
+)
 def test_with_a_loopback_host_ucx_listens_on_loopback_only(library: str) -> None:
     if library == "ucx" and find_spec("ucxx") is None:
         pytest.skip("ucxx is not installed (the extra 'ucx')")

@@ -10,6 +10,7 @@ from tests.launch.configs import config_of
 Tandem = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.slow
 def test_doctor_finds_every_part_of_this_machine_in_order(tandem: Tandem) -> None:
     code, output, _ = tandem("doctor", "--json")
     findings = {finding["subject"]: finding for finding in json.loads(output)}

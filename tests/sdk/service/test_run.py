@@ -117,6 +117,7 @@ def test_one_interrupt_ends_everything(hello: Running) -> None:
     assert psutil.wait_procs(children, timeout=END_TIMEOUT_S)[1] == []
 
 
+@pytest.mark.slow
 def test_a_custom_router_sends_a_prompt_where_its_blocks_are(tmp_path: Path) -> None:
     running = Running("custom_router", tmp_path, "custom_router:Frontend")
     try:
