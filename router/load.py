@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.router.predict import PlaceLoad
+from tandem.router.predict import Pace, PlaceLoad, nominal_s
 from tandem.runtime.messages import LoadReport, StepCosts
 
 
@@ -16,8 +16,9 @@ class InstanceLoad:
 
     row: int  # in the table of all instances
     block_size: int = 16
-    costs: StepCosts | None = None  # as the instance learned them; None: not known
-    borrowed_costs: StepCosts | None = None  # of another instance, meanwhile
+    costs: StepCosts | None = None  # as the instance learned them, or borrowed; None: not known
+    nominal_s: tuple[float, float] = (0.0, 0.0)  # of a typical prompt and step, by `costs`
+    last_pace: Pace[float] | None = None  # since the last change; None: to be computed
     num_requests: int = 0
     num_prefilling: int = 0  # of these, before their first token
     active_blocks: int = 0
@@ -34,7 +35,8 @@ class InstanceLoad:
     def report(self, report: LoadReport, block_size: int) -> None:
         """Note the instance's own view, in which our requests are included."""
         self.block_size = block_size
-        self.costs = report.costs or self.costs
+        if report.costs is not None:
+            self.set_costs(report.costs)
         active_blocks = max(
             0, report.num_blocks - report.num_free_blocks - report.num_cached_blocks
         )
@@ -50,10 +52,16 @@ class InstanceLoad:
         self.num_reported = self.num_left = self.num_requests
         self.num_reports += 1
 
-    @property
-    def known_costs(self) -> StepCosts | None:
-        """The instance's own costs, else the borrowed ones."""
-        return self.costs or self.borrowed_costs
+    def set_costs(self, costs: StepCosts) -> None:
+        """Set the costs of steps, the instance's own or borrowed ones."""
+        if costs != self.costs:
+            self.costs, self.nominal_s, self.last_pace = costs, nominal_s(costs), None
+
+    def pace(self) -> Pace[float] | None:
+        """Return the pace, or None while no costs are known."""
+        if self.last_pace is None and self.costs is not None:
+            self.last_pace = Pace.of(self._place(self.costs))
+        return self.last_pace
 
     def active(self) -> float:
         """Return the blocks of running requests, of all frontends."""
@@ -64,7 +72,7 @@ class InstanceLoad:
         """Return the blocks that wait to be prefilled, of all frontends."""
         return self.pending_blocks + self.foreign_pending_blocks
 
-    def place(self, costs: StepCosts) -> PlaceLoad:
+    def _place(self, costs: StepCosts) -> PlaceLoad:
         """Return the load as predictions see it. An answer without a report is its prompt long."""
         num_decodes = self._own_decodes() + self.foreign_decodes
         context = self.reported_context or (

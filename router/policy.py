@@ -7,9 +7,13 @@ import numpy as np
 
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
-from tandem.router.load_table import LoadTable, Rows
+from tandem.router.load import InstanceLoad
+from tandem.router.load_table import LoadTable, Rows, few_paces
 from tandem.router.predict import Floats, delay_s
 from tandem.runtime.messages import LoadReport
+
+# The position among the candidates, its cost, and the seconds to the first token; None: not known.
+Choice = tuple[int, float, float | None]
 
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
@@ -52,6 +56,7 @@ class Router:
 
     config: RouterConfig
     rng: random.Random = field(default_factory=random.Random)
+    few: int = 16  # candidates, up to which plain numbers are faster than arrays
     index: KvIndex = field(init=False)
     _loads: LoadTable = field(default_factory=LoadTable)
     _requests: dict[str, _Request] = field(default_factory=dict)
@@ -82,44 +87,83 @@ class Router:
 
         `hashes` may be empty where `heeds_prefix` is False.
         """
+        num_cached = self.index.match(hashes, candidates)
+        choose = self._choose_of_few if len(candidates) <= self.few else self._choose_of_many
+        best, cost, first_token_s = choose(candidates, num_cached, num_blocks)
+        overlap = num_cached.get(candidates[best], 0)
+        among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
+        if first_token_s is None:
+            reason = "the only instance" if len(candidates) == 1 else f"cost {cost:g} of {among}"
+            return RoutingDecision(candidates[best], overlap, reason)
+        predicted_ms, cost_ms = first_token_s * 1e3, cost * 1e3
+        reason = (
+            f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; 1 of {among}"
+        )
+        return RoutingDecision(candidates[best], overlap, reason, predicted_ms, cost_ms)
+
+    def _choose_of_few(
+        self, candidates: list[str], cached: dict[str, int], num_blocks: int
+    ) -> Choice:
+        """Choose in plain numbers."""
+        loads = [self._loads.add(each) for each in candidates]
+        num_cached = [cached.get(each, 0) for each in candidates]
+        weight = self.config.overlap_weight
+        paces = few_paces(loads)
+        if paces is None:
+            costs = [
+                weight * (max(num_blocks - num, 0) + load.pending()) + load.active()
+                for load, num in zip(loads, num_cached, strict=True)
+            ]
+            best = self._best_of_few(loads, costs, [0] * len(costs), 0.0)
+            return best, costs[best], None
+        block_size = loads[0].block_size
+        first_tokens_s, costs = [], []
+        for pace, num in zip(paces, num_cached, strict=True):
+            num_tokens = max((num_blocks - weight * num) * block_size, 1.0)
+            wait_s, compute_s = pace.seconds(num_tokens, num * block_size)
+            first_tokens_s.append(wait_s + compute_s)
+            costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
+        best = self._best_of_few(loads, costs, num_cached, MARGIN)
+        return best, costs[best], first_tokens_s[best]
+
+    def _best_of_few(
+        self, loads: list[InstanceLoad], costs: list[float], num_cached: list[int], margin: float
+    ) -> int:
+        """Return the position of the cheapest, or of one that is as good."""
+        cheapest = costs.index(min(costs))
+        limit, num_least = costs[cheapest] * (1 + margin), num_cached[cheapest]
+        good = [
+            index
+            for index, cost in enumerate(costs)
+            if cost <= limit and num_cached[index] >= num_least
+        ]
+        if len(good) > 1:
+            fewest = min(loads[index].num_requests for index in good)
+            good = [index for index in good if loads[index].num_requests == fewest]
+        return good[self.rng.randrange(len(good)) if len(good) > 1 else 0]
+
+    def _choose_of_many(
+        self, candidates: list[str], cached: dict[str, int], num_blocks: int
+    ) -> Choice:
+        """Choose in arrays."""
         rows = self._loads.rows(candidates)
-        num_cached = self._loads.spread(self.index.match(hashes, candidates))
-        num_uncached = np.maximum(num_blocks - self.config.overlap_weight * num_cached, 0.0)
+        num_cached = self._loads.spread(cached)
+        weight = self.config.overlap_weight
         pace = self._loads.paces(rows)
         if pace is None:
-            return self._by_blocks(candidates, rows, num_cached, num_blocks)
+            pending, active = self._loads.blocks(rows)
+            costs = weight * (np.maximum(num_blocks - num_cached, 0.0) + pending) + active
+            best = self._best_of_many(rows, costs, np.zeros(len(rows)), 0.0)
+            return best, costs.item(best), None
         block_size = self._loads.add(candidates[0]).block_size
-        num_tokens = np.maximum(num_uncached * block_size, 1.0)
+        num_tokens = np.maximum((num_blocks - weight * num_cached) * block_size, 1.0)
         wait_s, compute_s = pace.seconds(num_tokens, num_cached * block_size)
         first_token_s = wait_s + compute_s
-        costs_s = delay_s(first_token_s, compute_s, pace.num_decodes)
-        best = self._best(rows, costs_s, num_cached, MARGIN)
-        predicted_ms, cost_ms = first_token_s.item(best) * 1e3, costs_s.item(best) * 1e3
-        overlap = int(num_cached.item(best))
-        return RoutingDecision(
-            candidates[best],
-            overlap,
-            f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; "
-            f"1 of {len(candidates)}, overlap {overlap}/{num_blocks}",
-            predicted_ms,
-            cost_ms,
-        )
+        costs = delay_s(first_token_s, compute_s, pace.num_decodes)
+        best = self._best_of_many(rows, costs, num_cached, MARGIN)
+        return best, costs.item(best), first_token_s.item(best)
 
-    def _by_blocks(
-        self, candidates: list[str], rows: Rows, num_cached: Floats, num_blocks: int
-    ) -> RoutingDecision:
-        """Choose where no costs of steps are known."""
-        pending, active = self._loads.blocks(rows)
-        num_uncached = np.maximum(num_blocks - num_cached, 0.0)
-        costs = self.config.overlap_weight * (num_uncached + pending) + active
-        best = self._best(rows, costs, np.zeros(len(rows)), 0.0)
-        overlap = int(num_cached.item(best))
-        reason = f"cost {costs.item(best):g} of {len(candidates)}, overlap {overlap}/{num_blocks}"
-        if len(candidates) == 1:
-            reason = "the only instance"
-        return RoutingDecision(candidates[best], overlap, reason)
-
-    def _best(self, rows: Rows, costs: Floats, num_cached: Floats, margin: float) -> int:
+    def _best_of_many(self, rows: Rows, costs: Floats, num_cached: Floats, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""
         cheapest = costs.argmin()
         is_good = (costs <= costs[cheapest] * (1 + margin)) & (num_cached >= num_cached[cheapest])

@@ -103,7 +103,11 @@ def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floa
     """
     if _is_bounded(prompt_s) and _is_bounded(decode_s):
         return pace
-    by_prompts, by_decodes = _factors(prompt_s), _factors(decode_s)
+    return scaled(pace, _factors(prompt_s), _factors(decode_s))
+
+
+def scaled(pace: Pace[Real], by_prompts: Real, by_decodes: Real) -> Pace[Real]:
+    """Return the pace with other seconds of prompts and of decodes, by these factors."""
     return replace(
         pace,
         per_step_s=pace.per_step_s * by_prompts,
@@ -123,6 +127,14 @@ def _factors(seconds: Floats) -> Floats:
     longest_s = MAX_SLOWNESS * seconds.min(initial=math.inf, where=seconds > 0)
     factors: Floats = np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
     return factors
+
+
+def bounding_factors(seconds: list[float]) -> list[float] | None:
+    """Return the factors that keep a few `seconds` within the bound, None where these do."""
+    longest_s = MAX_SLOWNESS * min(filter(None, seconds), default=math.inf)
+    if max(seconds) <= longest_s:
+        return None
+    return [min(1.0, longest_s / max(each, _TINY_S)) for each in seconds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,3 +220,27 @@ def test_costs_that_no_worker_can_learn_are_refused(seconds: float) -> None:
     none = msgspec.structs.replace(COSTS, max_tokens=0)
     with pytest.raises(msgspec.ValidationError, match="max_tokens"):
         msgspec.msgpack.decode(msgspec.msgpack.encode(report("a", none)), type=LoadReport)
+
+
+@pytest.mark.parametrize("are_costs_known", [True, False])
+def test_numbers_and_arrays_choose_alike(are_costs_known: bool) -> None:
+    draw = random.Random(5)
+    names = list("abcdefgh")
+    routers = [Router(RouterConfig(), random.Random(2), few) for few in (0, len(names))]
+    for number in range(300):
+        name = draw.choice(names)
+        costs = scaled(draw.choice((0.1, 0.9, 1.0, 5.0))) if are_costs_known else None
+        reported = report(name, costs, draw.randrange(4), draw.choice((0, 0, 300)))
+        event = KvEvent(name, str(number), 1, stored=HASHES[: draw.randrange(8)])
+        candidates = draw.sample(names, draw.randrange(1, len(names)))
+        decisions = []
+        for each in routers:
+            each.update_load(reported, BLOCK_SIZE)
+            each.index.apply(event)
+            decisions.append(each.choose(candidates, HASHES[:6], 10))
+            each.started(str(number), decisions[-1], 10)
+            each.finished(str(number - 5))
+        in_arrays, in_numbers = decisions
+        assert in_numbers.reason == in_arrays.reason
+        assert in_numbers.instance_id == in_arrays.instance_id
+        assert in_numbers.cost_ms == pytest.approx(in_arrays.cost_ms)
