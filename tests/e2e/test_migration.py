@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tandem.runtime.address import new_id
 from tests.e2e.cluster import SETTLE_TIMEOUT_S, Cluster, events
@@ -131,10 +132,12 @@ def take(heard: Heard, event: dict[str, Any]) -> None:
             heard.reasons[index] = choice["finish_reason"]
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> list[tuple[object, ...]]:
-    """The answers while nothing happens, from the first test."""
-    return []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster: Cluster) -> Crowd:
+    """All clients while nothing happens."""
+    crowd = Crowd()
+    await crowd.ask_all(cluster)
+    return crowd
 
 
 async def num_migrations(cluster: Cluster) -> float:
@@ -145,16 +148,10 @@ async def num_migrations(cluster: Cluster) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if 'kind="ongoing"' in line)
 
 
-async def test_while_nothing_happens_every_answer_is_whole(
-    cluster: Cluster, undisturbed: list[tuple[object, ...]]
-) -> None:
-    crowd = Crowd()
-    await crowd.ask_all(cluster)
-    assert not any(each.error for each in crowd.heard)
-    assert all(
-        each.reasons and set(each.reasons.values()) <= {"length", "stop"} for each in crowd.heard
-    )
-    undisturbed += crowd.answers
+async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -> None:
+    assert not any(each.error for each in undisturbed.heard)
+    for heard in undisturbed.heard:
+        assert heard.reasons and set(heard.reasons.values()) <= {"length", "stop"}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ async def test_while_nothing_happens_every_answer_is_whole(
     [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
 )
 async def test_every_answer_ends_as_if_nothing_had_happened(
-    cluster: Cluster, undisturbed: list[tuple[object, ...]], number: signal.Signals
+    cluster: Cluster, undisturbed: Crowd, number: signal.Signals
 ) -> None:
     num_before = await num_migrations(cluster)
     pids = {each.instance_id: each.pid for each in await cluster.instances()}
@@ -177,7 +174,7 @@ async def test_every_answer_ends_as_if_nothing_had_happened(
         await asking
     finally:
         cluster.send_signal(struck, signal.SIGCONT)  # else the next test finds it standing still
-    assert crowd.answers == undisturbed
+    assert crowd.answers == undisturbed.answers
     num_moved = await num_migrations(cluster) - num_before
     assert num_moved > 0, "every stream was over before the signal came"
     gaps = sorted(each.gap_s(struck_at) for each in crowd.heard)
