@@ -1,6 +1,7 @@
 """The choice of a decode worker: the cheapest by predicted delays, with prefix overlap. Pure."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,12 +10,13 @@ from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
 from tandem.router.load_table import LoadTable, Rows, few_paces
-from tandem.router.predict import Floats, delay_s
+from tandem.router.predict import MAX_SLOWNESS, Floats, delay_s
 from tandem.runtime.messages import LoadReport
 
 # The position among the candidates, its cost, and the seconds to the first token; None: not known.
 Choice = tuple[int, float, float | None]
 
+SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
 
@@ -50,8 +52,11 @@ class Router:
     overlap_weight * blocks to prefill, with those of this request + blocks being decoded.
 
     The lowest cost wins. Among equal costs, and predictions within MARGIN with no shorter prefix,
-    the fewest requests in flight win, then chance. The caller reports the start, the first token
-    and the end of each request; `index` and `update_load` add the rest.
+    the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
+    whose costs seem higher, so that these are learned anew.
+
+    The caller reports the start, the first token and the end of each request; `index` and
+    `update_load` add the rest.
     """
 
     config: RouterConfig
@@ -124,6 +129,7 @@ class Router:
             first_tokens_s.append(wait_s + compute_s)
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
         best = self._best_of_few(loads, costs, num_cached, MARGIN)
+        best = self._tried(best, candidates, costs, num_cached)
         return best, costs[best], first_tokens_s[best]
 
     def _best_of_few(
@@ -161,6 +167,7 @@ class Router:
         first_token_s = wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
         best = self._best_of_many(rows, costs, num_cached, MARGIN)
+        best = self._tried(best, candidates, costs, num_cached)
         return best, costs.item(best), first_token_s.item(best)
 
     def _best_of_many(self, rows: Rows, costs: Floats, num_cached: Floats, margin: float) -> int:
@@ -172,6 +179,24 @@ class Router:
             num_requests = self._loads.num_requests(rows.take(good))
             good = good[num_requests == num_requests.min()]
         return int(good[self.rng.randrange(len(good)) if len(good) > 1 else 0])
+
+    def _tried(
+        self,
+        best: int,
+        candidates: list[str],
+        costs: Sequence[float] | Floats,
+        num_cached: Sequence[int] | Floats,
+    ) -> int:
+        """Return `best`, or now and then an idle worker that may be as good.
+
+        A worker that seems slow gets no prompts from which it could learn that it no longer is.
+        """
+        if len(candidates) == 1 or self.rng.random() >= SHARE_TRIED:
+            return best
+        other = self.rng.randrange(len(candidates))
+        is_bearable = costs[other] <= MAX_SLOWNESS * (1 + MARGIN) * costs[best]
+        is_idle = self._loads.add(candidates[other]).num_requests == 0
+        return other if is_idle and is_bearable and num_cached[other] >= num_cached[best] else best
 
     # ---- our own requests ---------------------------------------------------------------------
 

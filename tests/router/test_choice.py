@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.router.config import RouterConfig
 from tandem.router.load_table import LoadTable
-from tandem.router.policy import MARGIN, Router
+from tandem.router.policy import MARGIN, SHARE_TRIED, Router
 from tandem.router.predict import MAX_SLOWNESS, PlaceLoad, predict
 from tandem.runtime.messages import KvEvent, LoadReport, StepCosts
 
@@ -244,3 +244,11 @@ def test_numbers_and_arrays_choose_alike(are_costs_known: bool) -> None:
         assert in_numbers.reason == in_arrays.reason
         assert in_numbers.instance_id == in_arrays.instance_id
         assert in_numbers.cost_ms == pytest.approx(in_arrays.cost_ms)
+
+
+def test_an_idle_worker_that_seems_slow_is_tried_now_and_then() -> None:
+    chosen = router(report("a"), report("b", scaled(100.0)))
+    tried = [chosen.choose(["a", "b"], [], 10).instance_id for _ in range(2000)].count("b")
+    assert 0.25 * SHARE_TRIED < tried / 2000 < SHARE_TRIED
+    chosen.index.apply(KvEvent("a", "e", 1, stored=HASHES[:8]))
+    assert {chosen.choose(["a", "b"], HASHES[:9], 10).instance_id for _ in range(500)} == {"a"}
