@@ -156,7 +156,7 @@ async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+    [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL],
 )
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: Crowd, number: signal.Signals
