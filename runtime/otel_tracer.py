@@ -27,16 +27,20 @@ class Tracer:
     def start(
         self,
         name: str,
-        headers: Mapping[str, str],
+        parent: Mapping[str, str] | Span,
         kind: SpanKind = SpanKind.INTERNAL,
         start_ns: int | None = None,
         link: Span | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Span:
-        """Start a span below the one that `headers` name, with a link to the span `link`."""
+        """Start a span below `parent`, which headers may name, with a link to the span `link`."""
+        if isinstance(parent, Span):
+            context = set_span_in_context(parent)
+        else:
+            context = self._propagator.extract(parent)
         return self._tracer.start_span(
             name,
-            context=self._propagator.extract(headers),
+            context=context,
             kind=kind,
             attributes=attributes,
             start_time=start_ns,

@@ -105,7 +105,7 @@ class RequestSpan:
                 continue
             failed = self._handoff if is_fallback and name == "prefill" else None
             begin_ns = self._at_ns(begin_us)
-            child = tracer.start(name, self._headers, tracer.INTERNAL, begin_ns, failed)
+            child = tracer.start(name, self._span, tracer.INTERNAL, begin_ns, failed)
             tracer.end(child, end_ns=self._at_ns(end_us))
 
     def _at_ns(self, elapsed_us: float) -> int:
