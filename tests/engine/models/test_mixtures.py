@@ -28,7 +28,7 @@ from tests.engine.models.parity import (
 from tests.engine.models.tiny_models import SIZES, make_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-_EXPERTS = {"num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 48}
+EXPERTS = {"num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 48}
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 5, "sliding_window": 20},
     "qwen3_moe": {
@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", CASES)
 def test_a_mixture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
     """In ragged batches, in chunks, over a cached prefix, preempted, prefilled remotely."""
-    model = make_model(tmp_path, model_type, **(_EXPERTS | CASES[model_type]))
+    model = make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type]))
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
     texts = generate(engine)
     assert_greedy(model, texts)
@@ -93,7 +93,7 @@ def test_stacked_experts_load_as_those_that_are_stored_one_by_one(
     model_type: str, tmp_path: Path
 ) -> None:
     """As transformers names them in memory, and may store them."""
-    model = make_model(tmp_path, model_type, **(_EXPERTS | CASES[model_type]))
+    model = make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type]))
     config = load_model_config(tmp_path)
     path = tmp_path / "model.safetensors"
     before = set(load_file(path))
@@ -108,7 +108,7 @@ def test_stacked_experts_load_as_those_that_are_stored_one_by_one(
 
 
 def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
-    make_model(tmp_path, "olmoe", **(_EXPERTS | CASES["olmoe"]))
+    make_model(tmp_path, "olmoe", **(EXPERTS | CASES["olmoe"]))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.experts.4.up_proj.weight"]
@@ -146,7 +146,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_mixture_that_cannot_be_computed_is_refused_by_its_key(
     model_type: str, changes: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    made = AutoConfig.for_model(model_type, **(SIZES | _EXPERTS | CASES[model_type])).to_dict()
+    made = AutoConfig.for_model(model_type, **(SIZES | EXPERTS | CASES[model_type])).to_dict()
     architecture = next(
         each.name for each in ARCHITECTURES.values() if each.model_type == model_type
     )
@@ -161,7 +161,7 @@ def test_a_mixture_that_cannot_be_computed_is_refused_by_its_key(
 
 def test_a_token_passes_its_own_experts_alone(tmp_path: Path) -> None:
     """All weights are held, and a step's floor counts those that it reads."""
-    make_model(tmp_path, "mixtral", **(_EXPERTS | CASES["mixtral"]))
+    make_model(tmp_path, "mixtral", **(EXPERTS | CASES["mixtral"]))
     config = load_model_config(tmp_path)
     expert, attention = 3 * 64 * 48, 64 * 64 * 2 + 64 * 32 * 2
     assert linear_params(config) == 3 * (attention + 5 * 64 + 3 * expert)

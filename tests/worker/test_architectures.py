@@ -1,0 +1,41 @@
+"""Each native architecture over a handoff: the tokens of a prompt that is computed at home."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tandem.runtime.config import RuntimeConfig
+from tests.engine.models import test_architectures, test_mixtures
+from tests.engine.models.tiny_models import make_model
+from tests.worker.pair import Pair
+
+DENSE = test_architectures.CASES
+MIXTURES = {name: test_mixtures.EXPERTS | each for name, each in test_mixtures.CASES.items()}
+NUM_TOKENS = 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", DENSE | MIXTURES)
+async def test_a_remote_prefill_gives_the_tokens_of_a_local_one(
+    runtime_config: RuntimeConfig,
+    tiny_model: Path,
+    tmp_path: Path,
+    model_type: str,
+) -> None:
+    """Over NATS and NIXL, for prompts on both sides of a window and of a block's end."""
+    make_model(tmp_path, model_type, **(DENSE | MIXTURES)[model_type])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / name, tmp_path)
+    tokens: set[int] = set()
+    async with Pair(runtime_config, tmp_path) as pair:
+        for length in (9, 24, 61):
+            prompt = [5 + 7 * length * index % 500 for index in range(length)]
+            answer = await pair.ask(pair.one, prompt, num_tokens=NUM_TOKENS, place="remote")
+            text = await answer.whole()
+            assert answer.report is not None and answer.report.place == "remote"
+            assert text.token_ids == pair.undisturbed(prompt, NUM_TOKENS).token_ids
+            assert len(text.token_ids) == NUM_TOKENS
+            tokens |= set(text.token_ids)
+        await pair.balanced()
+    assert len(tokens) > 3
