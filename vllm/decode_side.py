@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from tandem.decode.config import DisaggConfig
@@ -51,12 +52,15 @@ class VllmHandoff(HandoffReceiver):
         self._ends = ends
         self._remove = remove
         self._is_quarantined = False
+        self._began_at = time.perf_counter()
 
     def on_claimed(self, prefill_instance: str) -> None:
         self._tools.spawn(self._watch_for_a_stop())
 
     def on_admitted(self, first: FirstToken | None) -> None:
         self._ends.loaded(self.request_id)
+        duration_ms = (time.perf_counter() - self._began_at) * 1e3
+        logger.debug("request %s: prefilled remotely in %.1f ms", self.request_id, duration_ms)
 
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         logger.warning("request %s: prefilled locally (%s): %s", self.request_id, cause, detail)
@@ -108,6 +112,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         ends: Ends,
     ) -> None:
         super().__init__(transfer)
+        self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
         self._node = node
         self._queue = queue
         self._blocks = blocks
@@ -116,6 +121,10 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         self._deployment = deployment
         self._ends = ends
         self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
+
+    def remove(self, receiver: VllmHandoff) -> None:
+        super().remove(receiver)
+        self.num_ended[receiver.machine.close_cause or "admitted"] += 1
 
     @property
     def num_unclaimed(self) -> int:

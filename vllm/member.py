@@ -249,8 +249,10 @@ class Member:
             "engine": "vllm",
             "num_open_handoffs": self._handoffs.num_open,
             "num_jobs": 0 if self._tickets is None else self._tickets.num_jobs,
+            "num_tickets": 0 if self._tickets is None else self._tickets.num_begun,
             "num_queued_jobs": self.view.num_queued_jobs,
         }
+        details |= {f"handoffs.{end}": n for end, n in self._handoffs.num_ended.items()}
         links = self._group.reports()
         instance = node.instance(self._endpoint)
         answer.send(encode(WorkerStatus(instance, State.SERVING.value, load, details, links)))

@@ -119,6 +119,7 @@ class Tickets:
         self._config = config
         self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._room = asyncio.Semaphore(config.max_batch_jobs)
+        self.num_begun = 0
 
     @property
     def num_jobs(self) -> int:
@@ -138,6 +139,7 @@ class Tickets:
                 task = asyncio.create_task(job.run())
                 self._jobs[job.request_id] = job, task
                 task.add_done_callback(partial(self._ended, job.request_id))
+                self.num_begun += 1
                 has_begun = True
         finally:
             if not has_begun:

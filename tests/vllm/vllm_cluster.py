@@ -63,9 +63,15 @@ class VllmCluster:
         self._start("frontend", *self._services, *place)
 
     def start_engine(self) -> None:
-        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
         self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
-        self.engine = self._start("engine", "vllm", *words)
+        self.engine = self.start_vllm(*ARGUMENTS)
+        del self._environment["TANDEM_SYSTEM_PORT"]
+
+    def start_vllm(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start one more engine of the model."""
+        return self._start(
+            "engine", "vllm", str(self.model), "--served-model-name", "random", *words
+        )
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         log = self._logs / f"{len(self._running)}.log"
