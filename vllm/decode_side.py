@@ -60,7 +60,8 @@ class VllmHandoff(HandoffReceiver):
     def on_admitted(self, first: FirstToken | None) -> None:
         self._ends.loaded(self.request_id)
         duration_ms = (time.perf_counter() - self._began_at) * 1e3
-        logger.debug("request %s: prefilled remotely in %.1f ms", self.request_id, duration_ms)
+        key, name = self._offer.key, self.request_id
+        logger.debug("request %s, ticket %s: loaded in %.1f ms", name, key, duration_ms)
 
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         logger.warning("request %s: prefilled locally (%s): %s", self.request_id, cause, detail)

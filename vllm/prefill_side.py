@@ -54,6 +54,8 @@ class TicketPrompt:
                     raise TransferError(step)
                 progress, event = step
                 num_tokens = min(progress.num_tokens, num_prompt_tokens)
+                if num_tokens == num_prompt_tokens:
+                    logger.debug("ticket %s: computed", self._key)
                 self._write(progress, num_tokens, num_tokens == num_prompt_tokens, event)
         finally:
             del prompts.open[self._key]
