@@ -44,8 +44,10 @@ class WorkerSide:
         self._thread.start()
         self._member = member = Member(settings, pool, layout, blocks, self._ends)
         if not logging.getLogger().handlers:
-            setup_logging(settings.runtime.log_level, "connector", member.node.instance_id,
-                          settings.runtime.log_format)  # fmt: skip
+            runtime = settings.runtime
+            name = member.node.instance_id
+            setup_logging(runtime.log_level, "connector", name, runtime.log_format)
+            logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
         asyncio.run_coroutine_threadsafe(member.start(), self._loop).result()
 
     def close(self) -> None:

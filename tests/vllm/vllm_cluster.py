@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import watch_instances, watch_transfer
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.messages import WorkerStatus
+from tandem.runtime.node import Node
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
 
@@ -22,6 +28,7 @@ ARGUMENTS = (
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines on one machine would share their cores
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -44,6 +51,7 @@ class VllmCluster:
         self.address = f"http://127.0.0.1:{(port := free_port())}"
         self._port = port
         self._services = ["--nats-url", nats.url, "--etcd-endpoints", etcd.url]
+        self._addresses = {"nats_url": nats.url, "etcd_endpoints": etcd.url}
         self.metrics = f"http://127.0.0.1:{(metrics_port := free_port())}/metrics"
         self._metrics_port = metrics_port
         self._namespace = new_id()
@@ -94,6 +102,13 @@ class VllmCluster:
         for process in self._running:
             process.wait(PATIENCE_S)
 
+    async def prefill_ready(self) -> None:
+        """Wait until a prefill worker and a decode worker are there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while {each.load.role for each in await self.members()} != {"decode", "prefill"}:
+            assert time.monotonic() < deadline, self.log(len(self._running) - 1)
+            await asyncio.sleep(0.1)
+
     async def ready(self, http: aiohttp.ClientSession) -> None:
         """Wait until the frontend has the model."""
         deadline = time.monotonic() + PATIENCE_S
@@ -108,6 +123,42 @@ class VllmCluster:
                 pass
             assert time.monotonic() < deadline, self.log(len(self._running) - 1)
             await asyncio.sleep(0.1)
+
+    async def members(self) -> list[WorkerStatus]:
+        """Return the status of the connector of every vLLM: decode workers, then prefill workers.
+
+        A prefill worker that is dead counts until its lease ends; it has no status.
+        """
+        config = RuntimeConfig(namespace=self._namespace, **self._addresses)
+        async with Node(config, component="test", serves=False) as node:
+            peers = watch_transfer(node.discovery, self._namespace)
+            helpers = watch_instances(node.discovery, self._namespace, "prefill")
+            await peers.ready()
+            await helpers.ready()
+            addresses = [each.address for each in peers.items.values()]
+            addresses += [each.address for each in helpers.items.values()]
+            found = []
+            for address in addresses:
+                async with RequestContext(timeout_s=10.0) as context:
+                    answer = await node.client.call(address, "status", b"", context)
+                    found.append(msgspec.msgpack.decode(answer, type=WorkerStatus))
+            await peers.close()
+            await helpers.close()
+            return found
+
+    async def complete(
+        self, http: aiohttp.ClientSession, prompt: list[int], place: str, **fields: Any
+    ) -> str:
+        """Return the answer to a prompt that is computed at a place, in no cache before."""
+        body = {"model": "random", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+        body |= {"temperature": 0, "cache_salt": new_id(), **fields}
+        headers = {"x-tandem-prefill": place}
+        async with http.post(
+            f"{self.address}/v1/completions", json=body, headers=headers
+        ) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            return str(found["choices"][0]["text"])
 
     async def chat(self, http: aiohttp.ClientSession, **fields: Any) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of a chat's answer."""
