@@ -1,27 +1,23 @@
 """Two vLLMs with Tandem's connector: one computes prompts for the other. The last test kills it."""
 
 import asyncio
-import os
 import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
 
 from tests.services import EtcdServer, NatsServer
-from tests.vllm.vllm_cluster import ARGUMENTS, PATIENCE_S, VllmCluster, is_installed
+from tests.vllm.vllm_cluster import PATIENCE_S, VllmCluster, is_installed
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(PATIENCE_S),
     pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
 ]
-MODE = "--disaggregation-mode"
 FALLBACK_S = 1.0  # from a loss to the beginning of the local prefill
 
 
@@ -31,8 +27,7 @@ def cluster(
 ) -> Iterator[VllmCluster]:
     cluster = VllmCluster(nats, etcd, model, tmp_path_factory.mktemp("logs"))
     cluster.start_frontend()
-    cluster.start_vllm(MODE, "decode", *ARGUMENTS)
-    cluster.prefill = cluster.start_vllm(MODE, "prefill", *ARGUMENTS)
+    cluster.start_pair()
     yield cluster
     cluster.end()
 
@@ -97,27 +92,6 @@ async def test_many_prompts_at_one_time_and_callers_that_leave(
         await asyncio.sleep(0.1)
 
 
-def ranks_of(pid: int) -> dict[str, psutil.Process]:
-    """Return the processes of an engine: the one given, vLLM's scheduler, its rank."""
-    engine = psutil.Process(pid)
-    found = {"engine": engine}
-    for child in engine.children(recursive=True):
-        name = " ".join(child.cmdline())
-        for part, word in (("scheduler", "EngineCore"), ("rank", "Worker")):
-            if word in name:
-                found[part] = child
-    return found
-
-
-@contextmanager
-def stopped(process: psutil.Process) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
-
-
 async def lost_in_mid_prompt(
     cluster: VllmCluster, http: aiohttp.ClientSession, lose: Callable[[], None]
 ) -> float:
@@ -139,7 +113,7 @@ async def lost_in_mid_prompt(
 async def test_a_stopped_prefill_worker_costs_no_second(
     ready: VllmCluster, http: aiohttp.ClientSession, part: str
 ) -> None:
-    process = ranks_of(ready.prefill.pid)[part]
+    process = ready.prefill_processes[part]
     process.send_signal(signal.SIGSTOP)
     try:
         prompt = random_prompt(1900)
@@ -160,6 +134,6 @@ async def test_a_stopped_prefill_worker_costs_no_second(
 async def test_a_killed_prefill_worker_costs_no_second(
     ready: VllmCluster, http: aiohttp.ClientSession
 ) -> None:
-    rank = ranks_of(ready.prefill.pid)["rank"]
-    waited_s = await lost_in_mid_prompt(ready, http, lambda: os.kill(rank.pid, signal.SIGKILL))
+    rank = ready.prefill_processes["rank"]
+    waited_s = await lost_in_mid_prompt(ready, http, rank.kill)
     assert waited_s < FALLBACK_S

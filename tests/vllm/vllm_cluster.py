@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import psutil
 
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
@@ -21,6 +23,8 @@ from tandem.runtime.node import Node
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_disagg" / "vllm_disagg.py"
+_PARTS = {"scheduler": "VLLM::EngineCore", "rank": "VLLM::Worker"}
 PATIENCE_S = 600.0  # a start of vLLM takes a minute of two idle cores
 ARGUMENTS = (
     "--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager",
@@ -72,20 +76,33 @@ class VllmCluster:
 
     def start_engine(self) -> None:
         self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
-        self.engine = self.start_vllm(*ARGUMENTS)
-        del self._environment["TANDEM_SYSTEM_PORT"]
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        self.engine = self._start("engine", "vllm", *words)
 
-    def start_vllm(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start one more engine of the model."""
-        return self._start(
-            "engine", "vllm", str(self.model), "--served-model-name", "random", *words
-        )
+    def start_pair(self) -> None:
+        """Start a decode worker and a prefill worker, as the example does."""
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        self._start(*words, program=(str(EXAMPLE),))
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    @property
+    def prefill_processes(self) -> dict[str, psutil.Process]:
+        """The processes of the pair's prefill worker: its engine, vLLM's scheduler, the rank."""
+        found = {}
+        for child in psutil.Process(self._running[-1].pid).children():
+            if "prefill" in child.cmdline():
+                found["engine"] = child
+                for each in child.children(recursive=True):
+                    name = " ".join(each.cmdline())
+                    found |= {part: each for part, word in _PARTS.items() if word in name}
+        return found
+
+    def _start(
+        self, *words: str, program: Sequence[str] = ("-m", "tandem.launch")
+    ) -> subprocess.Popen[bytes]:
         log = self._logs / f"{len(self._running)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.launch", *words],
+                [sys.executable, *program, *words],
                 env=self._environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
