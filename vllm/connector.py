@@ -33,8 +33,10 @@ class TandemConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             block_size = blocks_of(kv_cache_config).block_size
-            offers = vllm_config.kv_transfer_config.is_kv_consumer
-            self._scheduler = SchedulerSide(block_size, offers=offers)
+            transfer = vllm_config.kv_transfer_config
+            self._scheduler = SchedulerSide(
+                block_size, offers=transfer.is_kv_consumer, takes=transfer.is_kv_producer
+            )
         else:
             self._worker = WorkerSide(connector_settings(vllm_config))
 

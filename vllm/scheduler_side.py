@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tandem.decode.admission import Decision, PrefillSide, decide
 from tandem.decode.config import Policy
 from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.messages import PrefillPlace
 from tandem.vllm.step_messages import News, Offer, Orders, Progress
 
 TICKET = "tandem_ticket"  # in the `kv_transfer_params` of a prompt that is computed for a ticket
@@ -55,14 +56,24 @@ class _Source:
 
 
 class SchedulerSide:
-    """Answers the scheduler's calls. `offers` is True where prompts may go to prefill workers."""
+    """Answers the scheduler's calls.
+
+    With `offers`, prompts may go to prefill workers. With `takes`, requests with a ticket's key
+    are prompts of other workers; elsewhere a key has no meaning, since callers can make one up.
+    """
 
     def __init__(
-        self, block_size: int, *, offers: bool, now: Callable[[], float] = time.monotonic
+        self,
+        block_size: int,
+        *,
+        offers: bool,
+        takes: bool,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool: BlockPool | None = None
         self._block_size = block_size
         self._offers = offers
+        self._takes = takes
         self._now = now
         self._news: News | None = None
         self._news_at = 0.0
@@ -103,7 +114,7 @@ class SchedulerSide:
         return num_wanted, True
 
     def _may_offer(self, request: Request) -> bool:
-        if not self._offers or request.request_id in self._decided or key_of(request):
+        if not self._offers or request.request_id in self._decided or self._key_of(request):
             return False
         return request.num_tokens == request.num_prompt_tokens and _is_plain(request)
 
@@ -118,7 +129,8 @@ class SchedulerSide:
             queue_connected=view.queue_connected,
             num_queued_jobs=view.num_queued_jobs + len(self._orders.offers),
         )
-        placement = (request.kv_transfer_params or {}).get(PLACE)
+        wish = (request.kv_transfer_params or {}).get(PLACE)
+        placement: PrefillPlace | None = wish if wish in ("local", "remote") else None
         return decide(
             thresholds, num_uncached, side, num_cached_tokens=num_cached, placement=placement
         )
@@ -126,7 +138,7 @@ class SchedulerSide:
     def allocated(self, request: Request, block_ids: Sequence[int], num_loaded: int) -> None:
         """Offer the prompt to the prefill workers if any of it is to be loaded."""
         request_id = request.request_id
-        if (key := key_of(request)) is not None:
+        if (key := self._key_of(request)) is not None:
             self._sources[request_id] = _Source(key, request)
         if not num_loaded:
             return
@@ -155,6 +167,11 @@ class SchedulerSide:
             self._orders.over.append(source.key)
         if (offered := self._offered.get(request_id)) is not None:
             self._orders.cancelled.append(offered.key)
+
+    def _key_of(self, request: Request) -> str | None:
+        """Return the key of the ticket for which a prompt is computed; None without a ticket."""
+        key = (request.kv_transfer_params or {}).get(TICKET)
+        return key if self._takes and isinstance(key, str) else None
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -202,12 +219,6 @@ class SchedulerSide:
         assert self.pool is not None, "bind_gpu_block_pool() comes first"
         if (pinned := self._pinned.pop(key, None)) is not None:
             self.pool.free_blocks([self.pool.blocks[block_id] for block_id in reversed(pinned)])
-
-
-def key_of(request: Request) -> str | None:
-    """Return the key of the ticket for which the prompt is computed, None for any other request."""
-    key = (request.kv_transfer_params or {}).get(TICKET)
-    return key if isinstance(key, str) else None
 
 
 def _is_plain(request: Any) -> bool:

@@ -89,10 +89,10 @@ def at(place: str) -> dict[str, Any]:
 class FakeVllm:
     """A scheduler, its pool, and the state of a rank: offers that are open, and their writes."""
 
-    def __init__(self, num_blocks: int = 16) -> None:
+    def __init__(self, num_blocks: int = 16, *, takes: bool = True) -> None:
         self.now = 0.0
         self.pool = Pool(num_blocks)
-        self.side = SchedulerSide(BLOCK_SIZE, offers=True, now=lambda: self.now)
+        self.side = SchedulerSide(BLOCK_SIZE, offers=True, takes=takes, now=lambda: self.now)
         self.side.pool = self.pool
         self.ends = Ends()
         self.view = REMOTE

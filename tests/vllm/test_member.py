@@ -17,6 +17,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.queue.config import QueueConfig
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import config_key
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair
 from tandem.vllm.ends import Ends
@@ -210,6 +211,13 @@ async def test_without_prefill_workers_a_ticket_is_given_up_after_its_time(
     offer = side.offer(8, [3, 5])
     assert await ended(side, offer) == (True, False)
     await side.member.close()
+
+
+async def test_thresholds_are_live(pair: Pair) -> None:
+    node = pair.decode.member.node
+    key = config_key(node.config.namespace, "disagg.max_local_prefill_length")
+    await node.put(key, b"77")
+    await until(lambda: pair.decode.member.view.thresholds.max_local_prefill_length == 77)
 
 
 async def test_a_lost_connection_to_the_engine_ends_its_prompts(pair: Pair) -> None:

@@ -65,6 +65,7 @@ def test_the_policy_and_the_requests_own_wish_decide() -> None:
 
     adaptive = PrefillView(DisaggConfig(max_local_prefill_length=30), 1, True, 0)
     assert place(adaptive) == "remote" and place(adaptive, num_tokens=31) == "local"
+    assert place(adaptive, "elsewhere", 5) == "local", "no place at all"
     assert place(adaptive, "local") == "local" and place(adaptive, "remote", 5) == "remote"
     full = PrefillView(DisaggConfig(max_local_prefill_length=30), 1, True, 2)
     assert place(full) == "local"
@@ -183,6 +184,14 @@ def test_blocks_of_a_tickets_prompt_stay_after_the_request_until_they_are_read()
     vllm.ends.released("ticket")
     vllm.step()
     assert blocks <= set(vllm.pool.free)
+
+
+def test_a_key_that_a_caller_makes_up_pins_nothing_at_a_decode_worker() -> None:
+    vllm = FakeVllm(takes=False)
+    vllm.step()
+    request = vllm.add(FakeRequest("t", 10, for_ticket("made up") | at("local")))
+    vllm.step()
+    assert request.status == "running" and not vllm.progress and not vllm.side.is_busy
 
 
 class Handoffs(RuleBasedStateMachine):
