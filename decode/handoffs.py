@@ -1,20 +1,18 @@
-"""The open handoffs of a decode worker: their table, their tickets and their endpoints.
+"""The open handoffs of a decode worker with Tandem's engine, and their tickets.
 
 Runs on the event loop.
 """
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
-from tandem.decode.peers import PeerHealth
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.loop import EngineLoop
@@ -24,15 +22,10 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Ack,
-    Claim,
     Claimed,
-    ClaimRefused,
     FirstToken,
     Instance,
     PrefillJob,
-    PrefixBlocks,
-    PrefixRequest,
-    Settled,
     encode,
     pack_tokens,
 )
@@ -43,13 +36,13 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
-from tandem.transfer.handoff.landed import decode_landed, decode_settled
+from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.worker.worker import OwnPrompts
 
 logger = logging.getLogger(__name__)
 
 
-class RemotePrefills:
+class RemotePrefills(OpenHandoffs[RemotePrefill]):
     """The open handoffs of a decode worker, by handoff id."""
 
     def __init__(
@@ -68,6 +61,7 @@ class RemotePrefills:
         vocab_size: int,
         own_prompts: OwnPrompts,
     ) -> None:
+        super().__init__(transfer)
         self._node = node
         self._queue = queue
         self._group = group
@@ -75,43 +69,20 @@ class RemotePrefills:
         self._transfer = transfer
         self._deployment = deployment
         self._vocab_size = vocab_size
-        self._health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
         self._tools = HandoffTools(
             group=group,
+            health=self.health,
+            prefill_instances=prefill_instances,
+            spawn=self.spawn,
             loop=loop,
             metrics=metrics,
-            health=self._health,
             transfer_cost=transfer_cost,
-            thresholds=thresholds,
-            prefill_instances=prefill_instances,
-            spawn=self._spawn,
-            on_ended=self._remove,
+            remove=self.remove,
             own_prompts=own_prompts,
         )
-        self._aio = asyncio.get_running_loop()
-        self._open: dict[bytes, RemotePrefill] = {}
         self._by_request: dict[str, RemotePrefill] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        # Both are read by the engine thread
-        self.num_taken = 0  # handoffs that were claimed or given up
-        self.num_computed_tokens = 0  # of handoffs whose first token has come, or that have ended
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    def check_invariants(self) -> None:
-        """Assert the invariants of every open handoff that hold between any two events."""
-        for handoff_id, remote in self._open.items():
-            assert remote.machine.handoff_id == handoff_id
-            remote.machine.check_invariants()
-
-    def excluded(self) -> list[str]:
-        """Return the prefill workers that get no work from here now. From any thread."""
-        return self._health.excluded(time.perf_counter())
-
-    def find(self, handoff_id: bytes) -> RemotePrefill | None:
-        return self._open.get(handoff_id)
+        # Read by the engine thread; of handoffs whose first token has come, or that have ended
+        self.num_computed_tokens = 0
 
     # ---- from a reservation to a ticket -------------------------------------------------------
 
@@ -129,14 +100,15 @@ class RemotePrefills:
         active.num_cached_tokens = reservation.num_cached_tokens
         active.handoff_id = machine.handoff_id.hex()
         self._tools.own_prompts.discard(active.request.request_id)
-        self._open[machine.handoff_id] = self._by_request[active.request.request_id] = remote
+        self.add(remote)
+        self._by_request[active.request.request_id] = remote
         if active.done.done():
             remote.cancel()
             return
         remote.run([])  # sets its first timer
         decision = active.decision
         assert decision is not None
-        self._spawn(self._publish(remote, timeout_ms))
+        self.spawn(self._publish(remote, timeout_ms))
         self._aio.call_later(
             (decision.claim_timeout_ms or config.claim_timeout_ms) / 1e3,
             remote.give_up_unclaimed,
@@ -213,55 +185,21 @@ class RemotePrefills:
         remote.give_up_unclaimed(CloseCause.TAKEN_BACK, "this worker was the first to have room")
         return True
 
-    async def close(self) -> None:
-        """Retract all open handoffs, while the engine still runs and the pool is registered."""
-        for remote in list(self._open.values()):
-            remote.abandon()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _remove(self, remote: RemotePrefill) -> None:
-        del self._open[remote.machine.handoff_id]
-        request_id = remote.active.request.request_id
-        if self._by_request.get(request_id) is remote:  # else the id is in use again
-            del self._by_request[request_id]
-        self._count_computed(remote)
-        if remote.machine.claimant is None:
-            self.num_taken += 1
+    def remove(self, receiver: RemotePrefill) -> None:
+        super().remove(receiver)
+        if self._by_request.get(receiver.request_id) is receiver:  # else the id is in use again
+            del self._by_request[receiver.request_id]
+        self._count_computed(receiver)
 
     def _count_computed(self, remote: RemotePrefill) -> None:
         self.num_computed_tokens += remote.num_pending_tokens
         remote.num_pending_tokens = 0
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._aio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    # ---- messages of prefill workers; those of unknown handoffs are dropped -------------------
+    # ---- the first token ----------------------------------------------------------------------
 
     def register(self, server: RequestServer) -> None:
-        """Serve the handoff endpoints."""
-        server.register("claim", self._on_claim)
+        super().register(server)
         server.register("first_token", self._on_first_token)
-        server.register("settled", self._on_settled)
-        server.register("prefix_blocks", self._on_prefix_blocks)
-
-    async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        """Answer a claim; the stream of a granted one stays open until the handoff has ended."""
-        claim = msgspec.msgpack.decode(payload, type=Claim)
-        remote = self.find(claim.handoff_id)
-        if remote is None:
-            answer.send(encode(ClaimRefused("unknown")))
-            return
-        was_unclaimed = remote.is_unclaimed
-        if not remote.claim(claim, answer):
-            return
-        self.num_taken += was_unclaimed
-        forget = context.on_cancel(lambda: remote.claim_stream_lost(claim, answer))
-        try:
-            await remote.ended.wait()
-        finally:
-            forget()
 
     async def _on_first_token(
         self, payload: bytes, context: RequestContext, answer: Responder
@@ -272,28 +210,3 @@ class RemotePrefills:
             remote.first_token(first)
             self._count_computed(remote)
         answer.send(encode(Ack()))
-
-    async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        settled = msgspec.msgpack.decode(payload, type=Settled)
-        if (remote := self.find(settled.handoff_id)) is not None:
-            remote.settled(settled)
-        answer.send(encode(Ack()))
-
-    async def _on_prefix_blocks(
-        self, payload: bytes, context: RequestContext, answer: Responder
-    ) -> None:
-        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
-        remote = self.find(request.handoff_id)
-        blocks = PrefixBlocks() if remote is None else await remote.prefix_blocks(request)
-        answer.send(encode(blocks))
-
-    def on_notification(self, decode_rank: int, data: bytes) -> None:
-        """Handle a message of the transfer plane to one of the own ranks, from any sender."""
-        if (landed := decode_landed(data)) is not None:
-            if (remote := self.find(landed.handoff_id)) is not None:
-                remote.landed(landed, decode_rank)
-        elif (settled := decode_settled(data)) is not None:
-            if (remote := self.find(settled.handoff_id)) is not None:
-                remote.settled_notice(settled)
-        else:
-            logger.warning("dropped %d bytes over the transfer plane: no such message", len(data))

@@ -4,14 +4,17 @@ import asyncio
 import time
 
 from tandem.engine.outputs import SequenceOutput
-from tandem.engine.schedule.sequence import LayerProgress, Sequence
-from tandem.prefill.claim import Claimant
-from tandem.prefill.tools import JobTools, Step
-from tandem.prefill.writer import BlockWriter
+from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
+from tandem.prefill.tools import PromptTools
+from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.messages import FirstToken
 from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.timeline import Timeline
+from tandem.transfer.handoff.claimant import Claimant
+from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
+
+Step = SequenceOutput | LayerProgress
 
 
 class PromptComputation:
@@ -19,7 +22,7 @@ class PromptComputation:
 
     def __init__(
         self,
-        tools: JobTools,
+        tools: PromptTools,
         claimant: Claimant,
         writer: BlockWriter,
         timeline: Timeline,
@@ -46,6 +49,9 @@ class PromptComputation:
             SequenceOutput(self._request_id, [], finish_reason="error", error=error)
         )
 
+    def release(self) -> None:
+        self._tools.loop.post(lambda engine: engine.abort(self._request_id))
+
     async def _run(self) -> None:
         tools, writer = self._tools, self._writer
         seq = self._sequence()
@@ -56,7 +62,7 @@ class PromptComputation:
         while not writer.machine.error:
             step = await self._steps.get()
             if isinstance(step, LayerProgress):
-                writer.write_ready(seq, step)
+                writer.write_ready(self._computed(seq, step))
                 continue
             if step.error is not None:
                 raise step.error
@@ -68,10 +74,25 @@ class PromptComputation:
                 tools.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
             num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
             num_layers = tools.group.layout.num_layers
-            writer.write_ready(seq, LayerProgress(self._request_id, num_tokens, num_layers, None))
+            progress = LayerProgress(self._request_id, num_tokens, num_layers, None)
+            writer.write_ready(self._computed(seq, progress))
             if is_last:  # after the write, which takes longer to arrive
                 writer.spawn(self._send_first_token(seq, step))
                 return
+
+    def _computed(self, seq: Sequence, progress: LayerProgress) -> ComputedBlocks:
+        """Return the blocks that are complete by now: full ones, and the last one at the end."""
+        layout, num_tokens = self._tools.group.layout, progress.num_computed_tokens
+        num_blocks = num_tokens // self._tools.block_size
+        if num_tokens == seq.num_given_tokens:
+            num_blocks = num_blocks_of(num_tokens, self._tools.block_size)
+        return ComputedBlocks(
+            seq.block_table,
+            num_blocks * layout.num_groups,
+            progress.num_layers,
+            layer_boundaries(layout.num_layers, seq.num_layer_groups),
+            progress.event,
+        )
 
     def _sequence(self) -> Sequence:
         grant = self._writer.machine.grant

@@ -1,10 +1,13 @@
 """Prometheus metrics of a prefill worker."""
 
 import contextlib
+from typing import TYPE_CHECKING
 
-from tandem.engine.outputs import LoadStats
 from tandem.runtime.messages import LinkReport
 from tandem.runtime.metrics import counter, gauge
+
+if TYPE_CHECKING:
+    from tandem.engine.outputs import LoadStats
 
 
 class PrefillMetrics:
@@ -42,13 +45,13 @@ class PrefillMetrics:
         self._tokens.labels(self._model, "pulled").inc(num_pulled_tokens)
         self._tokens.labels(self._model, "cached").inc(num_cached_tokens - num_pulled_tokens)
 
-    def written(self, num_bytes: int) -> None:
-        """Count a write that is in a decode worker's memory."""
+    def written(self, num_bytes: int | None) -> None:
+        """Count a write that is in a decode worker's memory; None is one that failed."""
+        if num_bytes is None:
+            self._writes.labels(self._model, "failed").inc()
+            return
         self._writes.labels(self._model, "completed").inc()
         self._written_bytes.labels(self._model).inc(num_bytes)
-
-    def write_failed(self) -> None:
-        self._writes.labels(self._model, "failed").inc()
 
     def link_measured(self, link: LinkReport) -> None:
         self._links.labels(self._model, link.decode_instance).set(link.write_bytes_per_s)
@@ -57,7 +60,7 @@ class PrefillMetrics:
         with contextlib.suppress(KeyError):
             self._links.remove(self._model, decode_instance)
 
-    def loaded(self, load: LoadStats) -> None:
+    def loaded(self, load: "LoadStats") -> None:
         self._blocks.labels(self._model, "total").set(load.num_blocks)
         self._blocks.labels(self._model, "free").set(load.num_free_blocks)
         self._blocks.labels(self._model, "cached").set(load.num_cached_blocks)

@@ -1,41 +1,47 @@
-"""The parts of a prefill worker that all of its jobs use."""
+"""The parts of a prefill worker that its jobs and its computations of prompts use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tandem.engine.loop import EngineLoop
-from tandem.engine.outputs import SequenceOutput
-from tandem.engine.schedule.sequence import LayerProgress, Sequence
-from tandem.engine.step.masks import Matcher
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.prefix_pull import PrefixPuller
-from tandem.runtime.discovery import TypedView
-from tandem.runtime.messages import Grammar, TransferMetadata
-from tandem.runtime.node import Node
+from tandem.runtime.messages import Grammar
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.sender import SenderTools
 
-Step = SequenceOutput | LayerProgress
+if TYPE_CHECKING:  # other engines than Tandem's have jobs, too
+    from tandem.engine.loop import EngineLoop
+    from tandem.engine.outputs import SequenceOutput
+    from tandem.engine.schedule.sequence import LayerProgress, Sequence
+    from tandem.engine.step.masks import Matcher
+    from tandem.prefill.prefix_pull import PrefixPuller
 
 
 @dataclass(slots=True, frozen=True)
 class JobTools:
     """The parts of a prefill worker that all of its jobs use."""
 
-    node: Node
-    group: TransferGroup
-    loop: EngineLoop
-    steps: dict[str, "asyncio.Queue[Step]"]  # request id |-> the outputs of its steps
-    peers: TypedView[TransferMetadata]
+    sender: SenderTools
     metrics: PrefillMetrics
     trace: TraceFile
-    puller: PrefixPuller
-    matcher_of: Callable[[Grammar | None, Sequence], Awaitable[Matcher | None]]
-    deployment: str
+    renew_interval_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class PromptTools:
+    """The parts of a prefill worker with Tandem's engine that its computations use."""
+
+    group: TransferGroup
+    loop: "EngineLoop"
+    # request id |-> the outputs of its steps
+    steps: "dict[str, asyncio.Queue[SequenceOutput | LayerProgress]]"
+    metrics: PrefillMetrics
+    puller: "PrefixPuller"
+    matcher_of: "Callable[[Grammar | None, Sequence], Awaitable[Matcher | None]]"
     block_size: int
     vocab_size: int
     max_chunk_tokens: int  # that one step computes
     transfer: TransferConfig
-    renew_interval_s: float

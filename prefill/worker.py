@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
+from tandem.prefill.compute import PromptComputation, Step
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import PrefixPuller
-from tandem.prefill.tools import JobTools, Step
+from tandem.prefill.tools import JobTools, PromptTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.messages import RoleName, TransferMetadata
 from tandem.runtime.tasks import keep_running
 from tandem.runtime.token_rate import TokenRate
+from tandem.transfer.handoff.sender import SenderTools
 from tandem.transfer.link import GROUP_COUNTS
 from tandem.worker.worker import Details, Worker
 
@@ -143,23 +146,29 @@ class PrefillRole:
         """Take tickets up to the budget of jobs and of uncached tokens."""
         config, settings = self._config, self._worker.settings
         block_size = self.engine.block_pool.block_size
-        tools = JobTools(
-            node=self.node,
+        prompt_tools = PromptTools(
             group=self._group,
             loop=self.loop,
             steps=self._steps,
-            peers=self._peers,
             metrics=self.metrics,
-            trace=self._worker.trace,
-            deployment=self._worker.deployment,
             puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
             matcher_of=self._worker.matcher_of,
             block_size=block_size,
             vocab_size=self.engine.runner.model_config.vocab_size,
             max_chunk_tokens=settings.engine.max_num_batched_tokens,
             transfer=settings.transfer,
-            renew_interval_s=settings.queue.ack_wait_s / 3,
         )
+        sender_tools = SenderTools(
+            node=self.node,
+            group=self._group,
+            peers=self._peers,
+            transfer=settings.transfer,
+            deployment=self._worker.deployment,
+            compute=partial(PromptComputation, prompt_tools),
+            on_written=self.metrics.written,
+        )
+        renew_interval_s = settings.queue.ack_wait_s / 3
+        tools = JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
         while True:
             is_full = len(self._jobs) >= config.max_batch_jobs
             if is_full or self._num_tokens >= config.max_batch_tokens:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "frontend": {"router", "runtime"},
     "sdk": {"models", "router", "runtime", "transfer"},
     "models": {"engine", "runtime"},
-    "vllm": {"queue", "runtime", "sdk", "transfer"},
+    "vllm": {"decode", "prefill", "queue", "runtime", "sdk", "transfer"},
 }
 ANYTHING = {"launch", "bench"}
 ROOMS = sorted(MAY_IMPORT.keys() | ANYTHING)

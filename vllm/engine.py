@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tandem.runtime.errors import ConfigError
+from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry
@@ -32,14 +33,17 @@ from tandem.sdk.exceptions import (
 from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
+from tandem.vllm.prompts import PromptServer
 from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
+from tandem.vllm.scheduler_side import PLACE, TICKET
+from tandem.vllm.settings import PROMPTS
 from tandem.vllm.versions import check_version
 
 VLLM_VERSION = check_version()
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's own log
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt  # noqa: E402
-from vllm.config import KVEventsConfig, VllmConfig  # noqa: E402
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig  # noqa: E402
 from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
@@ -49,9 +53,17 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # no
 from tandem.vllm.load import LoadLogger  # noqa: E402
 
 SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
+CONNECTOR = "tandem.vllm.connector"
 _GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
 _GIVEN_UP = ("abort", "error")  # finish reasons of vLLM's, when the caller has not left
-USAGE = "tandem engine vllm MODEL [--namespace NAME] [vLLM's own arguments]"
+USAGE = (
+    "tandem engine vllm MODEL [--namespace NAME] [--disaggregation-mode agg|decode|prefill] "
+    "[vLLM's own arguments]"
+)
+_KV_ROLES = {
+    DisaggregationMode.DECODE: "kv_consumer",
+    DisaggregationMode.PREFILL: "kv_producer",
+}
 
 
 class VllmEngine(LLMEngine):
@@ -61,7 +73,8 @@ class VllmEngine(LLMEngine):
         self._arguments = arguments
         self._starting: asyncio.Task[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the KV events' socket
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of sockets
+        self._prompts: PromptServer | None = None  # at a prefill worker
         self._load = LoadLogger()
 
     @classmethod
@@ -70,6 +83,12 @@ class VllmEngine(LLMEngine):
         words = sys.argv[1:] if argv is None else list(argv)
         own = argparse.ArgumentParser(usage=USAGE, add_help=False, allow_abbrev=False)
         own.add_argument("--namespace", default="vllm", help="of Tandem's cluster")
+        own.add_argument(
+            "--disaggregation-mode",
+            choices=["agg", *(mode.value for mode in _KV_ROLES)],
+            default="agg",
+            help="decode: prompts may go to prefill workers, which serve nothing else",
+        )
         theirs = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage=USAGE, parents=[own]))
         if "--help" in words or "-h" in words:
             theirs.parse_args(["--help"])
@@ -77,20 +96,28 @@ class VllmEngine(LLMEngine):
             raise ConfigError(f"the model comes first: {USAGE}", param="MODEL")
         parsed = theirs.parse_args(["--model", *words])
         arguments = AsyncEngineArgs.from_cli_args(parsed)
-        _settle(arguments)
+        mode = DisaggregationMode(parsed.disaggregation_mode)
+        _settle(arguments, mode)
         names = arguments.served_model_name or [arguments.model]
         names = [names] if isinstance(names, str) else names
         arguments.served_model_name = names
         config = WorkerConfig(
-            parsed.namespace, model_name=arguments.model, served_model_name=names[0]
+            parsed.namespace,
+            model_name=arguments.model,
+            served_model_name=names[0],
+            # The connector has the decode role: prompts are placed where vLLM schedules them
+            disaggregation_mode=DisaggregationMode.AGGREGATED
+            if mode is DisaggregationMode.DECODE
+            else mode,
         )
         return cls(arguments), config
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self, worker_id: int) -> EngineConfig:
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
+        await self._serve_prompts(self._folder.name)
         if self._arguments.kv_events_config is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
             endpoint = f"ipc://{self._folder.name}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
         logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
@@ -113,6 +140,30 @@ class VllmEngine(LLMEngine):
             supports_grammar=True,
         )
 
+    async def _serve_prompts(self, folder: str) -> None:
+        """Compute prompts for the connector, if it takes tickets of other workers."""
+        transfer = self._arguments.kv_transfer_config
+        if transfer is None or not _has_tickets(transfer):
+            return
+        self._prompts = PromptServer(f"{folder}/prompts", self._compute_prompt)
+        transfer.kv_connector_extra_config[PROMPTS] = self._prompts.path
+        await self._prompts.start()
+
+    async def _compute_prompt(self, key: str, token_ids: list[int], cache_salt: str) -> None:
+        tokens = TokensPrompt(prompt_token_ids=token_ids)
+        if cache_salt:
+            tokens["cache_salt"] = cache_salt
+        sampling = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": {TICKET: key}},
+        )
+        async with aclosing(self._running().generate(tokens, sampling, key)) as outputs:
+            async for _ in outputs:
+                pass
+
     def _build(self) -> AsyncLLM:
         return AsyncLLM.from_engine_args(
             self._arguments, stat_loggers=[lambda config, index: self._load]
@@ -124,6 +175,9 @@ class VllmEngine(LLMEngine):
             await _give_up(starting)
             with suppress(Exception):  # of a start that failed, or was given up
                 await asyncio.to_thread((await starting).shutdown, SHUTDOWN_S)
+        if self._prompts is not None:
+            await self._prompts.close()
+            self._prompts = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -196,12 +250,28 @@ async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
         await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
 
 
-def _settle(arguments: AsyncEngineArgs) -> None:
+def _has_tickets(transfer: KVTransferConfig) -> bool:
+    return transfer.kv_connector_module_path == CONNECTOR and bool(transfer.is_kv_producer)
+
+
+def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
     """Set what Tandem needs. Raise ConfigError naming an argument that a worker cannot serve."""
     if arguments.data_parallel_size != 1:
         raise ConfigError(
             "--data-parallel-size: a worker has one rank; start one worker per rank",
             param="data_parallel_size",
+        )
+    if mode in _KV_ROLES:
+        if arguments.kv_transfer_config is not None:
+            raise ConfigError(
+                "--kv-transfer-config: --disaggregation-mode sets it; give one of the two",
+                param="kv_transfer_config",
+            )
+        arguments.kv_transfer_config = KVTransferConfig(
+            kv_connector="TandemConnector",
+            kv_connector_module_path=CONNECTOR,
+            kv_role=_KV_ROLES[mode],
+            kv_load_failure_policy="recompute",
         )
     structured = arguments.structured_outputs_config
     if structured.backend == "auto":  # the frontend writes grammars of tool calls for llguidance
@@ -214,8 +284,10 @@ def _settle(arguments: AsyncEngineArgs) -> None:
 def _sampling(request: GenerateRequest) -> SamplingParams:
     grammar = grammar_fields(request)
     structured = None if grammar is None else StructuredOutputsParams(**grammar)
+    place = (request.get("extra_args") or {}).get("prefill_place")
     return SamplingParams(
         **sampling_fields(request),
+        extra_args={"kv_transfer_params": {PLACE: place}} if place else None,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=structured,
     )

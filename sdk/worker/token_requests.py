@@ -95,6 +95,8 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
     extra: dict[str, Any] = {"num_generated": num_generated}
     if message.cache_salt:
         extra["cache_salt"] = message.cache_salt
+    if message.prefill_place:
+        extra["prefill_place"] = message.prefill_place
     return {
         "token_ids": unpack_tokens(message.token_ids),
         "model": message.model,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.decode.handoff import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
@@ -20,6 +19,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import ClaimRefused, PrefillJob, StopConditions
+from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
 from tests.handoff_peer import TRANSFER
 from tests.services import NatsServer, eventually

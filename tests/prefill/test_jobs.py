@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.prefill import claim
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import (
@@ -18,6 +17,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
+from tandem.transfer.handoff import claimant
 from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
 from tests.handoff_peer import BLOCK_SIZE, TRANSFER
@@ -164,7 +164,7 @@ async def test_only_a_registered_decode_worker_is_dialed(stage: Stage) -> None:
 async def test_a_claim_without_an_answer_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "CLAIM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(claimant, "CLAIM_TIMEOUT_S", 0.2)
     offer = await stage.offer(fresh_prompt(9), waits=True)
     settled = await stage.settled(offer)
     assert "no answer to the claim" in settled.error

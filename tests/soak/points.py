@@ -32,15 +32,15 @@ class Point:
 
 POINTS: dict[str, dict[str, Point]] = {
     "prefill": {
-        "before claim": Point("tandem.prefill.job", "Job", "_handle"),
-        "after claim": Point("tandem.prefill.job", "Job", "_connect"),
+        "before claim": Point("tandem.transfer.handoff.sender", "HandoffSender", "run"),
+        "after claim": Point("tandem.transfer.handoff.sender", "HandoffSender", "_connect"),
         # its lease was looked at, and the write is not yet out
         "inside a post": Point("tandem.transfer.nixl", "NixlTransport", "post"),
-        "mid-write": Point("tandem.prefill.writer", "BlockWriter", "_write", after=True),
+        "mid-write": Point("tandem.transfer.handoff.writer", "BlockWriter", "_write", after=True),
         "before the first token": Point(
             "tandem.prefill.compute", "PromptComputation", "_send_first_token"
         ),
-        "before settled": Point("tandem.prefill.claim", "Claimant", "settle"),
+        "before settled": Point("tandem.transfer.handoff.claimant", "Claimant", "settle"),
     },
     "decode": {
         "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish"),

@@ -32,8 +32,8 @@ def note_handoffs(notes: Notes) -> None:
     """Which request was claimed by whom, and how its handoff ended."""
     claim, admit, give_up = (
         RemotePrefill.claim,
-        RemotePrefill._admit,
-        RemotePrefill._prefill_locally,
+        RemotePrefill.on_admitted,
+        RemotePrefill.on_given_up,
     )
 
     def noted_claim(self: RemotePrefill, asked: Claim, stream: Any) -> bool:
@@ -54,8 +54,8 @@ def note_handoffs(notes: Notes) -> None:
         give_up(self, cause, detail, quarantined=quarantined)
 
     RemotePrefill.claim = noted_claim  # type: ignore[method-assign]
-    RemotePrefill._admit = noted_admit  # type: ignore[method-assign]
-    RemotePrefill._prefill_locally = noted_give_up  # type: ignore[method-assign]
+    RemotePrefill.on_admitted = noted_admit  # type: ignore[method-assign]
+    RemotePrefill.on_given_up = noted_give_up  # type: ignore[method-assign]
 
 
 def flip_bits(probability: float, seed: int, notes: Notes) -> None:

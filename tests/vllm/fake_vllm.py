@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,19 @@ class KVEventsConfig:
 
 
 @dataclass
+class KVTransferConfig:
+    kv_connector: str
+    kv_connector_module_path: str
+    kv_role: str
+    kv_load_failure_policy: str = "fail"
+    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_kv_producer(self) -> bool:
+        return self.kv_role in ("kv_producer", "kv_both")
+
+
+@dataclass
 class StructuredOutputsParams:
     json: str | None = None
     regex: str | None = None
@@ -51,15 +65,16 @@ class StructuredOutputsParams:
 @dataclass
 class SamplingParams:
     output_kind: str
-    structured_outputs: StructuredOutputsParams | None
     max_tokens: int
-    stop_token_ids: list[int] | None
-    logprobs: int | None
     detokenize: bool
-    ignore_eos: bool
-    seed: int | None
-    min_tokens: int
-    logit_bias: dict[int, float] | None
+    structured_outputs: StructuredOutputsParams | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    extra_args: dict[str, Any] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -79,6 +94,7 @@ class AsyncEngineArgs:
     served_model_name: str | list[str] | None = None
     data_parallel_size: int = 1
     kv_events_config: KVEventsConfig | None = None
+    kv_transfer_config: KVTransferConfig | None = None
     structured_outputs_config: Any = field(default_factory=lambda: SimpleNamespace(backend="auto"))
 
     @staticmethod
@@ -86,11 +102,19 @@ class AsyncEngineArgs:
         parser.add_argument("--model")
         parser.add_argument("--served-model-name", nargs="+")
         parser.add_argument("--data-parallel-size", type=int, default=1)
+        parser.add_argument("--kv-transfer-config")
         return parser
 
     @classmethod
     def from_cli_args(cls, parsed: argparse.Namespace) -> "AsyncEngineArgs":
-        return cls(parsed.model, parsed.served_model_name, parsed.data_parallel_size)
+        given = parsed.kv_transfer_config
+        transfer = None if given is None else KVTransferConfig(**json.loads(given))
+        return cls(
+            parsed.model,
+            parsed.served_model_name,
+            parsed.data_parallel_size,
+            kv_transfer_config=transfer,
+        )
 
 
 class AsyncLLM:
@@ -185,13 +209,17 @@ MODULES: dict[str, dict[str, Any]] = {
         "SamplingParams": SamplingParams,
         "TokensPrompt": dict,
     },
-    "vllm.config": {"KVEventsConfig": KVEventsConfig, "VllmConfig": SimpleNamespace},
+    "vllm.config": {
+        "KVEventsConfig": KVEventsConfig,
+        "KVTransferConfig": KVTransferConfig,
+        "VllmConfig": SimpleNamespace,
+    },
     "vllm.exceptions": {
         "GracefulHTTPError": GracefulHTTPError,
         "VLLMClientError": VLLMClientError,
     },
     "vllm.sampling_params": {
-        "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+        "RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final"),
         "StructuredOutputsParams": StructuredOutputsParams,
     },
     "vllm.utils": {},

@@ -25,9 +25,11 @@ from tandem.sdk.exceptions import (
 )
 from tandem.sdk.worker.context import Context
 from tandem.vllm import versions
+from tandem.vllm.prompts import PromptClient
 from tests.vllm import fake_vllm
 from tests.vllm.fake_vllm import AsyncLLM
 
+OTHER = '{"kv_connector": "Other", "kv_connector_module_path": "", "kv_role": "kv_both"}'
 SETTINGS = ConformanceSettings(max_tokens=8, num_abandoned=20)
 
 
@@ -198,6 +200,10 @@ async def test_the_started_engine_describes_its_model(engine_class: Any) -> None
         ([], "MODEL"),
         (["--namespace", "here"], "MODEL"),
         (["some-model", "--data-parallel-size", "2"], "data_parallel_size"),
+        (
+            ["some-model", "--disaggregation-mode", "decode", "--kv-transfer-config", OTHER],
+            "kv_transfer_config",
+        ),
     ],
 )
 async def test_arguments_that_cannot_be_served_are_refused_by_name(
@@ -206,6 +212,55 @@ async def test_arguments_that_cannot_be_served_are_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         await engine_class.from_args(words)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("mode", "role", "served"),
+    [("decode", "kv_consumer", "backend"), ("prefill", "kv_producer", "prefill")],
+)
+async def test_a_mode_of_disaggregation_is_a_connector(
+    engine_class: Any, mode: str, role: str, served: str
+) -> None:
+    engine, config = await engine_class.from_args(["m", "--disaggregation-mode", mode])
+    assert config.served_component == served
+    await engine.start(1)
+    (llm,) = AsyncLLM.made
+    transfer = llm.arguments.kv_transfer_config
+    assert transfer.kv_role == role and transfer.kv_load_failure_policy == "recompute"
+    assert transfer.kv_connector_module_path == "tandem.vllm.connector"
+    assert ("prompts" in transfer.kv_connector_extra_config) is (mode == "prefill")
+    await engine.cleanup()
+
+
+async def test_a_prefill_engine_computes_the_prompts_that_its_connector_sends(
+    engine_class: Any,
+) -> None:
+    engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "prefill"])
+    await engine.start(1)
+    (llm,) = AsyncLLM.made
+    client, failed = PromptClient(), asyncio.Queue[tuple[str, str]]()
+    client.on_failed = lambda key, reason: failed.put_nowait((key, reason))
+    path = llm.arguments.kv_transfer_config.kv_connector_extra_config["prompts"]
+    listening = asyncio.create_task(client.listen(await client.connect(path)))
+    client.compute("a-ticket", [1, 2, 3], "salt")
+    client.compute("an-empty-one", [], "")
+    key, reason = await asyncio.wait_for(failed.get(), 5.0)
+    assert key == "an-empty-one" and "the prompt is empty" in reason
+    assert llm.prompts == [{"prompt_token_ids": [1, 2, 3], "cache_salt": "salt"}]
+    (params,) = llm.params
+    assert params.max_tokens == 1
+    assert params.extra_args == {"kv_transfer_params": {"tandem_ticket": "a-ticket"}}
+    client.close()
+    await engine.cleanup()
+    listening.cancel()
+
+
+async def test_the_callers_place_for_the_prompt_reaches_the_connector(engine: Any) -> None:
+    request = request_for(1, max_tokens=1)
+    request["extra_args"] = {"prefill_place": "remote"}
+    assert [chunk async for chunk in engine.generate(request, Context())]
+    (llm,) = AsyncLLM.made
+    assert llm.params[-1].extra_args == {"kv_transfer_params": {"tandem_prefill": "remote"}}
 
 
 async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(

@@ -5,16 +5,26 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
+import psutil
 
 from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import watch_instances, watch_transfer
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.messages import WorkerStatus
+from tandem.runtime.node import Node
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_disagg" / "vllm_disagg.py"
+_PARTS = {"scheduler": "VLLM::EngineCore", "rank": "VLLM::Worker"}
 PATIENCE_S = 600.0  # a start of vLLM takes a minute of two idle cores
 ARGUMENTS = (
     "--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager",
@@ -22,6 +32,7 @@ ARGUMENTS = (
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines on one machine would share their cores
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -44,6 +55,7 @@ class VllmCluster:
         self.address = f"http://127.0.0.1:{(port := free_port())}"
         self._port = port
         self._services = ["--nats-url", nats.url, "--etcd-endpoints", etcd.url]
+        self._addresses = {"nats_url": nats.url, "etcd_endpoints": etcd.url}
         self.metrics = f"http://127.0.0.1:{(metrics_port := free_port())}/metrics"
         self._metrics_port = metrics_port
         self._namespace = new_id()
@@ -63,15 +75,34 @@ class VllmCluster:
         self._start("frontend", *self._services, *place)
 
     def start_engine(self) -> None:
-        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
         self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
         self.engine = self._start("engine", "vllm", *words)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start_pair(self) -> None:
+        """Start a decode worker and a prefill worker, as the example does."""
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        self._start(*words, program=(str(EXAMPLE),))
+
+    @property
+    def prefill_processes(self) -> dict[str, psutil.Process]:
+        """The processes of the pair's prefill worker: its engine, vLLM's scheduler, the rank."""
+        found = {}
+        for child in psutil.Process(self._running[-1].pid).children():
+            if "prefill" in child.cmdline():
+                found["engine"] = child
+                for each in child.children(recursive=True):
+                    name = " ".join(each.cmdline())
+                    found |= {part: each for part, word in _PARTS.items() if word in name}
+        return found
+
+    def _start(
+        self, *words: str, program: Sequence[str] = ("-m", "tandem.launch")
+    ) -> subprocess.Popen[bytes]:
         log = self._logs / f"{len(self._running)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.launch", *words],
+                [sys.executable, *program, *words],
                 env=self._environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -88,6 +119,13 @@ class VllmCluster:
         for process in self._running:
             process.wait(PATIENCE_S)
 
+    async def prefill_ready(self) -> None:
+        """Wait until a prefill worker and a decode worker are there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while {each.load.role for each in await self.members()} != {"decode", "prefill"}:
+            assert time.monotonic() < deadline, self.log(len(self._running) - 1)
+            await asyncio.sleep(0.1)
+
     async def ready(self, http: aiohttp.ClientSession) -> None:
         """Wait until the frontend has the model."""
         deadline = time.monotonic() + PATIENCE_S
@@ -102,6 +140,42 @@ class VllmCluster:
                 pass
             assert time.monotonic() < deadline, self.log(len(self._running) - 1)
             await asyncio.sleep(0.1)
+
+    async def members(self) -> list[WorkerStatus]:
+        """Return the status of the connector of every vLLM: decode workers, then prefill workers.
+
+        A prefill worker that is dead counts until its lease ends; it has no status.
+        """
+        config = RuntimeConfig(namespace=self._namespace, **self._addresses)
+        async with Node(config, component="test", serves=False) as node:
+            peers = watch_transfer(node.discovery, self._namespace)
+            helpers = watch_instances(node.discovery, self._namespace, "prefill")
+            await peers.ready()
+            await helpers.ready()
+            addresses = [each.address for each in peers.items.values()]
+            addresses += [each.address for each in helpers.items.values()]
+            found = []
+            for address in addresses:
+                async with RequestContext(timeout_s=10.0) as context:
+                    answer = await node.client.call(address, "status", b"", context)
+                    found.append(msgspec.msgpack.decode(answer, type=WorkerStatus))
+            await peers.close()
+            await helpers.close()
+            return found
+
+    async def complete(
+        self, http: aiohttp.ClientSession, prompt: list[int], place: str, **fields: Any
+    ) -> str:
+        """Return the answer to a prompt that is computed at a place, in no cache before."""
+        body = {"model": "random", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+        body |= {"temperature": 0, "cache_salt": new_id(), **fields}
+        headers = {"x-tandem-prefill": place}
+        async with http.post(
+            f"{self.address}/v1/completions", json=body, headers=headers
+        ) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            return str(found["choices"][0]["text"])
 
     async def chat(self, http: aiohttp.ClientSession, **fields: Any) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of a chat's answer."""

@@ -25,9 +25,9 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Decode the prompt: all of its KV is proven, and its first token is here."""
+    """Decode the prompt: all of its KV is proven, and its first token is here, if one comes."""
 
-    first: FirstToken
+    first: FirstToken | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ class DecodeHandoff:
     The worker waits until `deadline`; a write may land up to `grace_ms` after the end of its lease.
     Every block has `num_layers` layers in each of `tp_size` ranks. A block is proven when all of
     its layers are, from every rank of the prefill worker that has heads for them. Without `verify`,
-    blocks that have landed count as proven.
+    blocks that have landed count as proven. Without `awaits_first`, no first token comes, because
+    the decode worker computes the prompt's last token itself.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DecodeHandoff:
         num_layers: int,
         tp_size: int = 1,
         verify: bool = True,
+        awaits_first: bool = True,
     ) -> None:
         assert grant.fill, "a handoff without blocks to fill"
         self.handoff_id = handoff_id
@@ -89,6 +91,7 @@ class DecodeHandoff:
         self.first: FirstToken | None = None
         self.dropped: Counter[DropCause] = Counter()  # messages that were not applied
         self._verify = verify
+        self._awaits_first = awaits_first
         self._grace_s = grace_ms / 1e3
         self._lease_until = 0.0
         self._block_of = dict(grant.fill)  # ordinal |-> block id
@@ -114,8 +117,8 @@ class DecodeHandoff:
 
     @property
     def complete(self) -> bool:
-        """Every block is proven and the first token is here."""
-        return self.first is not None and self.all_proven
+        """Every block is proven and the first token is here, if one comes."""
+        return self.all_proven and (self.first is not None or not self._awaits_first)
 
     @property
     def may_reuse_blocks(self) -> bool:
@@ -350,7 +353,6 @@ class DecodeHandoff:
     def _admit_if_complete(self) -> list[Action]:
         if not self.complete:
             return []
-        assert self.first is not None
         self.state = HandoffState.ADMITTED
         return [Admit(self.first)]
 

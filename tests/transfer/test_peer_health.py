@@ -1,6 +1,6 @@
 """Exclusion of prefill workers for corrupt KV."""
 
-from tandem.decode.peers import WINDOW_S, PeerHealth
+from tandem.transfer.peers import WINDOW_S, PeerHealth
 
 BAD, GOOD = ("bad", "1"), ("good", "1")
 

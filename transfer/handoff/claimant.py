@@ -7,8 +7,8 @@ import secrets
 
 import msgspec
 
-from tandem.prefill.tools import JobTools
 from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
 from tandem.runtime.messages import (
     DECODE_ERRORS,
@@ -20,8 +20,10 @@ from tandem.runtime.messages import (
     TransferMetadata,
     encode,
 )
+from tandem.runtime.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.printable import short
+from tandem.transfer.group import TransferGroup
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +36,18 @@ _CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
 class Claimant:
     """Speaks for one run of a ticket. `run_id` tells the runs of one ticket apart."""
 
-    def __init__(self, tools: JobTools, ticket: PrefillJob) -> None:
+    def __init__(
+        self,
+        node: Node,
+        group: TransferGroup,
+        peers: TypedView[TransferMetadata],
+        ticket: PrefillJob,
+    ) -> None:
         self.run_id = secrets.token_bytes(8)
         self.request_id = f"{ticket.handoff_id.hex()}.{ticket.attempt}"
-        self._tools = tools
+        self._node = node
+        self._group = group
+        self._peers = peers
         self._ticket = ticket
         self._peer: TransferMetadata | None = None
 
@@ -47,7 +57,7 @@ class Claimant:
         The ticket of a new decode worker can arrive before its metadata: wait a little. Raise
         NotFoundError without them, since only registered decode workers are dialed.
         """
-        peers, decode_instance = self._tools.peers, self._ticket.decode_instance
+        peers, decode_instance = self._peers, self._ticket.decode_instance
         if decode_instance not in peers.items:
             with contextlib.suppress(DeadlineError):
                 await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
@@ -58,13 +68,13 @@ class Claimant:
 
     async def claim(self, context: RequestContext) -> ResponseStream:
         """Claim the ticket at the peer; the answer is the first item of the stream."""
-        node, ticket = self._tools.node, self._ticket
+        node, ticket = self._node, self._ticket
         claim = Claim(
             ticket.handoff_id,
             ticket.attempt,
             node.instance_id,
             node.epoch,
-            self._tools.group.layout.tp_size,
+            self._group.layout.tp_size,
             self.run_id,
         )
         return await node.client.open(self._address, "claim", encode(claim), context)
@@ -100,13 +110,13 @@ class Claimant:
             logger.warning("handoff %s: not settled: %s", self.request_id, error)
             if notice is not None:
                 with contextlib.suppress(TransferError):
-                    await self._tools.group.notify(self._ticket.decode_instance, notice)
+                    await self._group.notify(self._ticket.decode_instance, notice)
 
     async def tell(self, endpoint: str, payload: bytes) -> bytes:
         """Call an endpoint of the decode worker and return its answer."""
         context = RequestContext(timeout_s=SETTLE_TIMEOUT_S)
         async with context:
-            return await self._tools.node.client.call(self._address, endpoint, payload, context)
+            return await self._node.client.call(self._address, endpoint, payload, context)
 
     @property
     def _address(self) -> str:

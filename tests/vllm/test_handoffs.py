@@ -1,0 +1,139 @@
+"""Two vLLMs with Tandem's connector: one computes prompts for the other. The last test kills it."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.services import EtcdServer, NatsServer
+from tests.vllm.vllm_cluster import PATIENCE_S, VllmCluster, is_installed
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(PATIENCE_S),
+    pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
+]
+FALLBACK_S = 1.0  # from a loss to the beginning of the local prefill
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    nats: NatsServer, etcd: EtcdServer, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmCluster]:
+    cluster = VllmCluster(nats, etcd, model, tmp_path_factory.mktemp("logs"))
+    cluster.start_frontend()
+    cluster.start_pair()
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+async def ready(cluster: VllmCluster, http: aiohttp.ClientSession) -> AsyncIterator[VllmCluster]:
+    await cluster.ready(http)
+    await cluster.prefill_ready()
+    yield cluster
+
+
+def random_prompt(num_tokens: int) -> list[int]:
+    return [random.randrange(256) for _ in range(num_tokens)]
+
+
+async def num_ended(cluster: VllmCluster, end: str) -> int:
+    """Return how many handoffs ended so."""
+    members = await cluster.members()
+    return sum(int(each.details.get(f"handoffs.{end}", 0)) for each in members)
+
+
+async def test_answers_are_those_of_an_unsplit_vllm(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    lengths = [64, 127, 128, 129, 130, 257, 500, 1000, 1900]
+    before = await num_ended(ready, "admitted")
+    for num_tokens in lengths:
+        prompt = random_prompt(num_tokens)
+        for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
+            remote = await ready.complete(http, prompt, "remote", **sampling)
+            assert remote == await ready.complete(http, prompt, "local", **sampling)
+    assert await num_ended(ready, "admitted") == before + 2 * len(lengths)
+
+
+async def test_a_cached_prefix_is_not_sent_again(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    prompt, salt = random_prompt(700), "shared"
+    first = await ready.complete(http, prompt[:400], "local", cache_salt=salt)
+    assert first
+    remote = await ready.complete(http, prompt, "remote", cache_salt=salt)
+    assert remote == await ready.complete(http, prompt, "local")
+
+
+async def test_many_prompts_at_one_time_and_callers_that_leave(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    prompts = [random_prompt(random.randrange(64, 1500)) for _ in range(24)]
+    remote = [asyncio.create_task(ready.complete(http, each, "remote")) for each in prompts]
+    await asyncio.sleep(0.05)
+    for task in remote[::3]:
+        task.cancel()
+    answers = await asyncio.gather(*remote, return_exceptions=True)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if isinstance(answer, str):
+            assert answer == await ready.complete(http, prompt, "local")
+        else:
+            assert isinstance(answer, asyncio.CancelledError), answer
+    deadline = time.monotonic() + 30.0
+    while any(each.details["num_open_handoffs"] for each in await ready.members()):
+        assert time.monotonic() < deadline, "handoffs of callers that left are open"
+        await asyncio.sleep(0.1)
+
+
+async def lost_in_mid_prompt(
+    cluster: VllmCluster, http: aiohttp.ClientSession, lose: Callable[[], None]
+) -> float:
+    """Return the seconds from the loss to the answer, less those of computing it here."""
+    prompt = random_prompt(1900)
+    began_at = time.perf_counter()
+    expected = await cluster.complete(http, prompt, "local")
+    local_s = time.perf_counter() - began_at
+    asked = asyncio.create_task(cluster.complete(http, prompt, "remote"))
+    while not any(each.details["num_jobs"] for each in await cluster.members()):
+        assert not asked.done(), "the prompt is too short to be lost"
+    lose()
+    lost_at = time.perf_counter()
+    assert await asked == expected
+    return time.perf_counter() - lost_at - local_s
+
+
+@pytest.mark.parametrize("part", ["rank", "scheduler", "engine"])
+async def test_a_stopped_prefill_worker_costs_no_second(
+    ready: VllmCluster, http: aiohttp.ClientSession, part: str
+) -> None:
+    process = ready.prefill_processes[part]
+    process.send_signal(signal.SIGSTOP)
+    try:
+        prompt = random_prompt(1900)
+        expected = await ready.complete(http, prompt, "local")
+        began_at = time.perf_counter()
+        assert await ready.complete(http, prompt, "local") == expected
+        local_s = time.perf_counter() - began_at
+        began_at = time.perf_counter()
+        assert await ready.complete(http, prompt, "remote") == expected
+        assert time.perf_counter() - began_at - local_s < 2 * FALLBACK_S
+    finally:
+        process.send_signal(signal.SIGCONT)
+    prompt = random_prompt(300)
+    remote = await ready.complete(http, prompt, "remote")
+    assert remote == await ready.complete(http, prompt, "local")
+
+
+async def test_a_killed_prefill_worker_costs_no_second(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    rank = ready.prefill_processes["rank"]
+    waited_s = await lost_in_mid_prompt(ready, http, rank.kill)
+    assert waited_s < FALLBACK_S

@@ -1,0 +1,270 @@
+"""The connector in vLLM's scheduler: decisions, tickets and pins, against a fake of its calls."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tandem.decode.config import DisaggConfig, Policy
+from tandem.vllm.scheduler_side import MAX_NEWS_AGE_S
+from tandem.vllm.step_messages import PrefillView
+from tests.vllm.fake_scheduler import (
+    BLOCK_SIZE,
+    REMOTE,
+    FakeRequest,
+    FakeVllm,
+    at,
+    for_ticket,
+)
+
+
+def with_news(num_blocks: int = 16) -> FakeVllm:
+    vllm = FakeVllm(num_blocks)
+    vllm.step()
+    return vllm
+
+
+def offered(vllm: FakeVllm, num_tokens: int = 10, num_cached: int = 0) -> tuple[FakeRequest, str]:
+    """A request that is offered, and the key of its offer."""
+    request = vllm.add(FakeRequest(f"r{len(vllm.requests)}", num_tokens))
+    orders = vllm.step(num_cached)
+    (offer,) = orders.offers
+    return request, offer.key
+
+
+def test_a_prompt_is_offered_but_for_its_last_token() -> None:
+    vllm = with_news()
+    request = vllm.add(FakeRequest("r", 9))
+    (offer,) = vllm.step().offers
+    assert offer.token_ids == list(range(8)) and offer.block_ids == request.block_ids[:2]
+    vllm.prove(offer.key)
+    vllm.step()
+    assert request.status == "running" and request.num_computed_tokens == 8
+    assert not vllm.side.num_pinned_blocks
+
+
+def test_without_news_the_scheduler_asks_again_and_never_for_ever() -> None:
+    vllm = FakeVllm()
+    request = FakeRequest("r", 10)
+    assert vllm.side.matched(request, 0) == (None, False)
+    vllm.step()
+    vllm.now += 2 * MAX_NEWS_AGE_S
+    old = FakeRequest("old", 10)
+    assert vllm.side.matched(old, 0) == (None, False), "the view is older than the request"
+    vllm.step()
+    vllm.now += 2 * MAX_NEWS_AGE_S
+    assert vllm.side.matched(old, 0) == (9, True), "one step's news after the request is enough"
+
+
+def test_the_policy_and_the_requests_own_wish_decide() -> None:
+    def place(view: PrefillView, wish: str | None = None, num_tokens: int = 40) -> str:
+        vllm = FakeVllm()
+        vllm.view = view
+        vllm.step()
+        request = FakeRequest("r", num_tokens, at(wish) if wish else None)
+        return "remote" if vllm.side.matched(request, 0)[1] else "local"
+
+    adaptive = PrefillView(DisaggConfig(max_local_prefill_length=30), 1, True, 0)
+    assert place(adaptive) == "remote" and place(adaptive, num_tokens=31) == "local"
+    assert place(adaptive, "elsewhere", 5) == "local", "no place at all"
+    assert place(adaptive, "local") == "local" and place(adaptive, "remote", 5) == "remote"
+    full = PrefillView(DisaggConfig(max_local_prefill_length=30), 1, True, 2)
+    assert place(full) == "local"
+    assert place(PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 0, True, 0)) == "local"
+    assert place(PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 1, False, 0)) == "local"
+
+
+def test_prompts_whose_kv_is_not_that_of_their_tokens_stay_local() -> None:
+    vllm = with_news()
+    for change in (
+        {"lora_request": object()},
+        {"mm_features": (1,)},
+        {"prompt_embeds": object()},
+        {"skip_reading_prefix_cache": True},
+        {"sampling_params": None},
+    ):
+        request = FakeRequest("r", 10)
+        for name, value in change.items():
+            setattr(request, name, value)
+        assert vllm.side.matched(request, 0) == (0, False), change
+        vllm.side.finished(request)
+
+
+# ---- cases of vLLM's own connectors, by their issues ------------------------------------------
+
+
+def test_issue_48633_c3_a_partial_prefix_hit_fills_the_blocks_after_it() -> None:
+    vllm = with_news()
+    request = vllm.add(FakeRequest("r", 15))
+    (offer,) = vllm.step(num_cached=2 * BLOCK_SIZE).offers
+    assert offer.num_cached_blocks == 2 and offer.block_ids == request.block_ids
+    assert offer.token_ids == list(range(14)), "the prefill worker names blocks by their place"
+
+
+def test_issue_48633_c1_a_request_aborted_after_its_offer_keeps_its_blocks() -> None:
+    vllm = with_news()
+    request, key = offered(vllm)
+    blocks = set(request.block_ids)
+    vllm.abort(request)
+    assert not blocks & set(vllm.pool.free), "nothing has said yet that no write can land"
+    assert vllm.step().cancelled == [key]
+    assert not set(vllm.side._pinned[key]) & set(vllm.pool.free)
+    vllm.settle(key)
+    vllm.step()
+    assert blocks <= set(vllm.pool.free)
+
+
+def test_issue_56104_blocks_of_a_failed_load_wait_for_sibling_writes() -> None:
+    vllm = with_news(num_blocks=8)
+    request, key = offered(vllm)
+    blocks = request.block_ids
+    vllm.give_up(key, quarantined=True)
+    vllm.step()
+    vllm.step()
+    assert request.status == "running" and not set(request.block_ids) & set(blocks)
+    assert vllm.side.is_busy and set(blocks) == set(vllm.side._pinned[key])
+    vllm.settle(key)
+    vllm.step()
+    assert not vllm.side.is_busy
+
+
+def test_issue_55470_a_write_after_the_lease_finds_its_blocks_free_of_others() -> None:
+    vllm = with_news(num_blocks=6)
+    _, key = offered(vllm)
+    vllm.give_up(key, quarantined=True)
+    others = [vllm.add(FakeRequest(f"other{i}", 8, at("local"))) for i in range(3)]
+    for _ in range(5):
+        vllm.step()  # each step checks the blocks that may still be written
+    assert sum(other.status == "running" for other in others) <= 1
+    vllm.settle(key)
+    vllm.step()
+    assert vllm.side.num_pinned_blocks == 0
+
+
+def test_issue_46283_an_aborted_load_whose_prefill_worker_is_gone_leaks_nothing() -> None:
+    vllm = with_news()
+    request, key = offered(vllm)
+    vllm.abort(request)
+    vllm.step()
+    assert "r0" not in vllm.requests, "vLLM is told at once"
+    vllm.settle(key)  # the lease and its grace are over
+    vllm.step()
+    assert len(vllm.pool.free) == len(vllm.pool.blocks) and not vllm.side.is_busy
+
+
+def test_issue_50754_a_failed_post_is_computed_here_and_not_offered_again() -> None:
+    vllm = with_news()
+    request, key = offered(vllm)
+    vllm.give_up(key, quarantined=False)  # its prefill worker has settled with an error
+    vllm.step()
+    vllm.step()
+    assert request.status == "running" and not vllm.side.is_busy
+    assert request.num_computed_tokens > 0, "computed here"
+
+
+def test_issue_57705_after_the_load_a_preempted_request_is_not_loaded_again() -> None:
+    vllm = with_news()
+    request, key = offered(vllm)
+    vllm.prove(key)
+    vllm.step()
+    assert vllm.side.matched(request, 0) == (0, False)
+
+
+# ---- tickets ----------------------------------------------------------------------------------
+
+
+def test_blocks_of_a_tickets_prompt_stay_after_the_request_until_they_are_read() -> None:
+    vllm = with_news()
+    request = vllm.add(FakeRequest("t", 10, for_ticket("ticket")))
+    vllm.step(chunk=8)
+    vllm.step(chunk=8)
+    assert [each.num_tokens for each in vllm.progress] == [8, 10]
+    blocks = set(request.block_ids)
+    vllm.finish(request)
+    assert vllm.step().over == ["ticket"] and not blocks & set(vllm.pool.free)
+    vllm.ends.released("ticket")
+    vllm.step()
+    assert blocks <= set(vllm.pool.free)
+
+
+def test_a_key_that_a_caller_makes_up_pins_nothing_at_a_decode_worker() -> None:
+    vllm = FakeVllm(takes=False)
+    vllm.step()
+    request = vllm.add(FakeRequest("t", 10, for_ticket("made up") | at("local")))
+    vllm.step()
+    assert request.status == "running" and not vllm.progress and not vllm.side.is_busy
+
+
+class Handoffs(RuleBasedStateMachine):
+    """Requests come, are aborted and end; loads are proven or fail; writes settle late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vllm = with_news(num_blocks=10)
+        self.count = 0
+
+    @rule(
+        num_tokens=st.integers(1, 20),
+        params=st.sampled_from([None, at("local"), at("remote"), "ticket"]),
+    )
+    def add(self, num_tokens: int, params: object) -> None:
+        self.count += 1
+        given = for_ticket(f"t{self.count}") if params == "ticket" else params
+        assert given is None or isinstance(given, dict)
+        self.vllm.add(FakeRequest(f"q{self.count}", num_tokens, given))
+
+    @rule(num_cached=st.sampled_from([0, 4, 8]), chunk=st.integers(1, 8))
+    def step(self, num_cached: int, chunk: int) -> None:
+        self.vllm.step(num_cached, chunk)
+
+    @rule(place=st.sampled_from([REMOTE, PrefillView(DisaggConfig(), 0, True, 0)]))
+    def prefill_workers_come_and_go(self, place: PrefillView) -> None:
+        self.vllm.view = place
+
+    @precondition(lambda self: self.vllm.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        live = [each for each in self.vllm.requests.values() if each.status != "finished"]
+        if live:
+            self.vllm.abort(data.draw(st.sampled_from(live)))
+
+    @precondition(lambda self: self.vllm.offers)
+    @rule(data=st.data(), end=st.sampled_from(["proven", "failed", "quarantined"]))
+    def end_a_load(self, data: st.DataObject, end: str) -> None:
+        key = data.draw(st.sampled_from(sorted(self.vllm.offers)))
+        if end == "proven":
+            self.vllm.prove(key)
+        else:
+            self.vllm.give_up(key, quarantined=end == "quarantined")
+
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        given_up = sorted(self.vllm.writable.keys() - self.vllm.offers.keys())
+        if given_up:
+            self.vllm.settle(data.draw(st.sampled_from(given_up)))
+
+    @rule()
+    def sources_are_read(self) -> None:
+        for progress in self.vllm.progress:
+            self.vllm.ends.released(progress.key)
+        self.vllm.progress.clear()
+
+    @invariant()
+    def no_write_can_hit_another_request(self) -> None:
+        self.vllm.check()
+
+    def teardown(self) -> None:
+        vllm = self.vllm
+        for request in list(vllm.requests.values()):
+            if request.status != "finished":
+                vllm.abort(request)
+        vllm.step()
+        for key in list(vllm.writable.keys() - vllm.offers.keys()):
+            vllm.settle(key)
+        self.sources_are_read()
+        vllm.step()
+        assert not vllm.requests and not vllm.side.is_busy
+        assert len(vllm.pool.free) == len(vllm.pool.blocks), "blocks leak"
+
+
+TestHandoffs = Handoffs.TestCase
+TestHandoffs.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,131 @@
+"""The open handoffs into the blocks of this process: their table and their endpoints.
+
+Runs on the event loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import (
+    Ack,
+    Claim,
+    ClaimRefused,
+    PrefixBlocks,
+    PrefixRequest,
+    Settled,
+    encode,
+)
+from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.handoff.landed import decode_landed, decode_settled
+from tandem.transfer.handoff.receiver import HandoffReceiver
+from tandem.transfer.peers import PeerHealth
+
+logger = logging.getLogger(__name__)
+
+Receiver = TypeVar("Receiver", bound=HandoffReceiver)
+
+
+class OpenHandoffs(Generic[Receiver]):
+    """The open handoffs, by handoff id, and what prefill workers send them."""
+
+    def __init__(self, transfer: TransferConfig) -> None:
+        self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
+        self._aio = asyncio.get_running_loop()
+        self._open: dict[bytes, Receiver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_taken = 0  # handoffs that were claimed or given up; read by other threads
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of every open handoff that hold between any two events."""
+        for handoff_id, receiver in self._open.items():
+            assert receiver.machine.handoff_id == handoff_id
+            receiver.machine.check_invariants()
+
+    def excluded(self) -> list[str]:
+        """Return the prefill workers that get no work from here now. From any thread."""
+        return self.health.excluded(time.perf_counter())
+
+    def find(self, handoff_id: bytes) -> Receiver | None:
+        return self._open.get(handoff_id)
+
+    def add(self, receiver: Receiver) -> None:
+        self._open[receiver.machine.handoff_id] = receiver
+
+    def remove(self, receiver: Receiver) -> None:
+        """Remove a handoff that has ended."""
+        del self._open[receiver.machine.handoff_id]
+        if receiver.machine.claimant is None:
+            self.num_taken += 1
+
+    async def close(self) -> None:
+        """Retract all open handoffs, while the pool is registered."""
+        for receiver in list(self._open.values()):
+            receiver.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work`; `close` awaits it."""
+        task = self._aio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- messages of prefill workers; those of unknown handoffs are dropped -------------------
+
+    def register(self, server: RequestServer) -> None:
+        """Serve the handoff endpoints."""
+        server.register("claim", self._on_claim)
+        server.register("settled", self._on_settled)
+        server.register("prefix_blocks", self._on_prefix_blocks)
+
+    async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        """Answer a claim; the stream of a granted one stays open until the handoff has ended."""
+        claim = msgspec.msgpack.decode(payload, type=Claim)
+        receiver = self.find(claim.handoff_id)
+        if receiver is None:
+            answer.send(encode(ClaimRefused("unknown")))
+            return
+        was_unclaimed = receiver.is_unclaimed
+        if not receiver.claim(claim, answer):
+            return
+        self.num_taken += was_unclaimed
+        forget = context.on_cancel(lambda: receiver.claim_stream_lost(claim, answer))
+        try:
+            await receiver.ended.wait()
+        finally:
+            forget()
+
+    async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        settled = msgspec.msgpack.decode(payload, type=Settled)
+        if (receiver := self.find(settled.handoff_id)) is not None:
+            receiver.settled(settled)
+        answer.send(encode(Ack()))
+
+    async def _on_prefix_blocks(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
+        receiver = self.find(request.handoff_id)
+        blocks = PrefixBlocks() if receiver is None else await receiver.prefix_blocks(request)
+        answer.send(encode(blocks))
+
+    def on_notification(self, decode_rank: int, data: bytes) -> None:
+        """Handle a message of the transfer plane to one of the own ranks, from any sender."""
+        if (landed := decode_landed(data)) is not None:
+            if (receiver := self.find(landed.handoff_id)) is not None:
+                receiver.landed(landed, decode_rank)
+        elif (settled := decode_settled(data)) is not None:
+            if (receiver := self.find(settled.handoff_id)) is not None:
+                receiver.settled_notice(settled)
+        else:
+            logger.warning("dropped %d bytes over the transfer plane: no such message", len(data))

@@ -1,0 +1,199 @@
+"""Handoffs into the blocks of a vLLM: offers, and the ends that vLLM is given."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from tandem.decode.config import DisaggConfig
+from tandem.queue.prefill_queue import PrefillQueue
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.messages import (
+    Claimed,
+    FirstToken,
+    Instance,
+    PrefillJob,
+    SamplingParams,
+    pack_tokens,
+)
+from tandem.runtime.node import Node
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
+from tandem.transfer.handoff.causes import CloseCause
+from tandem.transfer.handoff.decode import DecodeHandoff
+from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
+from tandem.transfer.handoff.table import OpenHandoffs
+from tandem.transfer.peers import is_dead, is_stopped
+from tandem.vllm.ends import Ends
+from tandem.vllm.kv_layout import VllmBlocks
+from tandem.vllm.step_messages import Offer
+
+logger = logging.getLogger(__name__)
+
+CLAIMANT_CHECK_INTERVAL_S = 0.25
+
+
+class VllmHandoff(HandoffReceiver):
+    """One handoff of one request of vLLM's."""
+
+    def __init__(
+        self,
+        tools: ReceiverTools,
+        offer: Offer,
+        machine: DecodeHandoff,
+        ends: Ends,
+        remove: Callable[["VllmHandoff"], None],
+    ) -> None:
+        super().__init__(tools, offer.request_id, machine, {})
+        self._offer = offer
+        self._ends = ends
+        self._remove = remove
+        self._is_quarantined = False
+        self._began_at = time.perf_counter()
+
+    def on_claimed(self, prefill_instance: str) -> None:
+        self._tools.spawn(self._watch_for_a_stop())
+
+    def on_admitted(self, first: FirstToken | None) -> None:
+        self._ends.loaded(self.request_id)
+        duration_ms = (time.perf_counter() - self._began_at) * 1e3
+        key, name = self._offer.key, self.request_id
+        logger.debug("request %s, ticket %s: loaded in %.1f ms", name, key, duration_ms)
+
+    def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
+        logger.warning("request %s: prefilled locally (%s): %s", self.request_id, cause, detail)
+        self._give_up(failed=True, quarantined=quarantined)
+
+    def on_cancelled(self, *, quarantined: bool) -> None:
+        self._give_up(failed=False, quarantined=quarantined)
+
+    def on_released(self, block_ids: list[int]) -> None:
+        """Do nothing: `on_ended` comes at once, and vLLM's scheduler frees the blocks."""
+
+    def on_ended(self) -> None:
+        if self._is_quarantined:
+            self._ends.released(self._offer.key)
+        self._remove(self)
+
+    def _give_up(self, *, failed: bool, quarantined: bool) -> None:
+        self._is_quarantined = quarantined
+        self._ends.given_up(
+            self.request_id, self._offer.key, failed=failed, quarantined=quarantined
+        )
+
+    async def _watch_for_a_stop(self) -> None:
+        """Give up once the claimant's process is dead or stopped, before its heartbeats tell."""
+        claimant = self._claimant
+        while claimant is not None and self.machine.is_live:
+            if is_dead(claimant) or is_stopped(claimant):
+                self.run(self.machine.peer_lost(claimant.instance_id))
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
+                    await self.ended.wait()
+
+
+class VllmHandoffs(OpenHandoffs[VllmHandoff]):
+    """The open handoffs of a vLLM."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        queue: PrefillQueue,
+        group: TransferGroup,
+        blocks: VllmBlocks,
+        thresholds: Callable[[], DisaggConfig],
+        transfer: TransferConfig,
+        deployment: str,
+        prefill_instances: Mapping[str, Instance],
+        ends: Ends,
+    ) -> None:
+        super().__init__(transfer)
+        self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
+        self._node = node
+        self._queue = queue
+        self._blocks = blocks
+        self._thresholds = thresholds
+        self._transfer = transfer
+        self._deployment = deployment
+        self._ends = ends
+        self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
+
+    def remove(self, receiver: VllmHandoff) -> None:
+        super().remove(receiver)
+        self.num_ended[receiver.machine.close_cause or "admitted"] += 1
+
+    @property
+    def num_unclaimed(self) -> int:
+        return sum(handoff.is_unclaimed for handoff in self._open.values())
+
+    def start(self, offer: Offer) -> None:
+        """Publish a ticket for the prompt."""
+        config = self._thresholds()
+        num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._blocks.block_size
+        timeout_ms = config.handoff_timeout_ms + round(
+            config.handoff_timeout_ms_per_token * num_uncached
+        )
+        machine = self._machine(offer, timeout_ms)
+        handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
+        self.add(handoff)
+        handoff.run([])  # sets its first timer
+        job = PrefillJob(
+            handoff_id=machine.handoff_id,
+            attempt=machine.attempt,
+            deployment=self._deployment,
+            decode_instance=self._node.instance_id,
+            decode_epoch=self._node.epoch,
+            num_tokens=len(offer.token_ids),
+            num_uncached_tokens=num_uncached,
+            deadline_ms=timeout_ms,
+        )
+        self.spawn(self._publish(handoff, job))
+        self._aio.call_later(
+            config.claim_timeout_ms / 1e3,
+            handoff.give_up_unclaimed,
+            CloseCause.UNCLAIMED,
+            "no prefill worker claimed it in time",
+        )
+
+    def cancel(self, key: str) -> None:
+        """End the handoff of a request that is over; one that has ended is none."""
+        if (handoff := self.find(bytes.fromhex(key))) is not None:
+            handoff.cancel()
+
+    def _machine(self, offer: Offer, timeout_ms: int) -> DecodeHandoff:
+        table = self._blocks.table(offer.block_ids)
+        num_cached = offer.num_cached_blocks * self._blocks.num_layers
+        grant = Claimed(
+            secret=secrets.token_bytes(16),
+            lease_ms=timeout_ms,
+            token_ids=pack_tokens(offer.token_ids),
+            sampling=SamplingParams(),
+            fill=list(enumerate(table))[num_cached:],
+            cached_ordinals=[],  # records in vLLM's cache are not READ
+            cache_salt=offer.cache_salt,
+        )
+        return DecodeHandoff(
+            bytes.fromhex(offer.key),
+            1,
+            grant,
+            deadline=time.perf_counter() + timeout_ms / 1e3,
+            grace_ms=self._transfer.grace_ms,
+            num_layers=1,
+            verify=self._transfer.verify,
+            awaits_first=False,
+        )
+
+    async def _publish(self, handoff: VllmHandoff, job: PrefillJob) -> None:
+        try:
+            await self._queue.publish(job)
+        except ServiceError as error:
+            logger.warning("request %s: no ticket: %s", handoff.request_id, error)
+            # A claim proves that the queue has the ticket, and that only its answer was late.
+            handoff.give_up_unclaimed(CloseCause.QUEUE_LOST, "the prefill queue is not reachable")
+            return
+        handoff.machine.published()

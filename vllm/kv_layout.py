@@ -1,0 +1,133 @@
+"""vLLM's KV pool as Tandem's transfers see it: a block per layer for every block of tokens.
+
+vLLM keeps one piece of memory with a region per layer, `[layers, blocks, heads, tokens, K and V]`.
+A layer of a block is one contiguous record, so a layer stands for a group of layers of
+`tandem.transfer.layout`: its block `b` is record `layer * num_blocks + b`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tandem.runtime.errors import ConfigError
+from tandem.transfer.layout import ELEMENT_BYTES, KvLayout
+from tandem.transfer.transport import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class VllmBlocks:
+    """The size of vLLM's pool, and the way from its blocks to records."""
+
+    num_blocks: int
+    num_layers: int
+    block_size: int  # tokens
+
+    def records(self, block_id: int) -> list[int]:
+        """Return the records of a block, by layer."""
+        return [layer * self.num_blocks + block_id for layer in range(self.num_layers)]
+
+    def table(self, block_ids: Sequence[int]) -> list[int]:
+        """Return the block table of a handoff: ordinal `i * num_layers + layer` is a record."""
+        return [record for block_id in block_ids for record in self.records(block_id)]
+
+
+@dataclass(slots=True)
+class VllmPool:
+    """vLLM's memory as a `KvMemory` of records, without spare blocks."""
+
+    tensor: "torch.Tensor"  # [num_layers * num_blocks, record bytes]
+    base_address: int
+    block_bytes: int
+    num_blocks: int
+    num_spare_blocks: int
+    memory: Memory
+    device_id: int
+
+
+def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raise ConfigError that names the first thing about the engine that has no handoffs."""
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
+        raise _refused("kv_load_failure_policy", "set it to recompute: a failed handoff is one")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+                 "decode_context_parallel_size", "prefill_context_parallel_size"):  # fmt: skip
+        if getattr(parallel, name, 1) != 1:
+            raise _refused(name, f"is {getattr(parallel, name)}; handoffs have one rank")
+    if vllm_config.speculative_config is not None:
+        raise _refused("speculative_config", "speculative decoding has no handoffs")
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise _refused("kv_cache_groups", f"the model has {len(groups)} kinds of KV blocks, not 1")
+    spec = groups[0].kv_cache_spec
+    if type(spec).__name__ != "FullAttentionSpec":
+        raise _refused("kv_cache_spec", f"layers of {type(spec).__name__} have no handoffs")
+    if spec.sliding_window is not None or spec.attention_chunk_size is not None:
+        raise _refused("sliding_window", "layers with a window have no handoffs")
+    layout = layout_of(kv_cache_config)
+    if spec.page_size_bytes != layout.block_bytes:
+        raise _refused("kv_cache_dtype", f"a block of a layer is {spec.page_size_bytes} bytes, "
+                       f"not {layout.block_bytes}")  # fmt: skip
+    tensors = kv_cache_config.kv_cache_tensors
+    if len(tensors) != 1 or not _is_by_layers(tensors[0], spec.page_size_bytes, kv_cache_config):
+        raise _refused("kv_cache_layout", "the layers do not lie one after another; set LBHNC")
+
+
+def _is_by_layers(tensor: Any, page_bytes: int, kv_cache_config: Any) -> bool:
+    return bool(
+        tensor.offset == 0
+        and tensor.block_stride == page_bytes
+        and tensor.layer_stride == page_bytes * kv_cache_config.num_blocks
+        and len(tensor.layers) == len(kv_cache_config.kv_cache_groups[0].layer_names)
+    )
+
+
+def blocks_of(kv_cache_config: Any) -> VllmBlocks:
+    """Return the size of the pool."""
+    group = kv_cache_config.kv_cache_groups[0]
+    num_layers, block_size = len(group.layer_names), group.kv_cache_spec.block_size
+    return VllmBlocks(kv_cache_config.num_blocks, num_layers, block_size)
+
+
+def layout_of(kv_cache_config: Any) -> KvLayout:
+    """Return the layout of a record, which has one layer."""
+    group = kv_cache_config.kv_cache_groups[0]
+    spec = group.kv_cache_spec
+    dtype = str(spec.dtype).removeprefix("torch.")
+    if dtype not in ELEMENT_BYTES:
+        raise _refused("kv_cache_dtype", f"KV of {dtype} has no handoffs")
+    return KvLayout(
+        num_layers=1,
+        num_kv_heads=spec.num_kv_heads,
+        block_size=spec.block_size,
+        head_dim=spec.head_size,
+        dtype=dtype,
+        windows=(0,) * len(group.layer_names),
+    )
+
+
+def pool_of(kv_cache_config: Any, kv_caches: "dict[str, torch.Tensor]") -> VllmPool:
+    """Return the pool over the registered tensors, which are views of one piece of memory."""
+    import torch
+
+    blocks, layout = blocks_of(kv_cache_config), layout_of(kv_cache_config)
+    num_records = blocks.num_layers * blocks.num_blocks
+    first = kv_caches[kv_cache_config.kv_cache_tensors[0].layers[0]]
+    flat = torch.empty(0, dtype=torch.uint8, device=first.device)
+    flat.set_(first.untyped_storage())
+    records = flat[: num_records * layout.block_bytes].view(num_records, layout.block_bytes)
+    return VllmPool(
+        tensor=records,
+        base_address=records.data_ptr(),
+        block_bytes=layout.block_bytes,
+        num_blocks=num_records,
+        num_spare_blocks=0,
+        memory="VRAM" if first.device.type == "cuda" else "DRAM",
+        device_id=first.device.index or 0,
+    )
+
+
+def _refused(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"Tandem's connector: {name}: {reason}", param=name)

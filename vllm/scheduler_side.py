@@ -1,0 +1,234 @@
+"""The connector in vLLM's scheduler: local or remote, tickets, and blocks that must not be reused.
+
+Pure, without vLLM. Blocks in which writes may still land, or from which they may still read, are
+pinned by a reference of their own, so whatever vLLM does with the request frees them later.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from tandem.decode.admission import Decision, PrefillSide, decide
+from tandem.decode.config import Policy
+from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.messages import PrefillPlace
+from tandem.vllm.step_messages import News, Offer, Orders, Progress
+
+TICKET = "tandem_ticket"  # in the `kv_transfer_params` of a prompt that is computed for a ticket
+PLACE = "tandem_prefill"  # local or remote, in those of any other request
+MAX_NEWS_AGE_S = 0.5
+
+
+class Request(Protocol):
+    """vLLM's request."""
+
+    request_id: str
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    all_token_ids: Sequence[int]
+    cache_salt: str | None
+    kv_transfer_params: dict[str, Any] | None
+
+
+class BlockPool(Protocol):
+    """The part of vLLM's block pool that counts references."""
+
+    blocks: Sequence[Any]  # by block id
+
+    def touch(self, blocks: Sequence[Any]) -> None: ...
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Offered:
+    key: str
+    block_ids: list[int]  # that are filled
+
+
+@dataclass(slots=True)
+class _Source:
+    key: str
+    request: Request
+
+
+class SchedulerSide:
+    """Answers the scheduler's calls.
+
+    With `offers`, prompts may go to prefill workers. With `takes`, requests with a ticket's key
+    are prompts of other workers; elsewhere a key has no meaning, since callers can make one up.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        offers: bool,
+        takes: bool,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool: BlockPool | None = None
+        self._block_size = block_size
+        self._offers = offers
+        self._takes = takes
+        self._now = now
+        self._news: News | None = None
+        self._news_at = 0.0
+        self._asked_at: dict[str, float] = {}  # requests that wait for news
+        self._decided: set[str] = set()  # requests that are not offered, or not again
+        self._offered: dict[str, _Offered] = {}  # by request, until vLLM names the request
+        self._sources: dict[str, _Source] = {}  # by request: prompts of tickets
+        self._pinned: dict[str, list[int]] = {}  # by key
+        self._orders = Orders()
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return sum(map(len, self._pinned.values()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Blocks are pinned: the engine must go on with its steps to have them released."""
+        return bool(self._pinned)
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def matched(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return the number of tokens to load, and True for a load beside the steps.
+
+        None: decided at one of the next steps, because the view of the prefill workers is old.
+        """
+        num_wanted = request.num_prompt_tokens - 1 - num_computed_tokens
+        if not self._may_offer(request) or num_wanted < 1:
+            self._decided.add(request.request_id)
+            return 0, False
+        asked_at = self._asked_at.setdefault(request.request_id, self._now())
+        if self._news is None or self._news_at < asked_at - MAX_NEWS_AGE_S:
+            return None, False
+        decision = self._decide(request, num_wanted, num_computed_tokens)
+        if decision.place == "local":
+            self._decided.add(request.request_id)
+            return 0, False
+        return num_wanted, True
+
+    def _may_offer(self, request: Request) -> bool:
+        if not self._offers or request.request_id in self._decided or self._key_of(request):
+            return False
+        return request.num_tokens == request.num_prompt_tokens and _is_plain(request)
+
+    def _decide(self, request: Request, num_uncached: int, num_cached: int) -> Decision:
+        assert self._news is not None
+        view = self._news.view
+        thresholds = view.thresholds
+        if thresholds.policy is Policy.ADAPTIVE:  # vLLM reports no step costs to predict from
+            thresholds = thresholds.model_copy(update={"policy": Policy.THRESHOLD})
+        side = PrefillSide(
+            num_instances=view.num_instances,
+            queue_connected=view.queue_connected,
+            num_queued_jobs=view.num_queued_jobs + len(self._orders.offers),
+        )
+        wish = (request.kv_transfer_params or {}).get(PLACE)
+        placement: PrefillPlace | None = wish if wish in ("local", "remote") else None
+        return decide(
+            thresholds, num_uncached, side, num_cached_tokens=num_cached, placement=placement
+        )
+
+    def allocated(self, request: Request, block_ids: Sequence[int], num_loaded: int) -> None:
+        """Offer the prompt to the prefill workers if any of it is to be loaded."""
+        request_id = request.request_id
+        if (key := self._key_of(request)) is not None:
+            self._sources[request_id] = _Source(key, request)
+        if not num_loaded:
+            return
+        num_tokens = request.num_prompt_tokens - 1
+        num_cached_blocks, rest = divmod(num_tokens - num_loaded, self._block_size)
+        assert not rest, "a load begins with a block"
+        table = list(block_ids[: num_blocks_of(num_tokens, self._block_size)])
+        offer = Offer(
+            key=secrets.token_hex(16),
+            request_id=request_id,
+            token_ids=list(request.all_token_ids[:num_tokens]),
+            cache_salt=request.cache_salt or "",
+            num_cached_blocks=num_cached_blocks,
+            block_ids=table,
+        )
+        self._decided.add(request_id)
+        self._offered[request_id] = _Offered(offer.key, table[num_cached_blocks:])
+        self._orders.offers.append(offer)
+
+    def finished(self, request: Request) -> None:
+        """Handle the end of a request, in any state."""
+        request_id = request.request_id
+        self._decided.discard(request_id)
+        self._asked_at.pop(request_id, None)
+        if (source := self._sources.pop(request_id, None)) is not None:
+            self._orders.over.append(source.key)
+        if (offered := self._offered.get(request_id)) is not None:
+            self._orders.cancelled.append(offered.key)
+
+    def _key_of(self, request: Request) -> str | None:
+        """Return the key of the ticket for which a prompt is computed; None without a ticket."""
+        key = (request.kv_transfer_params or {}).get(TICKET)
+        return key if self._takes and isinstance(key, str) else None
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def orders(
+        self, num_scheduled_tokens: dict[str, int], table_of: Callable[[str], Sequence[int]]
+    ) -> Orders:
+        """Return the orders that go with a step. `table_of` returns a request's blocks."""
+        orders, self._orders = self._orders, Orders()
+        for request_id, source in self._sources.items():
+            if (num_new := num_scheduled_tokens.get(request_id)) is None:
+                continue
+            block_ids = list(table_of(request_id))
+            self._pin(source.key, block_ids)
+            num_tokens = source.request.num_computed_tokens + num_new
+            orders.progress.append(Progress(source.key, num_tokens, block_ids))
+        return orders
+
+    def heard(self, news: News | None, named: Iterable[str]) -> None:
+        """Take a step's news; `named` are the requests whose loads have ended, well or not.
+
+        Called before vLLM frees any of their blocks.
+        """
+        quarantined: set[str] = set()
+        released: list[str] = []
+        if news is not None:
+            self._news, self._news_at = replace(news, quarantined=[], released=[]), self._now()
+            quarantined, released = set(news.quarantined), news.released
+        for request_id in named:
+            offered = self._offered.pop(request_id, None)
+            if offered is not None and offered.key in quarantined:
+                self._pin(offered.key, offered.block_ids)
+        for key in released:
+            self._release(key)
+
+    # ---- blocks -------------------------------------------------------------------------------
+
+    def _pin(self, key: str, block_ids: Sequence[int]) -> None:
+        assert self.pool is not None, "bind_gpu_block_pool() comes first"
+        pinned = self._pinned.setdefault(key, [])
+        fresh = sorted(set(block_ids).difference(pinned))
+        self.pool.touch([self.pool.blocks[block_id] for block_id in fresh])
+        pinned += fresh
+
+    def _release(self, key: str) -> None:
+        assert self.pool is not None, "bind_gpu_block_pool() comes first"
+        if (pinned := self._pinned.pop(key, None)) is not None:
+            self.pool.free_blocks([self.pool.blocks[block_id] for block_id in reversed(pinned)])
+
+
+def _is_plain(request: Any) -> bool:
+    """Return True for a prompt whose KV follows from its tokens and its salt alone."""
+    sampling = request.sampling_params
+    return (
+        sampling is not None
+        and sampling.prompt_logprobs is None
+        and request.lora_request is None
+        and not request.mm_features
+        and request.prompt_embeds is None
+        and not request.skip_reading_prefix_cache
+    )
