@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from tandem.bench.handoff.plan import QUICK, Plan
 from tandem.bench.handoff.served_figures import measure_served, served_figures
-from tandem.bench.handoff.wire_figures import block_figures, measure_wire, wire_figures
+from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
 from tandem.bench.report.console import say
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
@@ -28,12 +27,10 @@ HOW = {
     "(b)": "two processes, the same prepared descriptors and blocks; a write is over when its "
     "sender knows it has arrived; the bare library polls without a pause or with pauses of 20 us, "
     "whichever is faster",
-    "(c)": "8k tokens in blocks of 16; preparing is the transfer thread's time for a write "
-    "less the library's own post",
-    "(d)": "two processes whose agents poll as while a handoff is under way; CPU by the processes' "
+    "(c)": "two processes whose agents poll as while a handoff is under way; CPU by the processes' "
     "own accounts",
-    "(e)": "the exposed part by the timeline; the work by the rate of one core's checksums",
-    "(f)": "`computed` to `verified`, of two topologies in turns: stream_layers on and off; both "
+    "(d)": "the exposed part by the timeline; the work by the rate of one core's checksums",
+    "(e)": "`computed` to `verified`, of two topologies in turns: stream_layers on and off; both "
     "send earlier chunks while later ones are computed",
     "model": "random weights, 4 layers with 1 KV head of 64 in float32: 2 KiB of KV per token",
 }
@@ -45,9 +42,7 @@ class Options:
 
     rounds: int | None = option(None, "rounds, of which medians are shown", least=1)
     quick: bool = option(False, "a few samples of everything: no figures")
-    only: tuple[Literal["wire", "blocks", "served"], ...] = option(
-        ("blocks", "served"), "sections beside the wire"
-    )
+    served: bool = option(True, "handoffs of served processes, too")
     output: Path | None = option(None, "write everything as JSON")
 
     def plan(self) -> Plan:
@@ -61,10 +56,7 @@ async def measure(options: Options, run_dir: Path) -> list[Figure]:
     say("two processes: bandwidth, round trips, resting")
     wires = await measure_wire(plan)
     figures += wire_figures(plan, wires)
-    if "blocks" in options.only:
-        say("block pools: descriptors, preparation")
-        figures += await block_figures(plan)
-    if "served" in options.only:
+    if options.served:
         say("served processes: handover, verification, streaming")
         figures += served_figures(await measure_served(plan, run_dir), wires)
     return sorted(figures, key=lambda figure: figure.label[:3])

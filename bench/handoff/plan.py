@@ -18,8 +18,6 @@ class Plan:
     num_batches: int = 4  # of writes, in turns between library and agents
     num_writes: int = 3  # of a batch
     num_pings: int = 400
-    num_posts: int = 100
-    num_churn_steps: int = 400
     rest_s: float = 3.0
     requests: Mapping[int, int] = field(
         default_factory=lambda: {256: 20, 1024: 20, 4096: 4, 8192: 2}
@@ -44,8 +42,6 @@ QUICK = Plan(
     num_batches=1,
     num_writes=3,
     num_pings=50,
-    num_posts=10,
-    num_churn_steps=100,
     rest_s=0.5,
     requests={256: 3, 1024: 2},
     num_warmups=2,

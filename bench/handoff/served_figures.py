@@ -68,10 +68,10 @@ def _keep(results: ServedResults, num_tokens: int, found: Mapping[Streaming, lis
 
 
 def served_figures(results: ServedResults, wires: WireResults) -> Iterator[Figure]:
-    """Yield (a), the rest of (d), (e) and (f)."""
+    """Yield (a), the rest of (c), (d) and (e)."""
     yield from _handover_figures(results, wires)
     for state, share in results.resting.items():
-        label = f"(d) decode worker, {state}: share of a core"
+        label = f"(c) decode worker, {state}: share of a core"
         name = f"decode_{state.replace(' ', '_')}_percent"
         yield Figure(name, label, "%", (100 * share,), at_most(5.0))
     yield from _verification_figures(results, wires)
@@ -118,9 +118,9 @@ def _verification_figures(results: ServedResults, wires: WireResults) -> Iterato
         num_bytes = -(-num_tokens // BLOCK_TOKENS) * BLOCK_BYTES
         ttft_ms = statistics.median(course.ttft_ms for each in rounds for course in each)
         work = 100 * 2 * num_bytes / rate * 1e3 / ttft_ms
-        label = f"(e) verifying, {num_tokens} tokens: landed to verified, share of TTFT"
+        label = f"(d) verifying, {num_tokens} tokens: landed to verified, share of TTFT"
         yield Figure(f"verification_{num_tokens}_percent", label, "%", exposed)
-        label = "(e)   checksums of both topologies, share of TTFT"
+        label = "(d)   checksums of both topologies, share of TTFT"
         yield Figure(f"checksums_{num_tokens}_percent", label, "%", (work,))
 
 
@@ -134,9 +134,9 @@ def _streaming_figures(results: ServedResults) -> Iterator[Figure]:
             for streaming in STREAMING
         }
         for streaming, rounds in exposed.items():
-            label = f"(f) exposed transfer, {num_tokens} tokens, {streaming}"
+            label = f"(e) exposed transfer, {num_tokens} tokens, {streaming}"
             name = f"exposed_{streaming.replace(' ', '_')}_{num_tokens}_ms"
             yield Figure(name, label, "ms", tuple(medians(rounds)))
         streamed, whole = exposed["by layers"], exposed["whole"]
-        label = "(f)   by layers / whole"
+        label = "(e)   by layers / whole"
         yield ratio(f"streaming_{num_tokens}_ratio", label, streamed, whole, at_most(1.02))

@@ -1,4 +1,4 @@
-"""Figures of transfers between two processes: bandwidth, round trips, descriptors, resting."""
+"""Figures of transfers between two processes: bandwidth, round trips, resting."""
 
 import statistics
 import time
@@ -6,14 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tandem.bench.handoff.blocks import (
-    PROMPT_BLOCKS,
-    TINY,
-    fresh_descriptors,
-    time_bare_posts,
-    time_posts,
-    used_descriptors,
-)
 from tandem.bench.handoff.peer import whole_checksums
 from tandem.bench.handoff.plan import Plan
 from tandem.bench.handoff.wire import (
@@ -25,7 +17,6 @@ from tandem.bench.handoff.wire import (
     Wire,
     adjacent,
     check_arrival,
-    in_runs,
     resting_shares,
     time_loop_round_trips,
     time_round_trips,
@@ -98,7 +89,7 @@ async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
 
 
 def wire_figures(plan: Plan, results: WireResults) -> Iterator[Figure]:
-    """Yield (b) and (d)."""
+    """Yield (b) and (c)."""
     for case, (words, pairs) in plan.cases().items():
         num_bytes = len(pairs) * plan.shape.block_bytes
         label = f"{words} ({num_bytes / MIB:.3g} MiB)"
@@ -118,64 +109,8 @@ def wire_figures(plan: Plan, results: WireResults) -> Iterator[Figure]:
         rounds, name = results.trips[how], how.replace(" ", "_")
         p50 = tuple(each * 1e6 for each in medians(rounds))
         p99 = tuple(percentile(samples, 0.99) * 1e6 for samples in rounds)
-        yield Figure(f"round_trip_{name}_p50_us", f"(d) {words}, p50", "us", p50, target)
-        yield Figure(f"round_trip_{name}_p99_us", f"(d) {words}, p99", "us", p99)
+        yield Figure(f"round_trip_{name}_p50_us", f"(c) {words}, p50", "us", p50, target)
+        yield Figure(f"round_trip_{name}_p99_us", f"(c) {words}, p99", "us", p99)
     for state, share in results.resting.items():
-        label = f"(d) agent alone, {state}: share of a core"
+        label = f"(c) agent alone, {state}: share of a core"
         yield Figure(f"agent_{state}_percent", label, "%", (100 * share,), at_most(5.0))
-
-
-async def block_figures(plan: Plan) -> list[Figure]:
-    """Return (c)."""
-    used = used_descriptors(1, plan.num_churn_steps)
-    posts: dict[str, Rounds] = defaultdict(list)
-    bare: dict[str, Rounds] = defaultdict(list)
-    layouts = {"fresh": adjacent(PROMPT_BLOCKS), "used": in_runs(PROMPT_BLOCKS, 16)}
-    async with wire(TINY) as between:
-        for _ in range(plan.rounds):
-            for key, pairs in layouts.items():
-                posts[key].append(await time_posts(between, pairs, plan.num_posts))
-                bare[key].append(await time_bare_posts(between, pairs, plan.num_posts))
-    what = f"of {PROMPT_BLOCKS} blocks"
-    figures = [
-        Figure(
-            "descriptors_fresh",
-            f"(c) descriptors {what}, fresh pools",
-            "",
-            (float(fresh_descriptors()),),
-            at_most(128),
-        ),
-        Figure(
-            "descriptors_used",
-            f"(c)   pools in use, median of {len(used)}",
-            "",
-            (float(statistics.median(used)),),
-            at_most(128),
-        ),
-        Figure(
-            "descriptors_used_max",
-            "(c)   pools in use, most",
-            "",
-            (float(max(used)),),
-            at_most(128),
-        ),
-    ]
-    for key in layouts:
-        preparing = tuple(
-            1e6 * (ours - theirs)
-            for ours, theirs in zip(medians(posts[key]), medians(bare[key]), strict=True)
-        )
-        posting = tuple(1e6 * each for each in medians(posts[key]))
-        figures += [
-            Figure(
-                f"preparation_{key}_us",
-                f"(c) preparing a write {what}, {key} pools",
-                "us",
-                preparing,
-                at_most(100.0),
-            ),
-            Figure(
-                f"posting_{key}_us", "(c)   with the library's post of tiny blocks", "us", posting
-            ),
-        ]
-    return figures
