@@ -7,8 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -25,7 +24,7 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.nixl import load_api
-from tandem.transfer.transport import KvMemory, Memory
+from tandem.transfer.transport import KvMemory
 
 DEADLINE_S = 30.0  # of one transfer or message
 _BACKEND = "UCX"
@@ -33,7 +32,7 @@ _FILL_BYTES = 64 << 20
 
 
 class PoolShape(msgspec.Struct, frozen=True):
-    """The shape of a pool. Workers use the allocator "engine"; "torch" is its caching one."""
+    """The shape of a pool."""
 
     num_blocks: int
     num_layers: int
@@ -42,7 +41,6 @@ class PoolShape(msgspec.Struct, frozen=True):
     block_size: int = 16
     dtype: str = "float32"
     device: str = "cpu"
-    allocator: Literal["engine", "torch"] = "engine"
 
     @property
     def block_bytes(self) -> int:
@@ -59,26 +57,14 @@ class BareMetadata(msgspec.Struct, frozen=True):
     base_address: int
 
 
-@dataclass(slots=True)
-class _TorchPool:
-    """A pool of torch's own allocator."""
-
-    tensor: torch.Tensor  # [num_blocks + num_spare_blocks, layers, 2, heads, block_size, head_dim]
-    base_address: int
-    block_bytes: int
-    num_blocks: int
-    num_spare_blocks: int
-    memory: Memory
-    device_id: int
-
-
 class End:
     """A pool of random bytes with agents that serve it. Close it by leaving."""
 
     def __init__(self, shape: PoolShape, name: str) -> None:
         self.shape = shape
         self.name = name
-        self.kv = _pool(shape)
+        device = torch.device(shape.device)
+        self.kv = KvCache(_model(shape), shape.num_blocks, shape.block_size, device)
         raw = self.kv.tensor.view(-1).view(torch.uint8)
         for start in range(0, len(raw), _FILL_BYTES):
             raw[start : start + _FILL_BYTES].random_(0, 256)
@@ -217,23 +203,6 @@ class BareLibrary:
         descriptors[:, 2] = self._kv.device_id
         listed = self._agent.get_xfer_descs(descriptors, self._kv.memory)
         return self._agent.prep_xfer_dlist(side, listed)
-
-
-def _pool(shape: PoolShape) -> KvMemory:
-    device = torch.device(shape.device)
-    engines = KvCache if shape.allocator == "engine" else _torch_pool
-    return engines(_model(shape), shape.num_blocks, shape.block_size, device)
-
-
-def _torch_pool(
-    model: ModelConfig, num_blocks: int, block_size: int, device: torch.device
-) -> _TorchPool:
-    sizes = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
-    tensor = torch.zeros(sizes, dtype=getattr(torch, model.dtype), device=device)
-    memory: Memory = "VRAM" if device.type == "cuda" else "DRAM"
-    block_bytes = tensor[0].nbytes
-    device_id = device.index or 0
-    return _TorchPool(tensor, tensor.data_ptr(), block_bytes, num_blocks, 0, memory, device_id)
 
 
 def _model(shape: PoolShape) -> ModelConfig:

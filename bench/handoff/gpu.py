@@ -14,28 +14,16 @@ from tandem.bench.report.sections import Section, SectionOptions, SectionProgram
 MODULE = "tandem.bench.handoff.gpu"
 SECTIONS = "tandem.bench.handoff.gpu_sections"
 TIMEOUT_S = 60.0  # of a section
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 PROGRAM = SectionProgram(
     module=MODULE,
     results="handoff.json",
     sections=(
         Section("ceilings", "tandem.bench.kernels.ceilings:run", TIMEOUT_S),
-        Section("engine", f"{SECTIONS}:engine", TIMEOUT_S),
-        Section(
-            "torch", f"{SECTIONS}:torch_pool", TIMEOUT_S, {ALLOCATOR: "expandable_segments:False"}
-        ),
-        Section(
-            "expandable",
-            f"{SECTIONS}:expandable",
-            TIMEOUT_S,
-            {ALLOCATOR: "expandable_segments:True"},
-        ),
+        Section("transfers", f"{SECTIONS}:transfers", TIMEOUT_S),
         Section("checksums", f"{SECTIONS}:checksums", TIMEOUT_S),
         Section("streaming", f"{SECTIONS}:streaming", TIMEOUT_S),
     ),
     how={
-        "pool": "engine: cudaMalloc by CuPy, as workers allocate it; torch: its caching allocator "
-        "with expandable_segments off; expandable: the same with it on",
         "write": "both ends on one GPU; a write is over when its sender knows that it has arrived; "
         "TB/s of payload, whose ceiling is half a copy's rate, which reads and writes each byte",
         "exposed": "from the end of a step's kernels until the last group of its layers has "

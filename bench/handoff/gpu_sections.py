@@ -7,7 +7,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -56,27 +56,23 @@ MODEL_SHAPE = PoolShape(
 MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
 PAYLOAD_TARGET = at_least(0.9, of="share")  # of the payload of a copy in the same run
-SLOW_POOL_BLOCKS = 32  # over expandable segments UCX moves 0.3 GB/s
 SLOW_WRITE_S = 0.5  # a write that is this slow is measured a few times only
 MAX_ROUNDS = 5
 
 
-def shape_for(setting: Setting, allocator: Literal["engine", "torch"] = "engine") -> PoolShape:
+def shape_for(setting: Setting) -> PoolShape:
     """Return the KV of a real model's prompt; a tiny one for a dry run."""
     shape = TINY_SHAPE if setting.is_dry else MODEL_SHAPE
-    return msgspec.structs.replace(shape, device=str(setting.device), allocator=allocator)
+    return msgspec.structs.replace(shape, device=str(setting.device))
 
 
 def _num_rounds(setting: Setting) -> int:
     return min(MAX_ROUNDS, setting.rounds)
 
 
-async def _transfers(setting: Setting, pool: str) -> list[Figure]:
-    """Measure writes between pools of an allocator, and round trips."""
-    shape = shape_for(setting, "engine" if pool == "engine" else "torch")
-    if pool == "expandable":
-        setting = setting.once(1)
-        shape = msgspec.structs.replace(shape, num_blocks=SLOW_POOL_BLOCKS)
+async def _transfers(setting: Setting) -> list[Figure]:
+    """Measure writes between two workers' pools, and round trips."""
+    shape = shape_for(setting)
     whole = shape.num_blocks
     cases: dict[str, Pairs] = {
         "whole": adjacent(whole),
@@ -87,16 +83,13 @@ async def _transfers(setting: Setting, pool: str) -> list[Figure]:
     figures: list[Figure] = []
     async with wire(shape) as between:
         for case, pairs in cases.items():
-            figures += await _bandwidth(between, setting, pool, case, pairs)
-        if pool == "engine":
-            figures += await _round_trips(between, setting)
-            figures += await _link_probe(between)
+            figures += await _bandwidth(between, setting, case, pairs)
+        figures += await _round_trips(between, setting)
+        figures += await _link_probe(between)
     return figures
 
 
-async def _bandwidth(
-    between: Wire, setting: Setting, pool: str, case: str, pairs: Pairs
-) -> list[Figure]:
+async def _bandwidth(between: Wire, setting: Setting, case: str, pairs: Pairs) -> list[Figure]:
     samples: dict[str, list[list[float]]] = {BARE: [], PAUSING: [], AGENTS: [], CHECKED: []}
     for _ in range(_num_rounds(setting)):
         for how, rounds in samples.items():
@@ -105,19 +98,19 @@ async def _bandwidth(
             rounds.append(await time_writes(between, pairs, how, count))
     await check_arrival(between, pairs)
     num_bytes = len(pairs) * between.end.kv.block_bytes
-    label = f"{pool}: {len(pairs)} blocks, {case}, {num_bytes >> 10} KiB"
-    is_judged = pool == "engine" and case in ("whole", "runs")
+    label = f"{len(pairs)} blocks, {case}, {num_bytes >> 10} KiB"
+    is_judged = case in ("whole", "runs")
     figures = []
     for how, rounds in samples.items():
         rates = in_unit(medians(rounds), "TB/s", num_bytes)
         target = PAYLOAD_TARGET if is_judged and how == AGENTS else None
-        name = f"{pool}_{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
+        name = f"{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
         bound = Bound("copy", 2.0) if case in ("whole", "runs") else None
         figures.append(Figure(name, f"{label}, {how}", "TB/s", rates, target, bound=bound))
     both = (samples[BARE], samples[PAUSING])
     bare = min(both, key=lambda rounds: statistics.median(flat(rounds)))
     target = at_least(0.95) if is_judged else None
-    name = f"{pool}_{case}_ratio"
+    name = f"{case}_ratio"
     return [*figures, ratio(name, "  agents / bare library", bare, samples[AGENTS], target)]
 
 
@@ -287,13 +280,11 @@ def _wall_s(call: Callable[[], object]) -> float:
 
 
 def _section(
-    measure: Callable[..., Coroutine[Any, Any, list[Figure]]], *arguments: str
+    measure: Callable[[Setting], Coroutine[Any, Any, list[Figure]]],
 ) -> Callable[[Setting], list[Figure]]:
-    return lambda setting: uvloop.run(measure(setting, *arguments))
+    return lambda setting: uvloop.run(measure(setting))
 
 
-engine = _section(_transfers, "engine")
-torch_pool = _section(_transfers, "torch")
-expandable = _section(_transfers, "expandable")
+transfers = _section(_transfers)
 checksums = _section(_checksums)
 streaming = _section(_streaming)

@@ -11,7 +11,7 @@ from tandem.bench.report.setting import setting_for
 @pytest.mark.slow
 def test_a_dry_run_on_host_memory_writes_figures_of_its_sections(tmp_path: Path) -> None:
     path = tmp_path / "results" / "handoff.json"
-    sections = ["--only", "ceilings", "torch", "streaming"]
+    sections = ["--only", "ceilings", "transfers", "streaming"]
     code = main(["--device", "cpu", "--output", str(path), "--commit", "abc", *sections])
     whole = msgspec.json.decode(path.read_bytes())
     assert (code, whole["failures"]) == (0, {})
@@ -19,7 +19,7 @@ def test_a_dry_run_on_host_memory_writes_figures_of_its_sections(tmp_path: Path)
     assert figures["exposed_16_blocks_4_groups_ms"]["value"] >= 0
     assert all(not each["verdict"] for each in figures.values()), "a dry run judges nothing"
     # a write reads and writes each byte, as a copy does
-    write = figures["torch_whole_agents_tb_s"]
+    write = figures["whole_agents_tb_s"]
     assert write["ceiling"] == pytest.approx(whole["ceilings_per_s"]["copy"] / 2 / 1e12)
     assert write["share"] == pytest.approx(write["value"] / write["ceiling"])
 
