@@ -32,11 +32,6 @@ def read(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
         raise InvalidRequestError(f"`{name}` is not JSON: {error}", param=where or None) from error
 
 
-def read_all(kind: type[T], raws: list[msgspec.Raw], where: str) -> list[T]:
-    """Return the structs of a list."""
-    return [read(kind, raw, f"{where}[{index}]") for index, raw in enumerate(raws)]
-
-
 def check_names(fields: Fields, kind: type[msgspec.Struct], where: str = "") -> None:
     """Raise InvalidRequestError naming a field that `kind` does not have and that is not null."""
     if len(fields) > MAX_FIELDS:

@@ -1,6 +1,5 @@
 """Measuring the link to a new peer, and warning if it is far slower than its memory allows."""
 
-import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,8 +24,6 @@ VRAM_BYTES_PER_S = 50e9
 FASTEST_BYTES_PER_S: dict[Memory, float] = {"VRAM": 4e12, "DRAM": 4e11}
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-
-logger = logging.getLogger(__name__)
 
 
 class SpareLink(Protocol):

@@ -27,8 +27,6 @@ _WHEELS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _BACKEND = "UCX"
 _SELF = "NIXL_INIT_AGENT"  # the library's name for the local side of a prepared list
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(slots=True)
 class _Peer:

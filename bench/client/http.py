@@ -16,6 +16,8 @@ import httptools
 
 from tandem.runtime.errors import ConfigError
 
+CONNECT_TIMEOUT_S = 10.0
+
 
 class ExchangeError(Exception):
     """One exchange failed on its connection; `kind` is what reports count it under."""
@@ -151,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
 class ConnectionPool:
     """Keep-alive connections to one base URL, grown on demand; the latest used is used first."""
 
-    def __init__(self, base_url: str, *, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, base_url: str) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"{base_url!r} is not an http:// or https:// URL")
@@ -161,7 +163,6 @@ class ConnectionPool:
         self._hostname = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
-        self._connect_timeout_s = connect_timeout_s
         self._idle: deque[HttpConnection] = deque()
 
     async def warm(self, num_connections: int) -> None:
@@ -187,12 +188,12 @@ class ConnectionPool:
 
     async def _connect(self) -> HttpConnection:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     HttpConnection, self._hostname, self._port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as exc:
-            reason = str(exc) or f"no answer within {self._connect_timeout_s:g} s"
+            reason = str(exc) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
             address = f"{self._hostname}:{self._port}"
             raise ExchangeError("connect", f"cannot connect to {address}: {reason}") from exc
         return connection

@@ -63,11 +63,6 @@ class Course:
         return max(0.0, self.stages_ms[end] - self.stages_ms[begin])
 
     @property
-    def exposed_ms(self) -> float:
-        """From the prompt's last KV until all of it had landed."""
-        return self.between("computed", "landed")
-
-    @property
     def handover_ms(self) -> float:
         """From the prompt's last KV until it was proven at the decode worker."""
         return self.between("computed", "verified")

@@ -36,10 +36,8 @@ class Target(msgspec.Struct, frozen=True):
         return f"{sign} " + ", ".join(f"{limit * scale:.4g}{unit}" for limit in limits)
 
 
-def at_most(
-    limit: float, stretch: float | None = None, of: Literal["value", "share"] = "value"
-) -> Target:
-    return Target("at most", limit, stretch, of)
+def at_most(limit: float, stretch: float | None = None) -> Target:
+    return Target("at most", limit, stretch)
 
 
 def at_least(

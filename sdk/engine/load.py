@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterable
 from functools import partial
 
@@ -12,8 +11,6 @@ from tandem.runtime.tasks import keep_running
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig
-
-logger = logging.getLogger(__name__)
 
 _MOST_OFTEN_S = 0.05
 _LEAST_OFTEN_S = 1.0

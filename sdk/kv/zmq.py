@@ -95,7 +95,6 @@ class ZmqListener:
     """A subscriber to one engine's socket. After a gap it removes all blocks and starts over."""
 
     def __init__(self, endpoint: str, topic: str, publisher: KvEventPublisher) -> None:
-        self.num_gaps = 0
         self._publisher = publisher
         self._expected: int | None = None
         self._endpoint = endpoint
@@ -130,7 +129,6 @@ class ZmqListener:
             self._apply(event)
 
     def _lost(self, reason: str) -> None:
-        self.num_gaps += 1
         logger.warning("KV events of %s: %s; starting over", self._endpoint, reason)
         self._publisher.publish_cleared()
 

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -291,3 +291,9 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
             ended = ended or "error" in event
             yield event
     assert ended, "the stream broke off without [DONE] or an error"
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.worker.worker import EXIT_DEVICE_LOST
-from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster
+from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,12 +39,6 @@ async def ask(cluster: Cluster, seed: int, place: str, **options: object) -> Ans
     )
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def caught_in_the_act(cluster: Cluster) -> None:
     async def is_working() -> bool:
         return any(w.details["num_jobs"] for w in await cluster.statuses("prefill"))
@@ -59,33 +53,6 @@ async def remote_works(cluster: Cluster) -> None:
         return answer.place == "remote"
 
     await until(is_remote)
-
-
-async def is_alone(cluster: Cluster) -> bool:
-    answer = await ask(cluster, 3, "remote")
-    assert (answer.status, answer.place) == (200, "local")
-    return answer.headers["x-tandem-prefill-reason"] == "no prefill worker"
-
-
-@pytest.mark.slow
-async def test_a_prefill_worker_killed_in_the_middle_costs_time_and_nothing_else(
-    cluster: Cluster,
-) -> None:
-    undisturbed = [await ask(cluster, seed, "local") for seed in (1, 2)]
-    asking = [asyncio.create_task(ask(cluster, seed, "remote")) for seed in (1, 2)]
-    await caught_in_the_act(cluster)
-    cluster.send_signal("prefill0", signal.SIGKILL)
-    answers = await asyncio.gather(*asking)
-    assert not any("error" in chunk for chunk in answers[0].chunks)
-    assert answers[1].status == 200
-    assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
-    await cluster.end("prefill0")
-    await cluster.ready(0, 1)
-    await until(partial(is_alone, cluster))  # the decode worker learns it a moment after this test
-    await cluster.balanced()
-    await cluster.start("prefill0", "prefill")
-    await cluster.ready(1, 1)
-    await remote_works(cluster)
 
 
 async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import yaml
 
 from tandem.queue.streams import QueueNames
 from tandem.runtime.nats import NatsConnection
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, until
 from tests.e2e.prometheus import BINARY, Prometheus
 from tests.soak.points import Trap
 from tools.dashboards.write import ALERT_WINDOW, FOLDER, rules
@@ -83,12 +83,6 @@ async def ask_always(cluster: Cluster, seed: int) -> None:
         answer = await cluster.complete(prompt, max_tokens=8, headers=headers)
         if answer.status != 200:
             await asyncio.sleep(0.1)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():
-            await asyncio.sleep(0.2)
 
 
 async def fires(prometheus: Prometheus, *names: str) -> None:

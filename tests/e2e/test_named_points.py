@@ -7,7 +7,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,12 +184,6 @@ async def stage(whole_stage: Stage) -> AsyncIterator[Stage]:
     await whole_stage.mend()
     await whole_stage.registered()
     yield whole_stage
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 def right(stage: Stage, answers: list[Answer]) -> list[bool]:

@@ -22,10 +22,6 @@ async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_the_model_is_listed(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
-    assert [model.id async for model in client.models.list()] == [cluster.model_name]
-
-
 @pytest.mark.parametrize("place", ["local", "remote"])
 async def test_a_chat_answers_in_words(
     client: openai.AsyncOpenAI, cluster: Cluster, place: str
@@ -118,47 +114,6 @@ async def test_logprobs_name_the_tokens_of_the_text(
     for token in logprobs.content:
         assert len(token.top_logprobs) == 3
         assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
-
-
-async def test_a_batch_of_completions_keeps_its_order(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    prompts = ["The fox", "The river", "The house"]
-    batch = await client.completions.create(
-        model=cluster.model_name, prompt=prompts, max_tokens=8, temperature=0
-    )
-    for index, prompt in enumerate(prompts):
-        alone = await client.completions.create(
-            model=cluster.model_name, prompt=prompt, max_tokens=8, temperature=0
-        )
-        assert batch.choices[index].index == index
-        assert batch.choices[index].text == alone.choices[0].text
-
-
-async def test_a_stop_string_ends_the_answer_before_it(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    options = {"model": cluster.model_name, "prompt": "The fox", "temperature": 0}
-    text = (await client.completions.create(**options, max_tokens=30)).choices[0].text
-    stop = text[len(text) // 2 :][:5]
-    stopped = (await client.completions.create(**options, max_tokens=30, stop=stop)).choices[0]
-    assert stopped.text == text[: text.index(stop)]
-    assert stopped.finish_reason == "stop"
-
-
-async def test_errors_are_the_client_s_own_kinds(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    hello = [{"role": "user", "content": "Hello!"}]
-    with pytest.raises(openai.NotFoundError, match="no-such-model"):
-        await client.chat.completions.create(model="no-such-model", messages=hello)
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(
-            model=cluster.model_name, messages=hello, temperature=9
-        )
-    assert refused.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError, match="8192"):
-        await client.completions.create(model=cluster.model_name, prompt=[5] * 9000)
 
 
 async def test_leaving_a_stream_stops_the_work(

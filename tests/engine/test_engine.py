@@ -19,10 +19,10 @@ def prompt(num_tokens: int, first: int = 100) -> list[int]:
     return list(range(first, first + num_tokens))
 
 
-def random_prompts(count: int, max_tokens: int, num_symbols: int = 3) -> list[list[int]]:
+def random_prompts(count: int, max_tokens: int) -> list[list[int]]:
     rng = random.Random(count)
     lengths = [rng.randint(1, max_tokens) for _ in range(count)]
-    return [[rng.randrange(num_symbols) for _ in range(length)] for length in lengths]
+    return [[rng.randrange(3) for _ in range(length)] for length in lengths]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 
 from tandem.frontend.answer_format import AnswerFormat
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tests.frontend.frontend_stack import MODEL, Stack, answer_with, events_of
+from tests.frontend.frontend_stack import Stack, answer_with, events_of
 from tests.frontend.test_migration import telling
 
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 TEXT = "~hm, ~hello f:x f:y"
 CALLS: list[Any] = [
     {"id": "call_0", "function": {"name": "f", "arguments": "x "}, "type": "function"},
@@ -88,20 +86,6 @@ async def test_a_stream_has_each_kind_in_its_deltas(parsed: Stack) -> None:
         arguments = [c["function"]["arguments"] for c in calls if c["index"] == index]
         assert "".join(arguments) == whole["function"]["arguments"]
     assert reasons[-1] == "tool_calls" and set(reasons[:-1]) == {None}
-
-
-async def test_the_official_client_reads_tool_calls_of_both_forms(parsed: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{parsed.url}/v1", api_key="none") as client:
-        whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
-        assert whole.choices[0].message.tool_calls is not None
-        names = [call.function.name for call in whole.choices[0].message.tool_calls]
-        assert names == ["f", "f"]
-        async with client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
-            final = (await stream.get_final_completion()).choices[0]
-        assert final.finish_reason == "tool_calls"
-        calls = final.message.tool_calls or []
-        assert [call.id for call in calls] == ["call_0", "call_1"]
-        assert [call.function.arguments for call in calls] == ["x ", "y."]
 
 
 async def test_an_answer_of_calls_alone_has_no_content(parsed: Stack) -> None:

@@ -38,7 +38,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.handoff.landed import Landed, decode_landed, decode_settled
+from tandem.transfer.handoff.landed import Landed, decode_landed
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
@@ -228,10 +228,6 @@ class Stage:
     def landed(self, offer: Offer) -> list[Landed]:
         notices = [decode_landed(notice) for notice in self.peer.notices]
         return [n for n in notices if n is not None and n.handoff_id == offer.job.handoff_id]
-
-    def settled_by_notice(self, offer: Offer) -> bool:
-        notices = [decode_settled(notice) for notice in self.peer.notices]
-        return any(n is not None and n.handoff_id == offer.job.handoff_id for n in notices)
 
     async def settled(self, offer: Offer) -> Settled:
         await eventually(lambda: bool(offer.settled))

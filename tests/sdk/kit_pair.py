@@ -11,13 +11,6 @@ from tandem.sdk import Client, Context, DistributedRuntime, Responses
 PATIENCE_S = 10.0
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds. Raise TimeoutError."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 async def data_of(responses: Responses) -> list[Any]:
     return [item.data() async for item in responses]
 

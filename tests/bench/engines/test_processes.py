@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from tandem.bench.engines.process import EngineProcess
 from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.models.folder import byte_level_tokenizer
 from tandem.runtime.errors import ServiceError
+from tests.services import eventually
 
-HERE = Path(__file__).parent
 CASE = Case("float32", 1)
 
 # A server on {port} that answers in full, or as its mode's name says. It has a child in a session
@@ -99,9 +99,7 @@ async def test_ready_is_the_first_answer_and_the_end_takes_the_whole_tree(
 
 async def until_stopped(one: psutil.Process) -> None:
     """The signal takes effect when the process next enters the kernel."""
-    async with asyncio.timeout(20):
-        while one.status() != psutil.STATUS_STOPPED:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: one.status() == psutil.STATUS_STOPPED, 20)
 
 
 async def test_a_stopped_server_answers_only_after_it_was_continued(
@@ -141,15 +139,9 @@ async def test_a_server_that_does_not_come_up_is_named_with_the_end_of_its_log(
 ) -> None:
     async with started(fake(server_file, mode), tmp_path) as process:
         if mode == "sleeps":
-            await until(lambda: "a log line" in process.log_path.read_text())
+            await eventually(lambda: "a log line" in process.log_path.read_text(), 60)
         with pytest.raises(ServiceError, match=f"(?s){words}"):
             await process.wait_until_ready(1 if mode == "sleeps" else 60)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_servers_end_when_the_tool_is_killed(tmp_path: Path, server_file: Path) -> None:

@@ -81,8 +81,8 @@ def draw_many(count: int, logits: list[float] = LOGITS, **sampling: Any) -> torc
     return torch.bincount(drawn, minlength=VOCAB_SIZE) / count
 
 
-def probabilities(logits: list[float] = LOGITS, temperature: float = 1.0) -> torch.Tensor:
-    return (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(-1)
+def probabilities(temperature: float = 1.0) -> torch.Tensor:
+    return (torch.tensor(LOGITS, dtype=torch.float64) / temperature).softmax(-1)
 
 
 def test_the_hash_is_what_every_worker_computes() -> None:

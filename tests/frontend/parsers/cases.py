@@ -24,8 +24,8 @@ TA, TB = json.dumps(A), json.dumps(B, ensure_ascii=False, indent=1)
 W = "weather"
 
 
-def hermes(arguments: str, name: str = W) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+def hermes(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{W}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def v3(arguments: str) -> str:

@@ -87,10 +87,10 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def client_of(worker: EngineWorker, path: str | None = None) -> AsyncIterator[Client]:
-    """Yield a client on the worker's cluster, by default of the worker's endpoint."""
+async def client_of(worker: EngineWorker) -> AsyncIterator[Client]:
+    """Yield a client of the worker's endpoint on its cluster."""
     async with DistributedRuntime(worker.runtime.config) as runtime:
-        client = await runtime.endpoint(path or str(worker.address)).client()
+        client = await runtime.endpoint(str(worker.address)).client()
         try:
             yield client
         finally:

@@ -23,7 +23,7 @@ from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges, SnapshotPublisher
 from tests.launch.configs import config_of as effective_config_of
 from tests.sdk.engine.engine_stack import ToyEngine, answer_of, client_of, config_of, serving
-from tests.sdk.kit_pair import eventually
+from tests.services import eventually
 
 PREFILL = config_of(disaggregation_mode=DisaggregationMode.PREFILL)
 DECODE = config_of(disaggregation_mode=DisaggregationMode.DECODE)

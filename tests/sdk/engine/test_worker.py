@@ -27,7 +27,7 @@ from tests.sdk.engine.engine_stack import (
     config_of,
     serving,
 )
-from tests.sdk.kit_pair import eventually
+from tests.services import eventually
 
 REQUEST = {"token_ids": [7, 8, 9]}
 

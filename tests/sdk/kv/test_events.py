@@ -16,7 +16,8 @@ from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
 from tandem.sdk import KvEventPublisher, KvIndexer
 from tandem.sdk.kv.stream import KvStream, kv_stream
-from tests.sdk.kit_pair import Pair, eventually
+from tests.sdk.kit_pair import Pair
+from tests.services import eventually
 
 BLOCK = 4
 TOKENS = list(range(100, 116))  # four blocks

@@ -18,7 +18,8 @@ from tandem.sdk import (
     KvMetricsPublisher,
     WorkerMetricsPublisher,
 )
-from tests.sdk.kit_pair import Pair, eventually
+from tests.sdk.kit_pair import Pair
+from tests.services import eventually
 
 NUMBERS = (3, 1024, 70, 100, 2, 0.7, 0.25)
 

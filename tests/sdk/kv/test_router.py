@@ -18,8 +18,8 @@ from tandem.sdk import (
     Responses,
 )
 from tandem.sdk.kv.metrics import metrics_subject
-from tests.sdk.kit_pair import Pair, eventually
-from tests.services import MonitoredNatsServer
+from tests.sdk.kit_pair import Pair
+from tests.services import MonitoredNatsServer, eventually
 
 BLOCK = 4
 

@@ -14,7 +14,8 @@ from tandem.sdk import KvEventPublisher, PushSource, ZmqSource
 from tandem.sdk.kv.sources import open_kv_sources
 from tandem.sdk.kv.stream import kv_stream
 from tandem.sdk.kv.zmq import ZmqListener
-from tests.sdk.kit_pair import Pair, eventually
+from tests.sdk.kit_pair import Pair
+from tests.services import eventually
 
 BLOCK = 4
 TOKENS = list(range(12))

@@ -17,7 +17,7 @@ from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.node import Node
 from tandem.sdk import DistributedRuntime, Endpoint
-from tests.sdk.kit_pair import eventually
+from tests.services import eventually
 
 Register = Callable[[Endpoint], Awaitable[None]]
 

@@ -22,7 +22,8 @@ from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
 from tandem.sdk import Client, Context
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint
-from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of, eventually
+from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
+from tests.services import eventually
 
 ADDRESS = EndpointAddress("a", "b", "c")
 CONFIG = RuntimeConfig(connect_timeout_s=0.5)

@@ -17,8 +17,8 @@ from tandem.sdk import (
     register_llm,
     register_model,
 )
-from tests.sdk.kit_pair import eventually
 from tests.sdk.worker.model_stack import ModelStack, Register, bundled_tokens, template
+from tests.services import eventually
 
 TOKENS, BOTH = ModelInput.Tokens, ModelType.Chat | ModelType.Completions
 

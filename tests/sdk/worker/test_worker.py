@@ -21,7 +21,8 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.sdk import Context, StreamIncomplete
-from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of, eventually
+from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
+from tests.services import eventually
 
 
 class Question(BaseModel):

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tandem.runtime.config import RuntimeConfig
-from tests.sdk.kit_pair import PATIENCE_S, Pair, data_of, eventually
-from tests.services import EtcdServer, NatsServer
+from tests.sdk.kit_pair import PATIENCE_S, Pair, data_of
+from tests.services import EtcdServer, NatsServer, eventually
 
 
 async def count(request: Any) -> AsyncIterator[int]:

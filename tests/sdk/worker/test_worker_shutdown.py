@@ -16,7 +16,8 @@ from tandem.runtime.errors import ConfigError, IncompleteError, UnavailableError
 from tandem.runtime.lifecycle import EXIT_IMPATIENT
 from tandem.sdk import Context, DistributedRuntime, worker
 from tandem.sdk.worker.serving import GIVE_UP_S
-from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of, eventually
+from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
+from tests.services import eventually
 
 WORKER = Path(__file__).parent / "signal_worker.py"
 
