@@ -14,8 +14,9 @@ from tandem.frontend.parsers.formats import (
     ReasoningFormat,
     ToolFormat,
 )
+from tandem.frontend.parsers.output_format import OutputFormat, output_format
 from tandem.frontend.parsers.plain import PlainParser
-from tandem.frontend.parsers.streaming import OutputFormat, StreamingParser, output_format
+from tandem.frontend.parsers.streaming import StreamingParser
 from tandem.frontend.pieces import OutputParser
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import check_grammar_size

@@ -7,9 +7,10 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.api import Call, Work
 from tandem.frontend.generations import Generations
+from tandem.frontend.openai.body import MAX_TOKEN_ID
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, Fields, read_fields
-from tandem.frontend.openai.requests import MAX_TOKEN_ID, ChatRequest
+from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.plan import of_tokens
 from tandem.frontend.prompts import check_token_ids
 from tandem.frontend.typed import read

@@ -5,61 +5,16 @@ it. Text that looks like a call and is none comes back as content. White space a
 dropped.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable
 
-from tandem.frontend.parsers.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-)
+from tandem.frontend.parsers.json_calls import object_calls, unquoted
 from tandem.frontend.parsers.json_end import JsonEnd
-from tandem.frontend.parsers.marks import Marks
+from tandem.frontend.parsers.output_format import OutputFormat
 from tandem.frontend.parsers.python_end import PythonEnd
 from tandem.frontend.parsers.syntaxes import ReadCall, Schemas, read_calls
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.address import new_id
-
-
-class OutputFormat:
-    """The formats of one model, ready for its parsers."""
-
-    def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> None:
-        self.reasoning = reasoning
-        self.tools = tools
-        self.dropped = (reasoning.dropped if reasoning else ()) + (tools.dropped if tools else ())
-        begins = [reasoning.begin] if reasoning else []
-        calls = list(tools.begins) if tools else []
-        self.marks = Marks([*self.dropped, *begins, *calls])
-        self.reasoning_marks = Marks([reasoning.begin, reasoning.end] if reasoning else [])
-        self.header = re.compile(tools.header, re.DOTALL) if tools and tools.header else None
-
-        self.all_marks = self._all_marks()
-
-    def _all_marks(self) -> frozenset[str]:
-        """Return all marks that the text of an answer may have."""
-        tools, reasoning = self.tools, self.reasoning
-        marks = set(self.dropped)
-        marks |= {reasoning.begin, reasoning.end} if reasoning else set()
-        if tools is not None:
-            marks |= {
-                *tools.begins,
-                *tools.begins.values(),
-                *tools.after,
-                *tools.final,
-                tools.header,
-            }
-        return frozenset(marks - {""})
-
-
-@cache
-def output_format(reasoning: str, tools: str) -> OutputFormat:
-    """Return the formats of these names, ready for their parsers."""
-    return OutputFormat(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
 
 
 class StreamingParser:
@@ -218,7 +173,7 @@ class StreamingParser:
             self._num_read = len(self._buffer)
             return self._give_up(self._num_read) if self._is_end else False
         end = place + length
-        calls = _object_calls(self._buffer[begin:end], is_bare=not self._mark)
+        calls = object_calls(self._buffer[begin:end], is_bare=not self._mark)
         if not self._json.is_whole or not calls or not self._may_make(calls):
             return self._give_up(end)
         self._buffer = self._buffer[end:]
@@ -301,7 +256,7 @@ class StreamingParser:
     def _open_arguments(self, header: re.Match[str]) -> bool:
         groups = header.groupdict()
         quoted = groups.get("json_name")
-        name = _unquoted(quoted) if quoted else groups["name"]
+        name = unquoted(quoted) if quoted else groups["name"]
         self._add_call(name, "", groups.get("id") or "")
         self._buffer = self._buffer[header.end() :]
         self._json = JsonEnd()
@@ -345,35 +300,3 @@ class StreamingParser:
         if shown:
             self._has_reasoned = True
             self._pieces.append(Reasoning(shown))
-
-
-def _unquoted(text: str) -> str:
-    """Return the value of a JSON string, or its text where that is no JSON."""
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        return text[1:-1]
-
-
-def _object_calls(text: str, *, is_bare: bool) -> list[ReadCall]:
-    """Return the calls in an object or a list of objects; none if one of them is no call."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    calls = [
-        _object_call(each, is_bare) for each in (value if isinstance(value, list) else [value])
-    ]
-    return [call for call in calls if call is not None] if None not in calls else []
-
-
-def _object_call(value: Any, is_bare: bool) -> ReadCall | None:
-    """Return the call in an object. An answer that is an object is only one with arguments."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        return None
-    if is_bare and not {"arguments", "parameters"} & value.keys():
-        return None
-    arguments = value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):
-        return value["name"], arguments
-    return value["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)

@@ -1,0 +1,160 @@
+"""The fields that the bodies of chat and completions requests have in common, and their checks."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.constraints import ConstraintFields
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
+
+MAX_TOKEN_ID = 2**32 - 1
+_MAX_I64 = 2**63 - 1
+_MAX_LOGIT_BIAS = 100
+_MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
+Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class StreamOptions(BaseModel):
+    """`include_usage` adds a last chunk with the token counts; the other, counts in every chunk."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis; none is added
+
+
+class RequestBody(ConstraintFields):
+    """The fields that chat and completions have in common."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_TOKEN_LIST)] | None = None
+    seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
+
+    # Beyond OpenAI, under the names that other servers of open models use.
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_TOKEN_LIST)] | None
+    ) = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    # Accepted without effect, because official clients send them.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    spaces_between_special_tokens: bool | None = None  # of tokenizers that are not fast ones
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None  # of beam search
+    priority: Literal[0] | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings, as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def token_biases(self) -> dict[int, float]:
+        """`logit_bias` by token id. Raises InvalidRequestError for a wrong key or value."""
+        biases: dict[int, float] = {}
+        for key, value in (self.logit_bias or {}).items():
+            is_number = type(value) in (int, float)
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise InvalidRequestError(
+                    f"`logit_bias` has the key {key[:32]!r}, which is not a token id",
+                    param="logit_bias",
+                )
+            if not is_number or not -_MAX_LOGIT_BIAS <= value <= _MAX_LOGIT_BIAS:
+                raise InvalidRequestError(
+                    f"`logit_bias` of token {key} must be a number from -{_MAX_LOGIT_BIAS} to "
+                    f"{_MAX_LOGIT_BIAS}",
+                    param="logit_bias",
+                )
+            biases[int(key)] = float(value)
+        return biases
+
+    @property
+    def include_usage(self) -> bool:
+        """True when the stream ends with a usage chunk."""
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """True when every chunk of the stream has the token counts so far."""
+        options = self.stream_options
+        return self.include_usage and bool(options and options.continuous_usage_stats)
+
+    def check(self, config: FrontendConfig) -> None:
+        """Raise InvalidRequestError for values that the types allow and the frontend does not."""
+        if (self.n or 1) > config.max_n:
+            raise InvalidRequestError(f"`n` is {self.n}, the most is {config.max_n}", param="n")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "`stream_options` is only allowed when `stream` is true", param="stream_options"
+            )
+        if self.stream_options and self.stream_options.continuous_usage_stats:
+            self._check_continuous_usage()
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "`truncate_prompt_tokens` must be -1, or 1 and more", param="truncate_prompt_tokens"
+            )
+        self._check_prompt_logprobs(config)
+        self._check_stop(config)
+
+    def _check_continuous_usage(self) -> None:
+        if not self.include_usage:
+            raise InvalidRequestError(
+                "`stream_options.continuous_usage_stats` needs `include_usage`",
+                param="stream_options.continuous_usage_stats",
+            )
+
+    def _check_prompt_logprobs(self, config: FrontendConfig) -> None:
+        if self.prompt_logprobs is None:
+            return
+        if self.stream:
+            raise InvalidRequestError(
+                "`prompt_logprobs` is only allowed when `stream` is false", param="prompt_logprobs"
+            )
+        if self.prompt_logprobs > config.max_top_logprobs:
+            raise InvalidRequestError(
+                f"`prompt_logprobs` is {self.prompt_logprobs}, the most is "
+                f"{config.max_top_logprobs}",
+                param="prompt_logprobs",
+            )
+
+    def _check_stop(self, config: FrontendConfig) -> None:
+        if len(self.stop_strings) > config.max_stop_strings:
+            raise InvalidRequestError(
+                f"`stop` has {len(self.stop_strings)} strings, the most is "
+                f"{config.max_stop_strings}",
+                param="stop",
+            )
+        if "" in self.stop_strings:
+            raise InvalidRequestError("`stop` must not have an empty string", param="stop")
