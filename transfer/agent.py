@@ -25,7 +25,7 @@ from tandem.runtime.messages import RankMetadata
 from tandem.transfer.backends import open_transport
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.cuda_context import ensure_cuda_context
+from tandem.transfer.cuda_context import begin_settling, ensure_cuda_context
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.reactor import HELLO, PeerRank, Selection, TransferOrder, TransferReactor
 from tandem.transfer.transport import BlockGrid, KvMemory, Operation, Parts
@@ -322,26 +322,6 @@ class TransferAgent:
         for notice in notices:
             if notice != HELLO:
                 self._on_notification(notice)
-
-
-def begin_settling(device_id: int) -> Callable[[], bool]:
-    """Begin to wait for all work of this process on a GPU; the result is True once it is done.
-
-    It stays False when the device fails: then nothing is known of its copies.
-    """
-    idle = threading.Event()
-
-    def wait() -> None:
-        try:
-            torch.cuda.synchronize(device_id)
-        except Exception as exc:
-            logger.error("GPU %d: transfers cannot be settled: %s", device_id, exc)
-        else:
-            idle.set()
-
-    # synchronize() covers the streams of the transport, which have no handle here
-    threading.Thread(target=wait, name="transfer-settling", daemon=True).start()
-    return idle.is_set
 
 
 def _set_timer_slack() -> None:

@@ -1,11 +1,16 @@
-"""The CUDA context of a thread, which UCX needs where it polls memory of a GPU."""
+"""The CUDA context of a thread, which UCX needs where it polls a GPU, and the end of its work."""
 
 import ctypes
+import logging
+import threading
+from collections.abc import Callable
 from functools import cache
 
 import torch
 
 from tandem.runtime.errors import TransferError
+
+logger = logging.getLogger(__name__)
 
 
 def ensure_cuda_context(device_id: int) -> None:
@@ -27,6 +32,26 @@ def has_cuda_context() -> bool:
     context = ctypes.c_void_p()
     _driver().cuCtxGetCurrent(ctypes.byref(context))
     return context.value is not None
+
+
+def begin_settling(device_id: int) -> Callable[[], bool]:
+    """Begin to wait for all work of this process on a GPU; the result is True once it is done.
+
+    It stays False when the device fails: then nothing is known of its copies.
+    """
+    idle = threading.Event()
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device_id)
+        except Exception as exc:
+            logger.error("GPU %d: transfers cannot be settled: %s", device_id, exc)
+        else:
+            idle.set()
+
+    # synchronize() covers the streams of the transport, which have no handle here
+    threading.Thread(target=wait, name="transfer-settling", daemon=True).start()
+    return idle.is_set
 
 
 @cache

@@ -12,6 +12,7 @@ from tandem.runtime.messages import RankMetadata
 from tandem.transfer import agent as agent_module
 from tandem.transfer.agent import TransferAgent
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.cuda_context import begin_settling
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.reactor import PeerRank, Selection
 from tandem.transfer.transport import BlockGrid
@@ -189,7 +190,7 @@ def test_a_gpu_is_settled_when_its_work_is_done_and_not_when_it_fails(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    is_settled = agent_module.begin_settling(3)
+    is_settled = begin_settling(3)
     (waiting,) = [thread for thread in threading.enumerate() if "settling" in thread.name]
     assert not is_settled()
     is_done.set()
