@@ -21,7 +21,7 @@ from tandem.runtime.messages import FirstToken, Settled
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
-from tandem.worker.worker import OwnPrompts
+from tandem.worker.role import OwnPrompts
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,8 @@ from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import one_line
 from tandem.runtime.tasks import keep_running
-from tandem.worker.worker import Details, Worker
+from tandem.worker.role import Details
+from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from tandem.runtime.tasks import keep_running
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.handoff.sender import SenderTools
 from tandem.transfer.link import GROUP_COUNTS
-from tandem.worker.worker import Details, Worker
+from tandem.worker.role import Details
+from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
