@@ -3,25 +3,19 @@
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Set
-from dataclasses import replace
 
-import msgspec
-
-from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
+from tandem.decode.admission import Decision, PlacementCause, decide
 from tandem.decode.config import DisaggConfig
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.kv_events import KvEventPublisher
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.model_card import model_card
+from tandem.decode.prefill_view import PrefillView
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
-from tandem.queue.prefill_queue import QueueDepth
-from tandem.router.predict import PlaceLoad
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -34,25 +28,19 @@ from tandem.runtime.errors import (
     IncompleteError,
     InternalError,
     InvalidRequestError,
-    ServiceError,
     TandemError,
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.messages import DECODE_ERRORS, LoadReport, ModelFiles, RoleName, encode
+from tandem.runtime.messages import ModelFiles, RoleName, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.printable import one_line
 from tandem.runtime.tasks import keep_running
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
-MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
-REPORT_LIFETIME_S = 2.0  # of another worker's load
-NO_JOBS = QueueDepth(0, 0, 0, 0)
 LOOK_INTERVAL_S = 0.25  # between looks at the depth of the queue and at the own load
 
 
@@ -71,12 +59,8 @@ class DecodeRole:
         self.node, self.queue = worker.node, worker.queue
         self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
         self.metrics = DecodeMetrics(self._model_name)
-        self.side = PrefillSide(transfer=TransferCost(worker.group.layout.token_bytes))
+        self._transfer_cost = TransferCost(worker.group.layout.token_bytes)
         self.active: dict[str, ActiveRequest] = {}
-        self._queue_depth = NO_JOBS
-        self._num_reserved = 0  # all handoffs so far; counted on the engine thread
-        self._num_reserved_tokens = 0  # of these
-        self._others: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
         self._is_draining = False
         self._card_key = ""
         self._aio = asyncio.get_running_loop()
@@ -142,9 +126,6 @@ class DecodeRole:
         await view.ready()
         await self._prefill_instances.ready()
         self.thresholds = LiveThresholds(self._disagg, view, namespace, self._model_name)
-        stack.push_async_callback(
-            await self.node.events.subscribe(load_subject(namespace), self._on_load)
-        )
 
     def _publish_cache(self) -> None:
         node = self.node
@@ -164,9 +145,17 @@ class DecodeRole:
             deployment=worker.deployment,
             prefill_instances=self._prefill_instances.items,
             metrics=self.metrics,
-            transfer_cost=self.side.transfer,
+            transfer_cost=self._transfer_cost,
             vocab_size=self.engine.runner.model_config.vocab_size,
             own_prompts=worker.own_prompts,
+        )
+        self.prefill_view = PrefillView(
+            worker, self.remote, self._prefill_instances.items, self._transfer_cost, self.metrics
+        )
+        stack.push_async_callback(
+            await self.node.events.subscribe(
+                load_subject(self._namespace), self.prefill_view.on_load
+            )
         )
         worker.take_back = self.remote.take_back
         stack.push_async_callback(self.remote.close)
@@ -222,7 +211,7 @@ class DecodeRole:
             decision = decide(
                 config,
                 seq.num_tokens - num_cached,
-                self._prefill_side(engine),
+                self.prefill_view.side(engine),
                 num_cached_tokens=num_cached,
                 placement=active.request.prefill_place,
                 prompt_logprobs=seq.prompt_scores is not None,
@@ -231,8 +220,7 @@ class DecodeRole:
                 reservation = engine.reserve(seq)
                 if reservation is not None:
                     active.decision = decision
-                    self._num_reserved += 1
-                    self._num_reserved_tokens += seq.num_tokens - num_cached
+                    self.prefill_view.reserved(seq.num_tokens - num_cached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
                 decision = Decision("local", PlacementCause.NO_BLOCKS)
@@ -240,50 +228,6 @@ class DecodeRole:
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
-
-    def _prefill_side(self, engine: Engine) -> PrefillSide:
-        side, me = self.side, self.node.instance_id
-        excluded = {me, *self.remote.excluded()}
-        helpers = {
-            each.instance_id
-            for each in list(self._prefill_instances.items.values())
-            if each.deployment == self._worker.deployment and each.instance_id not in excluded
-        }
-        side.num_instances = len(helpers)
-        side.queue_connected = self.queue.connected
-        # Counted here, not at the queue: a burst is decided before its first ticket is published.
-        num_unclaimed = self._num_reserved - self.remote.num_taken
-        side.num_queued_jobs = max(self._queue_depth.num_jobs, num_unclaimed)
-        num_open_tokens = self._num_reserved_tokens - self.remote.num_computed_tokens
-        side.num_ticket_tokens = max(self._queue_depth.num_tokens, num_open_tokens)
-        side.here = _place_here(engine.load())
-        side.others = self._other_places(helpers)
-        return side
-
-    def _other_places(self, helpers: Set[str]) -> list[PlaceLoad]:
-        """Return the load of every worker that takes tickets and has reported lately."""
-        oldest = time.perf_counter() - REPORT_LIFETIME_S
-        found = []
-        for instance_id, (came_at, report) in list(self._others.items()):
-            if came_at < oldest or instance_id not in helpers:
-                continue
-            if (place := PlaceLoad.of(report)) is not None:
-                # The prompts of a prefill worker are tickets, which are counted by themselves.
-                is_own = report.role != "prefill"
-                found.append(place if is_own else replace(place, num_waiting_tokens=0))
-        return found
-
-    def _on_load(self, subject: str, payload: bytes) -> None:
-        instance_id = subject.rpartition(".")[2]
-        if instance_id in self._prefill_instances.items:
-            try:
-                report = _LOAD_REPORT.decode(payload)
-            except DECODE_ERRORS as error:
-                logger.warning("dropped a load report: %s", one_line(str(error), MAX_ERROR_BYTES))
-                return
-            self._others[instance_id] = time.perf_counter(), report
-        elif instance_id in self._others:
-            del self._others[instance_id]
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""
@@ -322,8 +266,8 @@ class DecodeRole:
         thresholds = self.thresholds.current.model_dump(exclude_none=True)
         return {f"disagg.{key}": value for key, value in thresholds.items()} | {
             "num_open_handoffs": self.remote.num_open,
-            "num_queued_jobs": self._queue_depth.num_jobs,
-            "num_queued_tokens": self._queue_depth.num_tokens,
+            "num_queued_jobs": self.prefill_view.queue_depth.num_jobs,
+            "num_queued_tokens": self.prefill_view.queue_depth.num_tokens,
             "excluded": " ".join(self.remote.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
@@ -349,15 +293,7 @@ class DecodeRole:
 
     async def _look_around(self) -> None:
         """Keep the view of the queue fresh, check the handoffs, and record the load."""
-        try:
-            if self.queue.connected and self._prefill_instances.items:
-                self._queue_depth = await self.queue.depth()
-                self.metrics.queued(self._queue_depth)
-            elif not self._prefill_instances.items:
-                self._queue_depth = NO_JOBS
-                self.metrics.queued(None)
-        except ServiceError as error:
-            logger.debug("queue depth not known: %s", error)
+        await self.prefill_view.look_at_queue()
         was_idle = self.remote.num_open == 0
         load = await self._worker.load()
         self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
@@ -366,9 +302,3 @@ class DecodeRole:
         self.metrics.excluded(len(self.remote.excluded()))
         self._cache.beat()
         await asyncio.sleep(LOOK_INTERVAL_S)
-
-
-def _place_here(load: LoadStats) -> PlaceLoad | None:
-    if load.costs is None:
-        return None
-    return PlaceLoad(load.costs, load.num_decodes, load.decode_context, load.num_waiting_tokens)

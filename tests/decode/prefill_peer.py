@@ -352,5 +352,5 @@ class Stage:
         await eventually(lambda: not worker.active and worker.remote.num_open == 0)
         await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
         await worker.loop.call(lambda engine: engine.check_invariants())
-        assert worker._num_reserved == worker.remote.num_taken
+        assert worker.prefill_view.num_reserved == worker.remote.num_taken
         assert worker.remote._group._agents[0]._num_expected == 0

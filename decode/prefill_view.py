@@ -1,0 +1,117 @@
+"""The prefill side that placements depend on: workers that take tickets, their loads, the queue."""
+
+import logging
+import time
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+import msgspec
+
+from tandem.decode.admission import PrefillSide
+from tandem.decode.handoffs import RemotePrefills
+from tandem.decode.metrics import DecodeMetrics
+from tandem.decode.transfer_cost import TransferCost
+from tandem.engine.engine import Engine
+from tandem.engine.outputs import LoadStats
+from tandem.queue.prefill_queue import QueueDepth
+from tandem.router.predict import PlaceLoad
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.messages import DECODE_ERRORS, Instance, LoadReport
+from tandem.runtime.printable import one_line
+from tandem.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
+MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
+REPORT_LIFETIME_S = 2.0  # of another worker's load
+NO_JOBS = QueueDepth(0, 0, 0, 0)
+
+
+class PrefillView:
+    """The view of one decode worker. Read on the engine thread, kept fresh on the event loop."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        remote: RemotePrefills,
+        instances: Mapping[str, Instance],  # prefill workers, by instance id
+        transfer: TransferCost,
+        metrics: DecodeMetrics,
+    ) -> None:
+        self._me, self._deployment = worker.node.instance_id, worker.deployment
+        self._queue, self._remote, self._instances = worker.queue, remote, instances
+        self._metrics = metrics
+        self._side = PrefillSide(transfer=transfer)
+        self._loads: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
+        self.queue_depth = NO_JOBS
+        self.num_reserved = 0  # all handoffs so far; counted on the engine thread
+        self._num_reserved_tokens = 0  # of these
+
+    def reserved(self, num_tokens: int) -> None:
+        """Count a handoff of so many tokens to compute."""
+        self.num_reserved += 1
+        self._num_reserved_tokens += num_tokens
+
+    def side(self, engine: Engine) -> PrefillSide:
+        """Return the prefill side as of now. On the engine thread."""
+        side, remote, depth = self._side, self._remote, self.queue_depth
+        excluded = {self._me, *remote.excluded()}
+        helpers = {
+            each.instance_id
+            for each in list(self._instances.values())
+            if each.deployment == self._deployment and each.instance_id not in excluded
+        }
+        side.num_instances = len(helpers)
+        side.queue_connected = self._queue.connected
+        # Counted here, not at the queue: a burst is decided before its first ticket is published.
+        side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - remote.num_taken)
+        num_open_tokens = self._num_reserved_tokens - remote.num_computed_tokens
+        side.num_ticket_tokens = max(depth.num_tokens, num_open_tokens)
+        side.here = _place_here(engine.load())
+        side.others = self._other_places(helpers)
+        return side
+
+    def _other_places(self, helpers: Set[str]) -> list[PlaceLoad]:
+        """Return the load of every worker that takes tickets and has reported lately."""
+        oldest = time.perf_counter() - REPORT_LIFETIME_S
+        found = []
+        for instance_id, (came_at, report) in list(self._loads.items()):
+            if came_at < oldest or instance_id not in helpers:
+                continue
+            if (place := PlaceLoad.of(report)) is not None:
+                # The prompts of a prefill worker are tickets, which are counted by themselves.
+                is_own = report.role != "prefill"
+                found.append(place if is_own else replace(place, num_waiting_tokens=0))
+        return found
+
+    def on_load(self, subject: str, payload: bytes) -> None:
+        """Take a report of a worker's load."""
+        instance_id = subject.rpartition(".")[2]
+        if instance_id in self._instances:
+            try:
+                report = _LOAD_REPORT.decode(payload)
+            except DECODE_ERRORS as error:
+                logger.warning("dropped a load report: %s", one_line(str(error), MAX_ERROR_BYTES))
+                return
+            self._loads[instance_id] = time.perf_counter(), report
+        elif instance_id in self._loads:
+            del self._loads[instance_id]
+
+    async def look_at_queue(self) -> None:
+        """Refresh the depth of the queue; it stays as it was where the queue is out of reach."""
+        if not self._instances:
+            self.queue_depth = NO_JOBS
+            self._metrics.queued(None)
+        elif self._queue.connected:
+            try:
+                self.queue_depth = await self._queue.depth()
+                self._metrics.queued(self.queue_depth)
+            except ServiceError as error:
+                logger.debug("queue depth not known: %s", error)
+
+
+def _place_here(load: LoadStats) -> PlaceLoad | None:
+    if load.costs is None:
+        return None
+    return PlaceLoad(load.costs, load.num_decodes, load.decode_context, load.num_waiting_tokens)
