@@ -24,10 +24,7 @@ HOW = {
     "copy to its tokens, through scheduler, runner, CUDA graph and sampling, with overlap; the K/V "
     "is random and nothing of the prefix cache is used; median of a round's steps, median of "
     "rounds; p99: of the single steps of all rounds",
-    "GPU idle between decode steps": "by a profiler's timeline, whose own cost is in it: from the "
-    "end of one step's graph to the start of the next one's, without the copies there, as a "
-    "share of all time. Time in no step's events: the same without a profiler, the share "
-    "of the time from tokens to tokens that lies in no step",
+    "time in no step's events": "the share of the time from tokens to tokens that lies in no step",
     "prefill": "device time of a prompt, its steps summed; until its token: by the host's clock",
     "worst decode step": "the longest step that holds decodes between a long prompt's arrival and "
     "its first token, by the device's clock; the target is engine.max_step_ms. The gap between "
@@ -39,7 +36,6 @@ HOW = {
     "begin while the one before ends, in turns",
     "engine's host time": "CPU time of scheduling, launching and postprocessing one step, with "
     "a runner that computes nothing",
-    "profiles": "kernels by their share of the device's busy time, and calls per step",
 }
 PROGRAM = SectionProgram(
     module=MODULE,
