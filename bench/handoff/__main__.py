@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tandem.bench.handoff.plan import QUICK, Plan
 from tandem.bench.handoff.served_figures import measure_served, served_figures
+from tandem.bench.handoff.wire import wire
 from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
 from tandem.bench.report.console import say
 from tandem.bench.report.figures import Figure
@@ -54,7 +55,8 @@ async def measure(options: Options, run_dir: Path) -> list[Figure]:
     """Return every figure of the sections asked for."""
     plan, figures = options.plan(), list[Figure]()
     say("two processes: bandwidth, round trips, resting")
-    wires = await measure_wire(plan)
+    async with wire(plan.shape) as between:
+        wires = await measure_wire(between, plan)
     figures += wire_figures(plan, wires)
     if options.served:
         say("served processes: handover, verification, streaming")

@@ -25,7 +25,7 @@ PROGRAM = SectionProgram(
     ),
     how={
         "write": "both ends on one GPU; a write is over when its sender knows that it has arrived; "
-        "TB/s of payload, whose ceiling is half a copy's rate, which reads and writes each byte",
+        "GB/s of payload, whose ceiling is half a copy's rate, which reads and writes each byte",
         "exposed": "from the end of a step's kernels until the last group of its layers has "
         "arrived, checksums of the sender included",
     },

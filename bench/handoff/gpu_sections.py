@@ -14,34 +14,19 @@ import torch
 import uvloop
 
 from tandem.bench.handoff.end import PoolShape
-from tandem.bench.handoff.peer import Rest
+from tandem.bench.handoff.plan import Plan
 from tandem.bench.handoff.wire import (
-    AGENTS,
-    BARE,
-    CHECKED,
-    LOOPS,
-    PAUSING,
-    Pairs,
     Wire,
     adjacent,
     check_arrival,
-    in_runs,
-    time_loop_round_trips,
-    time_round_trips,
-    time_writes,
     wire,
 )
+from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
 from tandem.bench.kernels.cases import between_events
 from tandem.bench.report.figures import (
-    Bound,
     Figure,
     at_least,
     at_most,
-    flat,
-    in_unit,
-    medians,
-    percentile,
-    ratio,
 )
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
@@ -55,8 +40,7 @@ MODEL_SHAPE = PoolShape(
 )
 MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
-PAYLOAD_TARGET = at_least(0.9, of="share")  # of the payload of a copy in the same run
-SLOW_WRITE_S = 0.5  # a write that is this slow is measured a few times only
+PAYLOAD_TARGET = at_least(0.9, of="share")  # of a copy in the same run
 MAX_ROUNDS = 5
 
 
@@ -71,68 +55,19 @@ def _num_rounds(setting: Setting) -> int:
 
 
 async def _transfers(setting: Setting) -> list[Figure]:
-    """Measure writes between two workers' pools, and round trips."""
-    shape = shape_for(setting)
-    whole = shape.num_blocks
-    cases: dict[str, Pairs] = {
-        "whole": adjacent(whole),
-        "runs": in_runs(whole, 16),
-        "part": adjacent(whole // 8),
-        "small": adjacent(whole // 32),
-    }
-    figures: list[Figure] = []
-    async with wire(shape) as between:
-        for case, pairs in cases.items():
-            figures += await _bandwidth(between, setting, case, pairs)
-        figures += await _round_trips(between, setting)
-        figures += await _link_probe(between)
-    return figures
-
-
-async def _bandwidth(between: Wire, setting: Setting, case: str, pairs: Pairs) -> list[Figure]:
-    samples: dict[str, list[list[float]]] = {BARE: [], PAUSING: [], AGENTS: [], CHECKED: []}
-    for _ in range(_num_rounds(setting)):
-        for how, rounds in samples.items():
-            first = await time_writes(between, pairs, how, 1)  # pages are touched, links opened
-            count = 1 if first[0] > SLOW_WRITE_S else setting.size(10, 2)
-            rounds.append(await time_writes(between, pairs, how, count))
-    await check_arrival(between, pairs)
-    num_bytes = len(pairs) * between.end.kv.block_bytes
-    label = f"{len(pairs)} blocks, {case}, {num_bytes >> 10} KiB"
-    is_judged = case in ("whole", "runs")
-    figures = []
-    for how, rounds in samples.items():
-        rates = in_unit(medians(rounds), "TB/s", num_bytes)
-        target = PAYLOAD_TARGET if is_judged and how == AGENTS else None
-        name = f"{case}_{how.replace(',', '').replace(' ', '_')}_tb_s"
-        bound = Bound("copy", 2.0) if case in ("whole", "runs") else None
-        figures.append(Figure(name, f"{label}, {how}", "TB/s", rates, target, bound=bound))
-    both = (samples[BARE], samples[PAUSING])
-    bare = min(both, key=lambda rounds: statistics.median(flat(rounds)))
-    target = at_least(0.95) if is_judged else None
-    name = f"{case}_ratio"
-    return [*figures, ratio(name, "  agents / bare library", bare, samples[AGENTS], target)]
-
-
-async def _round_trips(between: Wire, setting: Setting) -> list[Figure]:
-    num_pings, figures = setting.size(500, 20), list[Figure]()
-    for how in (BARE, AGENTS, LOOPS):
-        rounds = [
-            await time_loop_round_trips(between, num_pings)
-            if how == LOOPS
-            else await time_round_trips(between, num_pings, bare=how == BARE)
-            for _ in range(_num_rounds(setting))
-        ]
-        name, target = how.replace(" ", "_"), at_most(50.0) if how == LOOPS else None
-        p50 = in_unit(medians(rounds), "us")
-        p99 = in_unit((percentile(each, 0.99) for each in rounds), "us")
-        figures += [
-            Figure(f"round_trip_{name}_p50_us", f"round trip, {how}, p50", "us", p50, target),
-            Figure(f"round_trip_{name}_p99_us", f"round trip, {how}, p99", "us", p99),
-        ]
-    idle = await between.peer.ask(Rest(0.2 if setting.is_dry else 3.0))
-    share = (100 * idle.share,)
-    return [*figures, Figure("agent_idle_percent", "agent at rest", "%", share, at_most(5.0))]
+    """Measure writes and round trips between two workers' pools, and the workers' own probe."""
+    plan = Plan(
+        rounds=_num_rounds(setting),
+        num_batches=1,
+        num_writes=setting.size(10, 2),
+        num_pings=setting.size(500, 20),
+        rest_s=0.2 if setting.is_dry else 3.0,
+        shape=shape_for(setting),
+    )
+    async with wire(plan.shape) as between:
+        results = await measure_wire(between, plan)
+        figures = wire_figures(plan, results, PAYLOAD_TARGET)
+        return [*figures, *await _link_probe(between)]
 
 
 async def _link_probe(between: Wire) -> list[Figure]:
@@ -150,8 +85,8 @@ async def _link_probe(between: Wire) -> list[Figure]:
 
 
 async def _checksums(setting: Setting) -> list[Figure]:
-    """Measure the kernel alone, a handoff's verification by the agents, and its share."""
-    shape, figures = shape_for(setting), list[Figure]()
+    """Measure a handoff's verification by the agents, and its share."""
+    shape = shape_for(setting)
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
         (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
@@ -160,8 +95,6 @@ async def _checksums(setting: Setting) -> list[Figure]:
             started_at = time.perf_counter()
             await group.checksums(ranks, layers, blocks)
             samples.append(time.perf_counter() - started_at)
-        if not setting.is_dry:
-            figures.append(_checksum_kernel(setting, between.end.kv.tensor, shape))
     size = _matrix_size(setting)
     matmul_s = _device_s(setting, _matmul(setting))
     flops = MODEL_FLOPS_PER_TOKEN * shape.num_blocks * shape.block_size
@@ -170,23 +103,9 @@ async def _checksums(setting: Setting) -> list[Figure]:
     label = "  of an 8B prefill of these tokens at the matmul rate"
     share = (100 * asked_s / prefill_s,)
     return [
-        *figures,
         Figure("checksum_ms", f"checksums of {len(blocks)} blocks", "ms", (asked_s * 1e3,)),
         Figure("verification_percent", label, "%", share, at_most(1.0)),
     ]
-
-
-def _checksum_kernel(setting: Setting, pool: torch.Tensor, shape: PoolShape) -> Figure:
-    # Imported here: without a GPU there may be no Triton.
-    from tandem.kernels.checksum import block_checksums, part_table
-
-    words = pool.view(len(pool), -1).view(torch.int32)
-    ids = torch.arange(shape.num_blocks, device=pool.device)
-    parts = part_table([(0, words.shape[1])], pool.device)
-    out = torch.empty(shape.num_blocks, dtype=torch.int64, device=pool.device)
-    seconds = _device_s(setting, lambda: block_checksums(words, ids, parts, out))
-    samples = in_unit([seconds], "TB/s", shape.num_blocks * shape.block_bytes)
-    return Figure("checksum_kernel_tb_s", "checksum kernel", "TB/s", samples, bound=Bound("read"))
 
 
 async def _streaming(setting: Setting) -> list[Figure]:

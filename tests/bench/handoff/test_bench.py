@@ -87,7 +87,7 @@ def test_a_quick_run_writes_figures_with_command_commit_and_machine(tmp_path: Pa
     figures = whole["figures"]
     rates = [each["value"] for name, each in figures.items() if name.startswith("bandwidth")]
     trips = [each["value"] for name, each in figures.items() if name.startswith("round_trip")]
-    assert len(rates) == 9 and all(0 < rate < 1e4 for rate in rates)
+    assert len(rates) == 15 and all(0 < rate < 1e4 for rate in rates)
     assert len(trips) == 6 and all(1 < trip < 10e6 for trip in trips)
     assert 0 <= figures["agent_idle_percent"]["value"] < 100
 

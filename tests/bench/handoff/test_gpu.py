@@ -19,8 +19,8 @@ def test_a_dry_run_on_host_memory_writes_figures_of_its_sections(tmp_path: Path)
     assert figures["exposed_16_blocks_4_groups_ms"]["value"] >= 0
     assert all(not each["verdict"] for each in figures.values()), "a dry run judges nothing"
     # a write reads and writes each byte, as a copy does
-    write = figures["whole_agents_tb_s"]
-    assert write["ceiling"] == pytest.approx(whole["ceilings_per_s"]["copy"] / 2 / 1e12)
+    write = figures["bandwidth_whole_agents_rate"]
+    assert write["ceiling"] == pytest.approx(whole["ceilings_per_s"]["copy"] / 2 / 1e9)
     assert write["share"] == pytest.approx(write["value"] / write["ceiling"])
 
 
