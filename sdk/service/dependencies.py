@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from types import TracebackType
 from typing import Any, Self, overload
 
 from tandem.runtime.errors import ConfigError, NotFoundError
@@ -169,12 +168,7 @@ class Answer(AsyncIterator[Any]):
     async def __aenter__(self) -> Self:
         return await self._begun()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _begun(self) -> Self:

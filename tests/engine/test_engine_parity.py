@@ -17,10 +17,10 @@ from tandem.engine.step.sampler import SampledToken
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tests.engine.models.parity import NUM_TOKENS, sequence
 from tests.engine.step_doubles import CallAgain
 
 NUM_PROMPTS = 20
-NUM_TOKENS = 64
 VOCAB_SIZE = 512
 LLAMA_ROPE = {
     "rope_type": "llama3",
@@ -41,17 +41,6 @@ def prompts() -> list[list[int]]:
         begin = result[-1][: rng.randint(8, 40)] if i % 2 else []
         result.append(begin + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 50))])
     return result
-
-
-def sequence(index: int, prompt: list[int], *, prefill_only: bool = False) -> Sequence:
-    return Sequence(
-        f"r{index}",
-        list(prompt),
-        len(prompt),
-        SamplingParams(temperature=0.0),
-        StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True),
-        prefill_only=prefill_only,
-    )
 
 
 def make_engine(model: Path, recorder: CallAgain | None = None, **options: int | bool) -> Engine:

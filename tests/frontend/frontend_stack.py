@@ -242,6 +242,13 @@ async def one_token_then_wait(
     context.raise_if_done()
 
 
+async def one_token_then_fail(
+    _request: GenerateRequest, _context: RequestContext, responder: Responder
+) -> None:
+    responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
+    raise RuntimeError("a bug")
+
+
 @dataclass
 class Stack:
     """The frontend, its workers, and a client that talks to it."""

@@ -26,14 +26,6 @@ async def stack() -> AsyncIterator[Stack]:
         yield stack
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
-    ) as running:
-        yield running
-
-
 def in_turn(*texts: str) -> Script:
     """Answer one request after the other with these texts."""
     scripts = iter([answer_with(text) for text in texts])

@@ -1,30 +1,17 @@
 """The public Python client, unmodified."""
 
-from collections.abc import AsyncIterator
-
 import openai
 import pytest
 
-from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
-from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
-    REPORT,
     Stack,
+    one_token_then_fail,
     token_ids,
 )
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
-    ) as running:
-        yield running
 
 
 async def test_it_chats(client: openai.AsyncOpenAI) -> None:
@@ -61,13 +48,7 @@ async def test_it_sees_typed_errors(client: openai.AsyncOpenAI, stack: Stack) ->
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.chat.completions.create(model="x", messages=MESSAGES)
     assert unknown.value.code == "model_not_found"
-
-    async def fail(
-        _request: GenerateRequest, _context: RequestContext, _responder: Responder
-    ) -> None:
-        raise RuntimeError("a bug")
-
-    stack.worker.script = fail
+    stack.worker.script = one_token_then_fail
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
@@ -81,13 +62,7 @@ async def test_it_lists_models(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_an_error_in_a_stream_is_raised(client: openai.AsyncOpenAI, stack: Stack) -> None:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-        raise RuntimeError("a bug")
-
-    stack.worker.script = script
+    stack.worker.script = one_token_then_fail
     stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
     with pytest.raises(openai.APIError, match="error id"):
         async for _ in stream:

@@ -76,14 +76,6 @@ async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE
     await stack.wait_until(lambda: bool(stack.server.catalog.models))
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
-    ) as running:
-        yield running
-
-
 def prompt_of(stack: Stack) -> str:
     text: str = stack.server.catalog.get(MODEL).text.decode(
         prompt_tokens(stack.worker.requests[-1])

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from tandem.runtime.config import RuntimeConfig
@@ -28,12 +27,7 @@ class Pair:
         await self.caller.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.worker.shutdown()
         for task in self.serving:
             task.cancel()

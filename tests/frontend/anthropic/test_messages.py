@@ -9,16 +9,14 @@ import httpx
 import pytest
 
 from tandem.frontend.answer_format import AnswerFormat
-from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
-from tandem.runtime.plane.server import Responder
+from tandem.runtime.messages import GenerateRequest
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
-    REPORT,
     Stack,
     answer_with,
     byte_level_tokenizer,
+    one_token_then_fail,
     prompt_tokens,
     token_ids,
 )
@@ -141,13 +139,7 @@ async def test_the_end_of_a_message_has_its_reason(
 async def test_an_error_in_a_stream_is_an_event_that_the_client_raises(
     client: anthropic.AsyncAnthropic, stack: Stack
 ) -> None:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-        raise RuntimeError("a bug")
-
-    stack.worker.script = script
+    stack.worker.script = one_token_then_fail
     last = events_of(await message(stack, stream=True))[-1]
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
     with pytest.raises(anthropic.APIError, match="error id"):

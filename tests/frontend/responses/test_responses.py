@@ -1,7 +1,6 @@
 """The Responses API over HTTP, with the official client where it matters."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,28 +9,18 @@ import pytest
 
 from tandem.frontend.answer_format import AnswerFormat
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
-from tandem.runtime.plane.server import Responder
+from tandem.runtime.messages import GenerateRequest
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
-    REPORT,
     Stack,
     answer_with,
     byte_level_tokenizer,
+    one_token_then_fail,
     prompt_tokens,
     token_ids,
 )
 from tests.frontend.test_pieces import LetterParser
-
-
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
-    ) as running:
-        yield running
 
 
 async def respond(stack: Stack, **fields: object) -> httpx.Response:
@@ -129,13 +118,7 @@ async def test_an_answer_that_is_cut_is_incomplete(stack: Stack) -> None:
 
 
 async def test_an_error_in_a_stream_fails_the_response(stack: Stack) -> None:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-        raise RuntimeError("a bug")
-
-    stack.worker.script = script
+    stack.worker.script = one_token_then_fail
     response = await respond(stack, stream=True)
     last = events_of(response)[-1]
     assert last["type"] == "response.failed" and last["response"]["status"] == "failed"

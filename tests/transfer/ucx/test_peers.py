@@ -28,23 +28,12 @@ from tandem.transfer.ucx.wire import (
     seal,
     unseal,
 )
-from tests.transfer.ucx.sides import WHOLE, Peer, Side, finish, peers, rounds, sides, until
+from tests.transfer.ucx.sides import WHOLE, Peer, Side, finish, peers, rounds, until
 
 pytestmark = pytest.mark.ucx
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Side]]:
-    with sides() as make_side:
-        yield make_side
-
-
-@pytest.fixture
-def pair(make: Callable[..., Side]) -> tuple[Side, Side]:
-    return make("p"), make("d", zeros=True)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import importlib.util
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import psutil
@@ -8,23 +8,12 @@ import pytest
 
 from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import BlockGrid, Operation
-from tests.transfer.ucx.sides import BLOCK, WHOLE, Side, finish, rounds, sides, until
+from tests.transfer.ucx.sides import BLOCK, WHOLE, Side, finish, rounds, until
 
 pytestmark = pytest.mark.ucx
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Side]]:
-    with sides() as make_side:
-        yield make_side
-
-
-@pytest.fixture
-def pair(make: Callable[..., Side]) -> tuple[Side, Side]:
-    return make("p"), make("d", zeros=True)
 
 
 def test_written_blocks_are_in_place_when_the_notice_arrives_and_the_write_is_done(
