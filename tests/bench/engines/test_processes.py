@@ -118,14 +118,6 @@ async def test_a_stopped_server_answers_only_after_it_was_continued(
         await until_stopped(tree(process)[1])
 
 
-async def test_a_stopped_server_can_be_ended(tmp_path: Path, server_file: Path) -> None:
-    async with started(fake(server_file), tmp_path) as process:
-        await process.wait_until_ready(60)
-        processes = tree(process)
-        process.pause()
-    assert all(is_gone(one) for one in processes)
-
-
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
@@ -227,10 +219,3 @@ def test_an_answer_that_is_too_short_ends_the_comparison(
     text = capsys.readouterr().out
     assert "mine answered with 7 tokens where 8 were asked for" in text
     assert "a log line of falls short" in text
-
-
-def test_a_wrong_option_ends_it_before_anything_starts(
-    tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--model", str(tokenizer_folder), "--engine", "llama") == 1
-    assert "'llama' is not one of" in capsys.readouterr().err
