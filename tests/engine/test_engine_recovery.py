@@ -32,7 +32,7 @@ def make_honest(fake: SimpleNamespace) -> list[Sequence]:
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
 @pytest.mark.parametrize("how", ["poison", "late_poison", "not_finite"])
 def test_a_sequence_that_fails_every_step_ends_alone(
-    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture, how: str, num_steps: int
+    fake: SimpleNamespace, how: str, num_steps: int
 ) -> None:
     harness = fake.make_harness(max_num_batched_tokens=16)
     honest = make_honest(fake)

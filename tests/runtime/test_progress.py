@@ -42,7 +42,7 @@ def test_without_a_terminal_long_work_writes_a_line_now_and_then(clock: Clock) -
     assert second.startswith("bench: 10 s, 62 %")
 
 
-def test_a_line_has_the_remaining_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_the_remaining_time(clock: Clock) -> None:
     lines: list[str] = []
     bar = ProgressBar("weights", total=100, on_line=lines.append)
     bar._bar.get_time = clock

@@ -145,7 +145,7 @@ async def test_a_disk_that_does_not_keep_up_costs_a_bounded_buffer(tmp_path: Pat
     assert trace.num_dropped == 1
 
 
-async def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+async def test_without_a_path_nothing_is_written() -> None:
     async with TraceFile(None, "prefill", new_id()) as trace:
         trace.record(SpanRecord.of("decode", "r-1", timeline(HANDOFF), {}, {}))
     assert trace.path is None and not trace._pending

@@ -162,7 +162,7 @@ def test_a_peer_that_is_another_or_cannot_be_greeted_is_forgotten(
 
 
 def test_a_new_epoch_ends_the_transfers_of_the_old_one_of_that_rank_only(
-    reactor: TransferReactor, transport: ScriptedTransport
+    reactor: TransferReactor,
 ) -> None:
     ends, others = Ends(), Ends()
     reactor.post(order(ends))

@@ -94,7 +94,7 @@ def test_a_run_that_is_cut_has_written_the_sections_before(
     assert whole["section_logs"] == {"ceilings": "the log"}
 
 
-def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_section_is_refused() -> None:
     assert run_sections(KERNELS, SectionOptions("cpu", only=("everything",))) == 2
 
 

@@ -159,9 +159,7 @@ def test_a_pool_is_no_larger_than_its_sequences_can_use_and_kernels_can_address(
     assert 2**30 < num_all * rows_per_block < 2**31
 
 
-def test_the_spare_blocks_of_a_gpu_take_longer_to_move_than_the_host_s_jitter(
-    folder: Path,
-) -> None:
+def test_the_spare_blocks_of_a_gpu_take_longer_to_move_than_the_host_s_jitter() -> None:
     """An 8B model's block is 9.4 MB, and 50 GB/s is a slow link between GPUs."""
     size = 36 * 2 * 8 * 64 * 128 * 2
     assert num_spare_blocks(size, "VRAM", 5000) * size / 50e9 > 0.004

@@ -67,7 +67,7 @@ def test_bytes_that_are_no_list_are_refused(data: bytes, message: str) -> None:
         unpack(data)
 
 
-def test_memory_of_the_host_is_no_vram(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_host_is_no_vram() -> None:
     kv = torch.zeros(4, 16)
     agent = nixl_agent(str(uuid.uuid4()), None)
     regions = [(kv.data_ptr(), kv.nbytes, 0, "")]
