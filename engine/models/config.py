@@ -148,7 +148,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     folder = Path(path)
     whole = read_json(folder / "config.json")
     architecture, config = _architecture(whole)
-    _refuse_unsupported(whole, config, architecture)
+    _refuse_unsupported(config, architecture)
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
     num_kv_heads = config.positive("num_key_value_heads", num_heads)
@@ -206,7 +206,7 @@ def _architecture(whole: JsonObject) -> tuple[Architecture, JsonObject]:
     raise whole.error("architectures", f"{name!r} is not supported; supported: {supported}")
 
 
-def _refuse_unsupported(whole: JsonObject, config: JsonObject, architecture: Architecture) -> None:
+def _refuse_unsupported(config: JsonObject, architecture: Architecture) -> None:
     for key in {"attention_bias", "mlp_bias"}.difference(architecture.flags):
         if config.data.get(key):
             raise config.error(key, "is set, which is not supported")
