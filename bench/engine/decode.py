@@ -4,9 +4,11 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandem.bench.engine.floors import decode_bytes
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, intervals_s
+from tandem.bench.engine.profile import Idle, noted, profiled
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, in_parts, intervals_s
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import (
     Bound,
@@ -20,6 +22,7 @@ from tandem.bench.report.figures import (
 from tandem.bench.report.setting import Setting
 
 NUM_WARM_STEPS = 8
+NUM_PROFILED_STEPS, NUM_PROFILED_DRY = 24, 2
 # On an H200 in ms, elsewhere as the share of the floor that they are there.
 TARGETS = {
     (1, 1024): (at_most(4.2, 3.9), at_least(0.848, 0.913, "share")),
@@ -62,7 +65,15 @@ def run(setting: Setting) -> Iterator[Figure]:
     fitting = [point for point in points if _fits(rig, point, num_steps)]
     yield from (_too_large(rig, point) for point in points if point not in fitting)
     yield from (_step_figure(rig, point, setting) for point in fitting)  # announced
-    yield from decode_steps(rig, fitting, num_steps, setting)
+    yield from in_parts(
+        [
+            ("decode", partial(decode_steps, rig, fitting, num_steps, setting)),
+            *(
+                (f"profile of {p.name}", partial(profile_steps, rig, p, setting))
+                for p in _ends(fitting)
+            ),
+        ]
+    )
 
 
 def points_of(setting: Setting) -> list[Point]:
@@ -95,6 +106,37 @@ def measure(rig: Rig, point: Point, num_steps: int) -> list[StepRecord]:
         return rig.decode(num_steps)
     finally:
         rig.clear()
+
+
+def profile_steps(rig: Rig, point: Point, setting: Setting) -> Iterator[Figure]:
+    """Yield the kernels of a point's steps, and the GPU's idle time between them."""
+    num_steps = setting.size(NUM_PROFILED_STEPS, NUM_PROFILED_DRY)
+    rig.place(point.num_seqs, point.context - num_steps)
+    try:
+        rig.decode(NUM_WARM_STEPS)
+        profile, idle = profiled(lambda: len(rig.decode(num_steps)), setting)
+    finally:
+        rig.clear()
+    if point.rounds:
+        yield noted(_step_figure(rig, point, setting), profile)
+    if idle is not None:
+        yield from _idle(point, idle)
+
+
+def _idle(point: Point, idle: Idle) -> Iterator[Figure]:
+    yield Figure(
+        f"{point.name}_idle",
+        f"GPU idle between decode steps, B {point.num_seqs}",
+        "%",
+        (100 * idle.between_steps,),
+        IDLE_TARGET,
+    )
+    yield Figure(
+        f"{point.name}_idle_within",
+        f"GPU idle within a step, between its kernels, B {point.num_seqs}",
+        "%",
+        (100 * idle.within_steps,),
+    )
 
 
 def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
@@ -133,8 +175,15 @@ def _idle_by_events(point: Point) -> Figure:
         f"time in no step's events, B {point.num_seqs}, context {point.context}",
         "%",
         tuple(shares),
-        IDLE_TARGET,
     )
+
+
+def _ends(points: Sequence[Point]) -> list[Point]:
+    """Return the smallest and the largest batch, at the shortest context."""
+    if not points:
+        return []
+    shortest = [point for point in points if point.context == points[0].context]
+    return list({point.name: point for point in (shortest[0], shortest[-1])}.values())
 
 
 def _fits(rig: Rig, point: Point, num_steps: int) -> bool:

@@ -1,15 +1,23 @@
-"""The host's time of a decode step without its runner, for which there is a stand-in."""
+"""The host's time of a decode step without its runner, for which there is a stand-in.
+
+`python -m tandem.bench.engine.host` measures the engine alone; `run` is a section of the engine's.
+"""
 
 import itertools
 import random
+import sys
 import time
 from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Arguments
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure, at_most, medians, percentile
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -20,6 +28,7 @@ from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
 TARGET = at_most(500.0)
+HOW = {"host time": "CPU time of scheduling, launching and postprocessing one step"}
 BLOCK_SIZE = 64
 MAX_PROMPT_TOKENS = 4 * BLOCK_SIZE  # random lengths: full blocks are published in any step
 EOS_TOKEN_ID = 1
@@ -90,14 +99,41 @@ def measure(num_seqs: int, num_steps: int, *, overlap: bool) -> list[float]:
     return times_us
 
 
-def run(setting: Setting) -> Iterator[Figure]:
-    """Measure steps with and without overlap, in turns: on every device, for it is the host's."""
-    num_seqs, num_steps = setting.size(256, 8), setting.size(500, 10)
+def figures(num_seqs: int, num_steps: int, num_rounds: int) -> Iterator[Figure]:
+    """Measure steps with and without overlap, in turns."""
     found: dict[str, list[list[float]]] = {"on": [], "off": []}
-    for _, overlap in itertools.product(range(num_rounds(setting)), found):
+    for _, overlap in itertools.product(range(num_rounds), found):
         found[overlap].append(measure(num_seqs, num_steps, overlap=overlap == "on"))
     for overlap, rounds in found.items():
         label = f"engine's host time of a step, {num_seqs} running, overlap {overlap}"
         p99 = tuple(percentile(times_us, 0.99) for times_us in rounds)
         yield Figure(f"host_overlap_{overlap}", label, "us", medians(rounds), TARGET)
         yield Figure(f"host_overlap_{overlap}_p99", "  p99", "us", p99)
+
+
+def run(setting: Setting) -> Iterator[Figure]:
+    """Measure the same on every device, for it is the host's."""
+    yield from figures(setting.size(256, 8), setting.size(500, 10), num_rounds(setting))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the host's time of the engine's decode steps, without their runner."""
+
+    num_seqs: int = option(256, "sequences that decode", least=1)
+    num_steps: int = option(1000, "steps that are timed", least=2)
+    rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    output: Path | None = option(None, "write everything as JSON")
+
+
+def main(arguments: Arguments[str] | None = None) -> int:
+    options = parse(Options, "tandem.bench.engine.host", arguments)
+
+    async def all_figures(_: Path) -> list[Figure]:
+        return list(figures(options.num_seqs, options.num_steps, options.rounds))
+
+    return run_program("tandem.bench.engine.host", options, HOW, all_figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,18 @@
 """Whole prompts through engine and runner, held against the matrix products that they need."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from tandem.bench.engine.floors import prefill_flops
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop
+from tandem.bench.engine.profile import noted, profiled
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import Bound, Figure, at_least, at_most, in_unit
 from tandem.bench.report.setting import Setting
 
 LENGTHS = (2048, 8192, 32768)
 TINY_LENGTHS = (32, 64)
+NUM_PROFILED_PROMPTS, NUM_PROFILED_DRY = 3, 1
 STEP_TOKENS = 8192
 # On an H200 in ms, elsewhere as the share of the floor that they are there.
 TARGETS = {8192: (at_most(215.0, 198.0), at_least(0.786, 0.854, "share"))}
@@ -21,7 +24,12 @@ def run(setting: Setting) -> Iterator[Figure]:
     lengths = TINY_LENGTHS if setting.is_dry else LENGTHS
     rounds: dict[int, list[list[StepRecord]]] = {length: [] for length in lengths}
     yield from (_prompt_figure(rig, length, rounds[length], setting) for length in lengths)
-    yield from _prompts(rig, rounds, setting)
+    yield from in_parts(
+        [
+            ("prefill", partial(_prompts, rig, rounds, setting)),
+            ("profile of prefill", partial(_profile, rig, lengths[1], rounds[lengths[1]], setting)),
+        ]
+    )
 
 
 def _prompts(
@@ -40,6 +48,19 @@ def _prompts(
             "ms",
             in_unit((each[-1].ended_at - each[0].launched_at for each in found), "ms"),
         )
+
+
+def _profile(
+    rig: Rig, length: int, rounds: list[list[StepRecord]], setting: Setting
+) -> Iterator[Figure]:
+    num_prompts = setting.size(NUM_PROFILED_PROMPTS, NUM_PROFILED_DRY)
+
+    def prompts() -> int:
+        return sum(len(rig.prefill(rig.prompt(length))) for _ in range(num_prompts))
+
+    profile, _ = profiled(prompts, setting)
+    if rounds:
+        yield noted(_prompt_figure(rig, length, rounds, setting), profile)
 
 
 def _prompt_figure(

@@ -3,14 +3,17 @@
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.sections import reason_of
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -35,6 +38,7 @@ class StepRecord:
     num_prompt_tokens: int
     num_context_tokens: int  # of the decodes, together
     launched_at: float
+    launch_s: float  # of the host, in launch
     waited_s: float = 0.0  # of the host, for the tokens
     ended_at: float = 0.0  # the tokens were there
     device_s: float = 0.0
@@ -58,12 +62,14 @@ class RecordingRunner:
         decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
         launched_at = time.perf_counter()
-        step = self._runner.launch(chunks, on_layers, boundaries)
+        with torch.profiler.record_function(STEP_MARK):
+            step = self._runner.launch(chunks, on_layers, boundaries)
         record = StepRecord(
             num_decodes=len(decodes),
             num_prompt_tokens=num_tokens - len(decodes),
             num_context_tokens=sum(chunk.end for chunk in decodes),
             launched_at=launched_at,
+            launch_s=time.perf_counter() - launched_at,
         )
         return _RecordedStep(step, record, self.records)
 
@@ -200,6 +206,15 @@ class Workshop:
     def rig(self, **values: Any) -> Rig:
         config = self.config(**values)
         return Rig(config, self.runner(config))
+
+
+def in_parts(parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]]) -> Iterator[Figure]:
+    """Run one (name, part) after another; one that fails is named and costs the others nothing."""
+    for name, part in parts:
+        try:
+            yield from part()
+        except Exception as error:  # whatever an engine may raise
+            yield Figure(name, name, "ms", failure=reason_of(error))
 
 
 @contextlib.contextmanager

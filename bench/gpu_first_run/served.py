@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import os
 import random
 import re
-import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvloop
 
+from tandem.bench.engine.model import work_folder
+from tandem.bench.engine.served import add_binaries_to_path
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting
 from tandem.bench.stack.served_stack import served
@@ -26,7 +25,7 @@ DRY_FLAGS = ("--engine.device=cpu", "--engine.num_blocks=256", "--disagg.policy=
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Yield the differences, the share of remote prefills, and what the logs warn of."""
-    _add_binaries_to_path()
+    add_binaries_to_path()
     draw = random.Random(0)
     prompts = [
         [draw.randrange(3, 1000) for _ in range(draw.randint(20, setting.size(1500, 90)))]
@@ -65,8 +64,7 @@ async def _serve(
 ) -> tuple[list[str], list[str], str]:
     """Return the answers, the places of their prefills, and the logs of all processes."""
     flags = DRY_FLAGS if setting.is_dry else FLAGS
-    with tempfile.TemporaryDirectory(prefix="tandem-first-run-") as path:
-        folder = Path(path)
+    with work_folder() as folder:
         turns = asyncio.Semaphore(NUM_AT_ONCE)
         async with served(BUNDLED_MODEL, topology, flags, folder) as stack:
 
@@ -75,7 +73,7 @@ async def _serve(
                     return await asyncio.to_thread(_ask, stack.url, prompt)
 
             answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
-        logs = _logs(folder)
+        logs = "\n".join(_text(path) for path in sorted(folder.rglob("*.log")))
     texts, places = zip(*answers, strict=True)
     return list(texts), list(places), logs
 
@@ -91,12 +89,5 @@ def _ask(url: str, prompt: list[int]) -> tuple[str, str]:
         return answer["choices"][0]["text"], response.headers.get("x-tandem-prefill", "")
 
 
-def _logs(folder: Path) -> str:
-    paths = sorted(folder.rglob("*.log"))
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-
-
-def _add_binaries_to_path() -> None:
-    """Add the programs of packages that lie on the module path alone, such as nats-server."""
-    folders = [str(Path(entry) / "bin") for entry in sys.path if (Path(entry) / "bin").is_dir()]
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,5 +1,6 @@
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,14 +8,18 @@ import pytest
 
 from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
+from tandem.bench.engine import load as engine_load
 from tandem.bench.engine import prefill as engine_prefill
-from tandem.bench.engine import variants
+from tandem.bench.engine import products as engine_products
+from tandem.bench.engine import served as engine_served
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals_s
+from tandem.bench.engine.load import forget, read_all
+from tandem.bench.engine.profile import Idle, Profile
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, in_parts, intervals_s
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_most
-from tandem.bench.report.setting import setting_for
+from tandem.bench.report.setting import Setting, setting_for
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.step.prompt_scoring import ScoredPart
@@ -107,11 +112,24 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
 
 def test_the_hosts_part_of_an_interval_is_all_but_its_waiting() -> None:
     records = [
-        StepRecord(1, 0, 10, 0.0, waited_s=waited, ended_at=ended)
+        StepRecord(1, 0, 10, 0.0, 0.1, waited_s=waited, ended_at=ended)
         for waited, ended in ((0.5, 1.0), (0.7, 2.0), (0.2, 2.5))
     ]
     assert list(intervals_s(records)) == pytest.approx([1.0, 0.5])
     assert list(host_s(records)) == pytest.approx([0.3, 0.3])
+
+
+def test_a_part_that_fails_is_named_and_costs_the_others_nothing() -> None:
+    def fails() -> Any:
+        raise RuntimeError("no room")
+        yield
+
+    fine = Figure("fine", "fine", "ms", (1.0,))
+    found = list(in_parts([("first", fails), ("second", lambda: iter([fine]))]))
+    assert [(each.name, each.failure) for each in found] == [
+        ("first", "RuntimeError: no room"),
+        ("fine", ""),
+    ]
 
 
 def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
@@ -121,13 +139,29 @@ def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
     assert "1024 tokens" in engine_decode._too_large(rig, Point(8, 100)).notes[0]
 
 
+def test_idle_time_is_a_figure_of_its_own_where_a_gpu_was_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = Profile(num_steps=2, step_ms=4.0, idle_share=0.1, kernels=(), others_ms=0.0)
+
+    def profiled(run: Callable[[], int], _: Setting) -> tuple[Profile, Idle]:
+        assert run() == engine_decode.NUM_PROFILED_DRY
+        return profile, Idle(between_steps=0.02, within_steps=0.08)
+
+    monkeypatch.setattr(engine_decode, "profiled", profiled)
+    found = engine_decode.profile_steps(make_rig(overlap=True), Point(2, 40), DRY)
+    between, within = found
+    assert (between.value, between.verdict) == (2.0, "met")
+    assert (within.value, within.verdict) == (8.0, "")
+
+
 # --- the sections, dry
 
 
 def test_decode_steps_are_measured_at_the_context_asked_for() -> None:
     found = dry(engine_decode)
     one = found["decode_b1_ctx32"]
-    assert one.samples and one.bound is not None
+    assert one.samples and "a step over" in one.notes[1] and one.bound is not None
     # half of the steps lie below the context and half above: the token drawn last counts
     assert one.bound.work == decode_bytes(
         Workshop(DRY).model, 1 * (32 + 0.5 + engine_decode.NUM_WARM_STEPS)
@@ -141,6 +175,7 @@ def test_prompts_are_measured_on_the_device_and_until_their_token() -> None:
     found = dry(engine_prefill)
     device_ms, whole_ms = (found[name].samples[0] for name in ("prefill_64", "prefill_64_to_token"))
     assert 0 < device_ms <= whole_ms
+    assert "a step over" in found["prefill_64"].notes[0]
     assert not any(each.failure for each in found.values())
 
 
@@ -155,19 +190,36 @@ def test_a_prompt_in_chunks_is_held_against_the_limit_and_the_prompt_alone() -> 
 
 @pytest.mark.slow
 def test_decode_steps_of_every_kind_of_products_are_measured() -> None:
-    found = {each.name: each for each in variants.products(DRY)}
-    for variant in variants.PRODUCTS:
+    found = dry(engine_products)
+    for variant in engine_products.VARIANTS:
         assert found[f"decode_b1_ctx32_{variant}"].samples[0] > 0
         assert found[f"decode_b2_ctx32_{variant}"].bound is not None
     assert not any(each.failure for each in found.values())
 
 
+def test_all_bytes_of_the_files_are_read(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    files[0].write_bytes(bytes(engine_load.PIECE_BYTES + 5))
+    files[1].write_bytes(b"xyz")
+    forget(files)
+    assert read_all(files) == engine_load.PIECE_BYTES + 8
+
+
+def test_loading_is_held_against_reading() -> None:
+    found = dry(engine_load)
+    assert found["weights_load"].ceiling == max(found["storage_read"].samples)
+    assert found["weights_load"].samples[0] > 0
+
+
 @pytest.mark.slow
-def test_steps_with_graphs_and_overlap_on_and_off_are_held_against_the_devices_time() -> None:
-    found = {each.name: each for each in variants.switches(DRY)}
-    for variant in variants.SWITCHES:
-        device, step, host = (
-            found[f"decode_b1_ctx32_{variant}{part}"] for part in ("", "_step", "_host")
-        )
-        assert step.ceiling == pytest.approx(device.value)
-        assert step.samples[0] > 0 and host.samples[0] > 0
+def test_policies_are_measured_through_the_whole_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = engine_served.loads_for(DRY)[-1:]
+    monkeypatch.setattr(engine_served, "loads_for", lambda _: largest)
+    found = dry(engine_served)
+    assert len(found) == 3 * 4
+    remote, local = (
+        found[f"served_c4_{policy}_ttft_p50"] for policy in ("always_remote", "always_local")
+    )
+    assert remote.samples[0] > 0 and local.samples[0] > 0
+    assert "remotely: 100%" in found["served_c4_always_remote_output_tokens"].notes[0]
+    assert "remotely: 0%" in found["served_c4_always_local_output_tokens"].notes[0]

@@ -1,0 +1,81 @@
+"""Weights from their files to the device, held against reading these files."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from tandem.bench.engine.model import work_folder, written_model
+from tandem.bench.engine.setting import num_rounds
+from tandem.bench.report.figures import Figure
+from tandem.bench.report.setting import Setting, synchronize
+from tandem.engine.models.config import load_model_config
+from tandem.engine.models.weights import load_weights
+
+NUM_READERS = 8
+PIECE_BYTES = 16 << 20
+
+
+def run(setting: Setting) -> Iterator[Figure]:
+    """Read and load in turns, each after the files' pages were dropped."""
+    with work_folder() as folder:
+        model = written_model(folder, setting)
+        config = load_model_config(model)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        files = sorted(model.glob("*.safetensors"))
+        num_bytes = sum(path.stat().st_size for path in files)
+        synchronize(setting)  # the device is there before anything is timed
+        reads, loads = [], []
+        for _ in range(num_rounds(setting)):
+            forget(files)
+            reads.append(_seconds(lambda: read_all(files)))
+            forget(files)
+
+            def load() -> None:
+                load_weights(model, config, dtype, setting.device)
+                synchronize(setting)
+
+            loads.append(_seconds(load))
+    rates = [num_bytes / seconds / 1e9 for seconds in reads]
+    yield Figure("storage_read", f"read of the files, {NUM_READERS} threads", "GB/s", tuple(rates))
+    yield Figure(
+        "weights_load",
+        f"weights of {num_bytes / 1e9:.2g} GB, files to device",
+        "GB/s",
+        tuple(num_bytes / seconds / 1e9 for seconds in loads),
+        ceiling=max(rates),
+    )
+
+
+def forget(files: Sequence[Path]) -> None:
+    """Drop the files' pages from the page cache, as far as the file system does."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_all(files: Sequence[Path]) -> int:
+    """Read every byte, in pieces and by several threads; return their number."""
+    pieces = [
+        (path, offset) for path in files for offset in range(0, path.stat().st_size, PIECE_BYTES)
+    ]
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+        return sum(readers.map(_read_pieces, [pieces[i::NUM_READERS] for i in range(NUM_READERS)]))
+
+
+def _read_pieces(pieces: Sequence[tuple[Path, int]]) -> int:
+    buffer, num_bytes = bytearray(PIECE_BYTES), 0
+    for path, offset in pieces:
+        with path.open("rb", buffering=0) as file:
+            num_bytes += os.preadv(file.fileno(), [buffer], offset)
+    return num_bytes
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started_at = time.perf_counter()
+    call()
+    return time.perf_counter() - started_at

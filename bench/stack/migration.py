@@ -1,0 +1,168 @@
+"""The clients' view of workers that are killed, ended or stopped while they answer.
+
+python -m tandem.bench.stack.migration --output migration.json
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from tandem.bench.report.console import say
+from tandem.bench.report.figures import Figure, at_most, measured, percentile
+from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import in_rounds, run_program
+from tandem.bench.stack.migration_cluster import DRAIN_TIMEOUT_S, MODELS, SampleCluster
+from tandem.bench.stack.migration_streams import Stream, StreamMaker, Streams
+from tandem.runtime.errors import ServiceError
+
+MODULE = "tandem.bench.stack.migration"
+NUM_PIECES = 5  # of text that every stream has before anything happens
+STRUCK = {"killed": ("kill -9", 200.0), "ended": ("SIGTERM", 200.0), "stopped": ("SIGSTOP", 3000.0)}
+FIGURES = (
+    Figure("num_wrong", "streams with a wrong, missing or repeated token", "", target=at_most(0.0)),
+    Figure("num_moved", "streams that continued on another worker", ""),
+    *(
+        Figure(f"{label}_gap_{mark}_ms", f"silence after {words}, {mark}", "ms", target=target)
+        for label, (words, limit_ms) in STRUCK.items()
+        for mark, target in (("p50", None), ("p99", at_most(limit_ms)))
+    ),
+    Figure("others_gap_p99_ms", "longest silence of streams that stayed, p99", "ms"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Kill, end and stop workers under streams of known tokens, and measure the clients' view."""
+
+    streams: int = option(500, "streams at once", least=8)
+    tokens: int = option(120, "tokens of each answer", least=20)
+    token_interval_ms: float = option(50.0, "milliseconds between tokens", least=1)
+    rounds: int = option(3, "rounds, of which medians are shown", least=1)
+    output: Path | None = option(None, "write everything as JSON")
+
+    def how(self) -> dict[str, str]:
+        """Return the definitions of the figures."""
+        return {
+            "cluster": "2 models, 2 sample engines each (no model: known tokens), one frontend; "
+            "client and all of it on this machine",
+            "streams": f"{self.streams} at once, {self.tokens} tokens each, one every "
+            f"{self.token_interval_ms:g} ms; the text of each is compared with the expected one",
+            "strikes": "when every stream has begun: first kill -9 of one worker and SIGTERM of "
+            f"one of the other model, which drains {DRAIN_TIMEOUT_S:g} s in all and gives up "
+            "the rest; then, with new streams, SIGSTOP of a worker",
+            "silence": "the longest time between two pieces of text after the strike, of streams "
+            "that the struck worker had begun; the time of a token is in it",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A worker, the signal that it gets, and the prefix of its figures."""
+
+    worker: str
+    number: signal.Signals
+    label: str
+
+
+KILLED_AND_ENDED = (
+    Struck(f"{MODELS[0]}-0", signal.SIGKILL, "killed"),
+    Struck(f"{MODELS[1]}-0", signal.SIGTERM, "ended"),
+)
+STOPPED = (Struck(f"{MODELS[0]}-1", signal.SIGSTOP, "stopped"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The streams of one strike."""
+
+    streams: Sequence[Stream]
+    began_on: Mapping[str, Sequence[Stream]]  # label of the struck worker |-> its streams
+    struck_at_s: float  # perf_counter
+
+    @property
+    def num_wrong(self) -> int:
+        return sum(not stream.is_right for stream in self.streams)
+
+    def gaps_ms(self, label: str) -> list[float]:
+        """Return the longest silence after the strike of each stream of the struck worker."""
+        return [stream.gap_s(self.struck_at_s) * 1e3 for stream in self.began_on[label]]
+
+    def other_gaps_ms(self) -> list[float]:
+        """Return the same of all streams that no struck worker began."""
+        moved = {id(stream) for streams in self.began_on.values() for stream in streams}
+        stayed = [stream for stream in self.streams if id(stream) not in moved]
+        return [stream.gap_s(self.struck_at_s) * 1e3 for stream in stayed]
+
+
+async def strike(
+    cluster: SampleCluster, maker: StreamMaker, options: Options, struck: Sequence[Struck]
+) -> Outcome:
+    """Run streams of both models, and send signals to workers in the middle of them.
+
+    Raises ServiceError when a struck worker had no stream.
+    """
+    ids = {each.label: await cluster.instance_id(each.worker) for each in struck}
+    models = [MODELS[i % len(MODELS)] for i in range(options.streams)]
+    load = Streams(cluster.url, [maker.make(each, options.tokens) for each in models], NUM_PIECES)
+    running = asyncio.create_task(load.run())
+    await load.well_begun.wait()
+    struck_at_s = time.perf_counter()
+    for each in struck:
+        cluster.send_signal(each.worker, each.number)
+    await running
+    began_on = {
+        label: [stream for stream in load.streams if stream.instance_id == instance_id]
+        for label, instance_id in ids.items()
+    }
+    if not all(began_on.values()):
+        raise ServiceError("a worker had no stream when it was struck")
+    return Outcome(load.streams, began_on, struck_at_s)
+
+
+async def measure_round(options: Options, run_dir: Path) -> dict[str, float]:
+    """Measure both strikes once, on a cluster of their own. Print wrong streams at once."""
+    maker = StreamMaker()
+    async with SampleCluster(run_dir, options.token_interval_ms) as cluster:
+        first = await strike(cluster, maker, options, KILLED_AND_ENDED)
+        for each in KILLED_AND_ENDED:
+            await cluster.workers[each.worker].wait()
+            await cluster.start_worker(each.worker)
+        await cluster.ready()
+        second = await strike(cluster, maker, options, STOPPED)
+    values = {"num_wrong": float(first.num_wrong + second.num_wrong), "num_moved": 0.0}
+    for outcome in (first, second):
+        for stream in outcome.streams:
+            if not stream.is_right:
+                say(f"wrong: {stream.description}")
+        for label, streams in outcome.began_on.items():
+            values["num_moved"] += len(streams)
+            gaps = outcome.gaps_ms(label)
+            values[f"{label}_gap_p50_ms"] = percentile(gaps, 0.5)
+            values[f"{label}_gap_p99_ms"] = percentile(gaps, 0.99)
+    others = first.other_gaps_ms() + second.other_gaps_ms()
+    return values | {"others_gap_p99_ms": percentile(others, 0.99)}
+
+
+async def measure(options: Options, run_dir: Path) -> list[Figure]:
+    """Measure all rounds; wrong streams are a failure."""
+    rounds = await in_rounds(options.rounds, run_dir, partial(measure_round, options))
+    wrong, *others = measured(FIGURES, rounds)
+    if any(wrong.samples):
+        wrong = msgspec.structs.replace(wrong, failure=f"wrong streams by round: {wrong.samples}")
+    return [wrong, *others]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(Options, MODULE, arguments)
+    return run_program(MODULE, options, options.how(), partial(measure, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
