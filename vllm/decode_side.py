@@ -24,7 +24,11 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
-from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
+from tandem.transfer.handoff.receiver import (
+    CLAIMANT_CHECK_INTERVAL_S,
+    HandoffReceiver,
+    ReceiverTools,
+)
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.transfer.peers import is_dead, is_stopped
 from tandem.vllm.ends import Ends
@@ -32,8 +36,6 @@ from tandem.vllm.kv_layout import VllmBlocks
 from tandem.vllm.step_messages import Offer
 
 logger = logging.getLogger(__name__)
-
-CLAIMANT_CHECK_INTERVAL_S = 0.25
 
 
 class VllmHandoff(HandoffReceiver):

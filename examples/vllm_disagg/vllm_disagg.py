@@ -33,7 +33,11 @@ def main(words: list[str]) -> int:
         )
         for mode in MODES
     ]  # fmt: skip
-    signal.sigwait(signals)
+    # A child that is stopped, and not ended, sends a SIGCHLD, too
+    while signal.sigwait(signals) == signal.SIGCHLD and all(
+        each.poll() is None for each in engines
+    ):
+        pass
     for engine in engines:
         engine.terminate()
     return max(engine.wait() for engine in engines)

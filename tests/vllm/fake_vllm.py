@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -202,6 +203,29 @@ class StatLoggerBase:
     """The base of loggers of statistics."""
 
 
+class KVConnectorRole(Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class KVConnectorBase:
+    """The base of connectors, as far as it keeps something for them."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        self._kv_cache_config = kv_cache_config
+
+
+class SupportsHMA:
+    """A connector that takes the blocks of every group."""
+
+
+@dataclass
+class KVConnectorTransferResults:
+    finished_sending: set[str]
+    finished_recving: set[str]
+    failed_recving: set[str]
+
+
 # Module |-> the names that the room imports from it.
 MODULES: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -224,6 +248,12 @@ MODULES: dict[str, dict[str, Any]] = {
     },
     "vllm.utils": {},
     "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": {
+        "KVConnectorBase_V1": KVConnectorBase,
+        "KVConnectorRole": KVConnectorRole,
+        "KVConnectorTransferResults": KVConnectorTransferResults,
+        "SupportsHMA": SupportsHMA,
+    },
     "vllm.v1": {},
     "vllm.v1.engine": {},
     "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
@@ -234,7 +264,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
 }
-LOADS_VLLM = ("tandem.vllm.engine", "tandem.vllm.load")
+LOADS_VLLM = ("tandem.vllm.connector", "tandem.vllm.engine", "tandem.vllm.load")
 
 
 @contextmanager

@@ -91,6 +91,21 @@ def test_a_sequence_is_admitted_when_all_blocks_are_proven_and_its_first_token_i
     handoff.check_invariants()
 
 
+def test_a_worker_that_awaits_no_first_token_admits_at_the_last_proof() -> None:
+    handoff = DecodeHandoff(
+        ID, 1, GRANT, deadline=20.0, grace_ms=2000, num_layers=len(WHOLE), awaits_first=False
+    )
+    handoff.published()
+    handoff.claim(CLAIM, 0.0)
+    assert not handoff.complete
+    handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0)
+    assert handoff.verified(SPAN, 4, True) == handoff.verified(SPAN, 5, True) == []
+    assert handoff.state is HandoffState.WRITING and not handoff.complete
+    assert handoff.verified(SPAN, 6, True) == [Admit(None)]
+    assert handoff.state is HandoffState.ADMITTED and handoff.may_reuse_blocks
+    handoff.check_invariants()
+
+
 def test_nothing_has_landed_and_nothing_is_proven_before_a_claim() -> None:
     handoff = decode_handoff()
     handoff.published()
