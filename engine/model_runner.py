@@ -236,7 +236,7 @@ class ModelRunner:
                 started_blocks(chunks, self._batch_rows.num_groups, self.kv_cache.block_size)
             )
         scores = None
-        if self._graphs is not None and step.is_decode and on_layers is None:
+        if self._graphs is not None and on_layers is None and self._graphs.can_run(step):
             sampled = self._graphs.run(step, plan)
         else:
             announce = None

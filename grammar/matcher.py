@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4  # a mask that takes long holds one of them
 QUICK_S = 0.3e-3  # of the processor
-NUM_WATCHED = 8  # masks on other threads, at first and after each that was not quick
+NUM_WATCHED = 8  # masks on other threads after each that was not quick
+MAX_AHEAD = 32  # forced tokens that are looked for at a time
 
 
 class MaskThreads:
@@ -60,7 +61,8 @@ class GrammarMatcher:
         self._mask = np.zeros(-(-vocab_size // 32), np.int32)
         self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
         self._new_tokens: list[int] = []
-        self._num_watched = NUM_WATCHED
+        self.forced: list[int] = []  # they come before the mask that was computed
+        self._num_watched = 1  # the first is computed while the sequence is queued
         self._is_due_here = False
         self._error: TandemError | None = None
         self._has_mask = False
@@ -84,9 +86,14 @@ class GrammarMatcher:
         assert self._is_done.is_set() and not self._is_due_here, (
             "a token was drawn without the mask that is being computed"
         )
+        self.num_tokens += len(new_tokens)
+        while new_tokens and self.forced and new_tokens[0] == self.forced[0]:
+            new_tokens = new_tokens[1:]
+            del self.forced[0]
+        if not new_tokens and self._has_mask:
+            return
         self._has_mask = True
         self._new_tokens = new_tokens
-        self.num_tokens += len(new_tokens)
         if self._num_watched:
             self._is_done.clear()
             self._threads.put(self)
@@ -102,6 +109,8 @@ class GrammarMatcher:
 
     def mask(self) -> "npt.NDArray[np.int32]":
         assert self._is_done.is_set()
+        if self.forced:
+            return _mask_of(self.forced[0], self._mask)
         if self._error is not None:
             raise self._error
         return self._mask
@@ -112,20 +121,47 @@ class GrammarMatcher:
         self._is_done.set()
 
     def _compute(self) -> None:
-        matcher, started = self._matcher, time.thread_time()
+        started = time.thread_time()
+        self.forced = []
         try:
             for token_id in self._new_tokens:
-                matcher.consume_token(token_id)
-            matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
-            if matcher.is_error():
-                self._error = grammar_error(self._grammar, matcher.get_error())
-            elif not np.count_nonzero(self._mask):
-                self._error = grammar_error(
-                    self._grammar, f"no token can follow after {self.num_tokens} of the answer"
-                )
+                self._matcher.consume_token(token_id)
+            self._look_ahead()
         except Exception:
             logger.exception("a mask could not be computed")
             self._error = InternalError("a mask of the answer's grammar could not be computed")
         finally:
             is_quick = time.thread_time() - started < QUICK_S
             self._num_watched = max(0, self._num_watched - 1) if is_quick else NUM_WATCHED
+
+    def _look_ahead(self) -> None:
+        """Compute the next mask with a choice, and the forced tokens before it."""
+        matcher = self._matcher
+        while True:
+            matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
+            if matcher.is_error():
+                self._error = grammar_error(self._grammar, matcher.get_error())
+                return
+            num_words = np.count_nonzero(self._mask)
+            if not num_words:
+                num_tokens = self.num_tokens + len(self.forced)
+                self._error = grammar_error(
+                    self._grammar, f"no token can follow after {num_tokens} of the answer"
+                )
+            if num_words != 1 or len(self.forced) == MAX_AHEAD:
+                return
+            word = int(np.flatnonzero(self._mask)[0])
+            bits = int(self._mask[word]) & 0xFFFFFFFF
+            if bits & (bits - 1):
+                return
+            self.forced.append(32 * word + bits.bit_length() - 1)
+            if matcher.is_stopped():  # that was the end of text
+                return
+            matcher.consume_token(self.forced[-1])
+
+
+def _mask_of(token_id: int, like: "npt.NDArray[np.int32]") -> "npt.NDArray[np.int32]":
+    """Return the mask that allows `token_id` alone."""
+    mask = np.zeros_like(like)
+    mask.view(np.uint32)[token_id // 32] = 1 << token_id % 32
+    return mask

@@ -39,7 +39,7 @@ def check_scheduler(scheduler: "Scheduler", free_rows: list[int]) -> None:
     for seq in chain(waiting.values(), remote.values()):
         assert seq.batch_row < 0 and seq.in_flight == 0 and PENDING not in seq.token_ids
         assert not seq.block_table or seq.status is not SequenceStatus.WAITING
-    assert all(0 < seq.in_flight <= scheduler.num_in_flight for seq in draining)
+    assert all(seq.in_flight > 0 and scheduler.num_in_flight > 0 for seq in draining)
 
 
 def _check_table(seq: Sequence, pool: BlockPool) -> None:

@@ -19,7 +19,14 @@ from tandem.engine.schedule.block_tables import (
 )
 from tandem.engine.schedule.invariants import check_scheduler
 from tandem.engine.schedule.prefix import PrefixPulls, publish_full_blocks, shareable_hashes
-from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import (
+    MAX_FORCED_TOKENS,
+    PENDING,
+    Chunk,
+    Sequence,
+    SequenceStatus,
+    one_by_one,
+)
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
 from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.runtime.block_hash import num_blocks_of
@@ -216,13 +223,15 @@ class Scheduler:
         return self.pool.count_prefix(shareable_hashes(seq, self.pool))
 
     def _schedule_decodes(self) -> tuple[list[Chunk], Sequence | None] | None:
-        """Return one chunk per decoding sequence, and the sequence that is within its prompt.
+        """Return the chunks of decoding sequences, and the sequence that is within its prompt.
 
-        There is at most one of these: the next starts in a step whose budget outlasts it. None as
-        in `schedule`.
+        There is at most one of these: the next starts in a step whose budget outlasts it. Tokens
+        that a grammar forced have a chunk each, and there are no more chunks than batch rows. None
+        as in `schedule`.
         """
         chunks: list[Chunk] = []
         prefilling, block_size, num_groups = None, self.pool.block_size, self.pool.num_groups
+        num_spare_rows = self.max_num_seqs - len(self.running)
         new = tuple.__new__  # what a NamedTuple's constructor does, at half its cost
         for seq in list(self.running.values()):
             start, end = seq.num_launched_tokens, len(seq.token_ids)
@@ -232,15 +241,17 @@ class Scheduler:
                 chunks.append(new(Chunk, (seq, start, end, True)))
             elif start == end or seq.status is not SequenceStatus.RUNNING:
                 continue  # its last token is being drawn, or it was preempted in this loop
-            elif end - start > 1 or start < seq.num_given_tokens:
+            elif start < seq.num_given_tokens or end - start > MAX_FORCED_TOKENS:
                 assert prefilling is None
                 prefilling = seq
             else:
-                has_grown = self._grow(seq)
+                end = min(end, start + 1 + num_spare_rows)
+                has_grown = self._grow(seq, end)
                 if has_grown is None:
                     return None
                 if has_grown:
-                    chunks.append(Chunk(seq, start, end, True))
+                    num_spare_rows -= end - start - 1
+                    chunks += one_by_one(seq, start, end)
         return chunks, prefilling
 
     def _schedule_prompts(
@@ -342,14 +353,16 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
 
-    def _grow(self, seq: Sequence) -> bool | None:
-        """Give `seq` one more block, if need be by preempting the youngest sequence.
+    def _grow(self, seq: Sequence, num_tokens: int) -> bool | None:
+        """Give `seq` blocks for `num_tokens`, if need be by preempting the youngest sequences.
 
         False when that was `seq` itself. None when there is no block and a step is in flight, which
         may write to the youngest sequence's blocks, or free others when it is collected.
         """
         table, start = seq.block_table, seq.num_launched_tokens
-        num_ordinals = len(table) // self.pool.num_groups + 1
+        num_ordinals = num_blocks_of(num_tokens, self.pool.block_size)
+        if len(table) >= num_ordinals * self.pool.num_groups:
+            return True
         while not extend_table(self.pool, table, num_ordinals, start):
             if self.num_in_flight:
                 return None

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Stands in `token_ids` for the token that a launched step draws, until the step is collected.
 PENDING = -1
 
+# The most tokens of an answer that a grammar may add in one step, the drawn one among them.
+MAX_FORCED_TOKENS = 32
+
 # (number of layers, event): K/V of that many layers is in the pool once the event has happened.
 OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
@@ -162,6 +165,12 @@ class Chunk(NamedTuple):
     start: int
     end: int
     samples: bool
+
+
+def one_by_one(seq: Sequence, start: int, end: int) -> list[Chunk]:
+    """Return a chunk for each token: all are computed as decodes, the last token samples."""
+    last = len(seq.token_ids) - 1
+    return [Chunk(seq, each, each + 1, each == last) for each in range(start, end)]
 
 
 @dataclass(slots=True, frozen=True)

@@ -39,13 +39,18 @@ class PackedStep:
     prefill_batch_rows: "array[int]"  # [num_prefills]
     prefill_context_lens: "array[int]"  # [num_prefills]
     prefill_cu_seqlens: "array[int]"  # [num_prefills + 1]
-    logits_indices: "array[int]"  # [num_samples]; empty if is_decode
+    logits_indices: "array[int]"  # [num_samples]; empty if samples_all
     scored: list[ScoredChunk]
 
     @property
     def is_decode(self) -> bool:
-        """True when each chunk is one token that samples, and there are some."""
-        return not self.num_prefills and len(self.sampled) == self.num_decodes > 0
+        """True when each chunk is one token, and at least one of them samples."""
+        return not self.num_prefills and bool(self.sampled) and not self.scored
+
+    @property
+    def samples_all(self) -> bool:
+        """True when each chunk is one token that samples."""
+        return len(self.sampled) == self.num_decodes and not self.num_prefills
 
     def padded(self, num_tokens: int, padding_row: int) -> "list[array[int]]":
         """Return batch rows, positions and token ids of a decode step, each `num_tokens` long."""
@@ -133,7 +138,7 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
         token_ids = _with_drawn(token_ids, token_rows, table)
     ends = positions + 1
     sampled = (token_rows, ends)
-    if step.is_decode:
+    if step.samples_all:
         indices = table.ordinals[:num_decodes]
     else:
         sampled = (token_rows.index_select(0, indices), ends.index_select(0, indices))
@@ -158,9 +163,9 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
             prefills=rows(batch_rows, context_lens, longest_prefill) if of_prefills else no_rows,
             prefill_cu_seqlens=cu_seqlens,
             max_query_len=_longest_query(step.prefill_cu_seqlens),
-            sampled=decodes if step.is_decode else rows(*sampled, longest_sampled),
+            sampled=decodes if step.samples_all else rows(*sampled, longest_sampled),
             logits_indices=indices,
-            samples_all=step.is_decode,
+            samples_all=step.samples_all,
         )
 
     return _of_groups(of_group, table)

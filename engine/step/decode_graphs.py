@@ -16,7 +16,7 @@ import torch
 from tandem.engine.step.batch import NO_POSITION, PackedStep
 from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
-from tandem.engine.step.upload import on_host
+from tandem.engine.step.upload import on_host, upload
 from tandem.kernels.sampling.rows import SampledRows
 from tandem.runtime.progress import ProgressBar
 
@@ -116,16 +116,23 @@ class DecodeGraphs:
             (recorder.held_bytes() - held) / MIB,
         )
 
+    def can_run(self, step: PackedStep) -> bool:
+        """Return True for a step of decodes alone, of a size that was recorded."""
+        return step.is_decode and step.num_decodes <= self._sizes[-1]
+
     def run(self, step: PackedStep, plan: SamplingPlan) -> SampledRows:
-        """Compute a step that `is_decode`; return the drawn tokens."""
+        """Compute a step that `can_run`; return the drawn tokens."""
         num_rows = step.num_decodes
         graph = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
         padded = step.padded(graph.inputs.shape[1], self._batch_rows.padding_row)
         host = on_host(padded, self._batch_rows.device)
         graph.inputs.view(-1).copy_(host, non_blocking=True)
         graph.logits.replay()
-        if not plan.is_plain:
+        if not plan.is_plain or not step.samples_all:
             inputs, logits = graph.inputs[:, :num_rows], graph.logits.result[:num_rows]
+            if not step.samples_all:
+                [indices] = upload([step.logits_indices], inputs.device)
+                inputs, logits = inputs.index_select(1, indices), logits.index_select(0, indices)
             return self._model.sample(logits, inputs, plan)
         sampling = graph.greedy if plan.is_greedy else graph.drawn
         sampling.replay()

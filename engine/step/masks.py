@@ -5,6 +5,7 @@ ready by its time holds no other row up: its row draws nothing in this step, and
 """
 
 import time
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,9 @@ class Matcher(Protocol):
     """The tokens that may follow an answer, by its grammar. For one engine thread."""
 
     num_tokens: int  # of the answer, handed over by `begin` or before
+    # Tokens that follow one after another with no choice, valid as `mask` is, which allows the
+    # first alone. There may be more of them. `begin` may get some or all of them.
+    forced: list[int]
 
     def begin(self, new_tokens: list[int]) -> None:
         """Begin to compute the mask behind `new_tokens`, unless it has been begun or is there."""
@@ -75,7 +79,9 @@ class MaskedRows:
                 self.undrawn[row] = error
         if not found:
             return None
-        rows, bits = torch.tensor(list(found)), torch.from_numpy(np.stack(list(found.values())))
+        # Each of these is some microseconds less than torch.tensor and np.stack.
+        rows = torch.frombuffer(array("q", found), dtype=torch.int64)
+        bits = torch.from_numpy(np.concatenate(list(found.values())).reshape(len(found), -1))
         if device.type == "cuda":
             rows, bits = rows.pin_memory(), bits.pin_memory()
         return TokenMasks(rows.to(device, non_blocking=True), bits.to(device, non_blocking=True))

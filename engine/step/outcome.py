@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
-from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import (
+    MAX_FORCED_TOKENS,
+    Chunk,
+    Sequence,
+    SequenceStatus,
+)
 from tandem.runtime.errors import (
     InternalError,
     InvalidRequestError,
     TandemError,
     UnavailableError,
 )
+from tandem.runtime.messages import TokenLogprobs
 
 if TYPE_CHECKING:
     from tandem.engine.step.prompt_scoring import ScoredPart
@@ -64,6 +70,9 @@ def count_step(
                 outputs.append(_output(seq, []))
             continue
         token_id, is_last = token.token_id, end + 1 >= seq.max_num_tokens
+        if seq.matcher is not None and seq.matcher.forced:
+            outputs.append(_count_with_forced(scheduler, seq, end, token))
+            continue
         if is_last or token_id in seq.stop_ids or token.logprobs is not None:
             outputs.append(count_token(scheduler, seq, end, token))
             continue
@@ -86,26 +95,57 @@ def count_token(
     scheduler: Scheduler, seq: Sequence, position: int, token: "SampledToken"
 ) -> SequenceOutput:
     """Put a token at its position, which may be PENDING; end the sequence after its last."""
-    token_id = token.token_id
+    return _count(scheduler, seq, position, token.token_id, token.logprobs)
+
+
+def _count(
+    scheduler: Scheduler,
+    seq: Sequence,
+    position: int,
+    token_id: int,
+    logprobs: TokenLogprobs | None,
+) -> SequenceOutput:
     finish_reason = seq.finish_reason_at(position, token_id)
     if finish_reason == "stop":
         output = _output(seq, [])
         output.stop_token_id = token_id
-        if seq.sampling.prompt_logprobs and token.logprobs is not None:
-            output.logprobs = [token.logprobs]
+        if seq.sampling.prompt_logprobs and logprobs is not None:
+            output.logprobs = [logprobs]
     elif position >= seq.max_num_tokens:
         output = _output(seq, [])
     else:
         seq.token_ids[position : position + 1] = [token_id]
         output = _output(seq, [token_id])
-        if token.logprobs is not None:
-            output.logprobs = [token.logprobs]
+        if logprobs is not None:
+            output.logprobs = [logprobs]
     if seq.prompt_scores is not None:
         output.prompt_logprobs = seq.prompt_scores.whole()
         seq.prompt_scores = None
     if finish_reason is not None:
         output.finish_reason = finish_reason
         scheduler.finish(seq)
+    return output
+
+
+def _count_with_forced(
+    scheduler: Scheduler, seq: Sequence, position: int, token: "SampledToken"
+) -> SequenceOutput:
+    """Count a drawn token and those that its grammar forces after it, which are not drawn.
+
+    The next step computes them. A draw depends on its position alone: the answer is the same.
+    """
+    assert seq.matcher is not None
+    output, logprobs = count_token(scheduler, seq, position, token), None
+    for token_id in seq.matcher.forced[1:MAX_FORCED_TOKENS]:
+        if output.finish_reason is not None:
+            break
+        if (num_top := seq.sampling.logprobs) is not None:
+            logprobs = TokenLogprobs(logprob=0.0, top=[(token_id, 0.0)][:num_top])
+        forced = _count(scheduler, seq, seq.num_tokens, token_id, logprobs)
+        output.token_ids += forced.token_ids
+        if forced.logprobs is not None:
+            output.logprobs = [*(output.logprobs or []), *forced.logprobs]
+        output.finish_reason, output.stop_token_id = forced.finish_reason, forced.stop_token_id
     return output
 
 

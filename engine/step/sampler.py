@@ -85,8 +85,10 @@ class Sampler:
         if needs & FOLLOWS_GRAMMAR:
             masked = begin_masks(rows, self._eos_token_ids, num_chunks)
         adjusted = self._adjusted(rows) if needs & ADJUSTS else None
-        asked = {i: row.seq.sampling.logprobs for i, row in enumerate(rows)}
-        num_tops = {i: min(num, self._vocab_size) for i, num in asked.items() if num is not None}
+        num_tops: dict[int, int] = {}
+        if needs & WANTS_LOGPROBS:
+            asked = {i: row.seq.sampling.logprobs for i, row in enumerate(rows)}
+            num_tops = {i: min(n, self._vocab_size) for i, n in asked.items() if n is not None}
         is_greedy = adjusted is None and not needs & DRAWS
         return SamplingPlan(is_greedy, adjusted, num_tops, masked)
 

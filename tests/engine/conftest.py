@@ -176,9 +176,9 @@ class FakeRunner:
         self.num_overlapped += bool(self.uncollected)
         self.steps.append([(seq.request_id, start, end) for seq, start, end, _ in chunks])
         records = [self._record(chunk) for chunk in chunks]
-        batch_rows = {record.batch_row for record in records}
-        assert len(batch_rows) == len(records), "two sequences have one batch_row"
-        assert batch_rows <= set(range(self.max_num_seqs))
+        batch_rows = {record.seq: record.batch_row for record in records}
+        assert len(set(batch_rows.values())) == len(batch_rows), "two sequences have one batch_row"
+        assert set(batch_rows.values()) <= set(range(self.max_num_seqs))
         step = FakeStep(self, records, self._written_blocks(records), self.seconds_of(chunks))
         step.error, self.fail_later_with = self.fail_later_with, None
         if names & self.late_poison:

@@ -14,6 +14,22 @@ from tandem.runtime.messages import StopConditions
 NUM_EVENTS = 150
 
 
+class ForcedRuns:
+    """A matcher of a known answer that forces runs of it: up to 9 tokens after a drawn one."""
+
+    def __init__(self, seq: Sequence, answer: list[int]) -> None:
+        self.seq = seq
+        self.answer = answer
+        self.num_forced = 0
+
+    @property
+    def forced(self) -> list[int]:
+        drawn = self.seq.num_generated_tokens - 1
+        forced = self.answer[drawn : drawn + 1 + drawn * 7 % 10]
+        self.num_forced += len(forced[1:])
+        return forced
+
+
 class Storm:
     """One engine, one seed: an event at a time, and what each sequence must say in the end."""
 
@@ -35,6 +51,7 @@ class Storm:
         self.poisoned: set[str] = set()
         self.has_lost_steps = seed % 2 == 0  # for no fault of any sequence
         self.quarantined: list[list[int]] = []
+        self.matchers: list[ForcedRuns] = []
         self.num_waits = 0  # times that a launched step had to be collected first
 
         schedule = self.engine.scheduler.schedule
@@ -56,7 +73,11 @@ class Storm:
             stop = StopConditions(max_tokens=max_tokens, stop_token_ids=[rng.choice(text)])
             seq = self.fake.make_seq(name, tokens, stop=stop)
         self.seqs[name] = seq
-        self.expected[name] = self.fake.undisturbed(seq)
+        self.expected[name] = text = self.fake.undisturbed(seq)
+        if rng.random() < 0.2:
+            end = seq.stop.stop_token_ids if len(text) < max_tokens else []
+            self.matchers.append(ForcedRuns(seq, text + end))
+            seq.matcher = self.matchers[-1]
         return seq
 
     def add(self) -> None:
@@ -192,7 +213,7 @@ def test_every_text_is_right_after_any_storm(
     fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    num_preemptions = num_waits = num_overlapped = 0
+    num_preemptions = num_waits = num_overlapped = num_forced = 0
     for seed in range(120):
         storm = Storm(fake, seed)
         storm.run()
@@ -200,7 +221,8 @@ def test_every_text_is_right_after_any_storm(
         num_preemptions += storm.engine.scheduler.num_preemptions
         num_waits += storm.num_waits
         num_overlapped += storm.runner.num_overlapped
-    assert num_preemptions > 200
+        num_forced += sum(matcher.num_forced for matcher in storm.matchers)
+    assert num_preemptions > 200 and num_forced > 500
     assert (num_waits > 200) == (num_overlapped > 2000) == fake.overlap
 
 
@@ -215,4 +237,4 @@ def test_every_text_is_right_where_layers_have_windows(
         storm.run()
         storm.check_texts()
         num_preemptions += storm.engine.scheduler.num_preemptions
-    assert num_preemptions > 5
+    assert num_preemptions > 2

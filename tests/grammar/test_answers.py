@@ -11,10 +11,13 @@ from tokenizers import Tokenizer
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.sampler import SampledToken
+from tandem.grammar import matcher
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 from tests.grammar.answers import CASES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -51,10 +54,17 @@ class Crowd:
         self.compiler = compiler
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.answers: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.reasons: dict[str, str] = {}
+        self.num_draws = 0
 
     async def add(self, name: str, kind: str, seed: int, answer: list[int]) -> None:
         """Add a sequence that goes on after `answer`; its prompt and its draws are the seed's."""
+        self.engine.add(await self.sequence(name, kind, seed, answer))
+
+    async def sequence(
+        self, name: str, kind: str, seed: int, answer: list[int], *, prefill_only: bool = False
+    ) -> Sequence:
         draw = random.Random(seed)
         prompt = [draw.randrange(256) for _ in range(draw.randrange(1, 40))]
         sampling = SamplingParams(
@@ -69,21 +79,26 @@ class Crowd:
             min_tokens=draw.choice([0, 10]),
             ignore_eos=draw.choice([False, True]) and kind in CASES,
         )
-        seq = Sequence(name, prompt + answer, len(prompt), sampling, stop)
+        tokens = prompt + answer
+        seq = Sequence(name, tokens, len(prompt), sampling, stop, prefill_only=prefill_only)
         if kind in CASES:
             seq.matcher = await self.compiler.compile(CASES[kind].grammar, answer)
-        self.engine.add(seq)
         self.answers[name] = list(answer)
+        self.logprobs[name] = []
+        return seq
 
-    def run(self, num_steps: int | None = None) -> None:
-        while self.engine.has_work and num_steps != 0:
+    def run(self) -> None:
+        while self.engine.has_work:
             for output in self.engine.step():
-                assert output.error is None, output.error
-                self.answers[output.request_id] += output.token_ids
-                if output.finish_reason is not None:
-                    self.reasons[output.request_id] = output.finish_reason
-            if num_steps is not None:
-                num_steps -= 1
+                self.take(output)
+
+    def take(self, output: SequenceOutput) -> None:
+        assert output.error is None, output.error
+        self.num_draws += 1
+        self.answers[output.request_id] += output.token_ids
+        self.logprobs[output.request_id] += output.logprobs or []
+        if output.finish_reason is not None:
+            self.reasons[output.request_id] = output.finish_reason
 
     def text(self, name: str) -> str:
         found: str = self.tokenizer.decode(self.answers[name])
@@ -119,6 +134,7 @@ WAYS = {
     "preempted": {"max_num_seqs": 24, "num_blocks": 80, "overlap": True},
     "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
 }
+FORCED_MARKS = dict.fromkeys(("in turn", "overlap"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
@@ -168,6 +184,67 @@ async def test_a_step_that_failed_is_computed_again_under_its_grammars(
     monkeypatch.setattr(crowd.engine.runner, "launch", failing)
     await valid_answers(crowd, 1)
     assert num_launches > 50
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_by_one(model: Path, compiler: GrammarCompiler) -> Crowd:
+    """Answers of every kind without forced tokens."""
+    crowd = Crowd(model, compiler, make_engine(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matcher, "MAX_AHEAD", 0)
+        for index in range(2):
+            for kind in CASES:
+                await crowd.add(f"{kind} {index}", kind, index, [])
+        crowd.run()
+    return crowd
+
+
+def check_same(crowd: Crowd, one_by_one: Crowd) -> None:
+    assert crowd.answers == one_by_one.answers and crowd.reasons == one_by_one.reasons
+    for name, logprobs in one_by_one.logprobs.items():
+        for mine, theirs in zip(crowd.logprobs[name], logprobs, strict=True):
+            assert [token_id for token_id, _ in mine.top] == [each for each, _ in theirs.top]
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert len(mine.top) > 1 or mine == theirs
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, id=name, marks=FORCED_MARKS.get(name, ())) for name, way in WAYS.items()],
+)
+async def test_answers_with_forced_tokens_are_those_of_one_draw_for_each(
+    model: Path, compiler: GrammarCompiler, one_by_one: Crowd, way: dict[str, object]
+) -> None:
+    crowd = Crowd(model, compiler, make_engine(model, **way))
+    for name in one_by_one.answers:
+        kind, index = name.split()
+        await crowd.add(name, kind, int(index), [])
+    crowd.run()
+    crowd.engine.check_invariants()
+    check_same(crowd, one_by_one)
+    assert crowd.num_draws < one_by_one.num_draws
+
+
+@pytest.mark.slow
+async def test_forced_tokens_follow_a_first_token_of_a_prefill_worker(
+    model: Path, compiler: GrammarCompiler, one_by_one: Crowd
+) -> None:
+    """The prefill worker hands over one token, even where its grammar forces more."""
+    prefill = Crowd(model, compiler, make_engine(model))
+    decode = Crowd(model, compiler, make_engine(model))
+    for name in one_by_one.answers:
+        kind, index = name.split()
+        prefill.engine.add(await prefill.sequence(name, kind, int(index), [], prefill_only=True))
+        assert decode.engine.reserve(await decode.sequence(name, kind, int(index), []))
+    prefill.run()
+    for name, [token_id] in prefill.answers.items():
+        logprobs = (prefill.logprobs[name] or [None])[0]
+        first = SampledToken(token_id, logprobs)
+        output = decode.engine.prefill_locally(name, quarantined=False, first=first)
+        assert output is not None
+        decode.take(output)
+    decode.run()
+    check_same(decode, one_by_one)
 
 
 @pytest.mark.slow

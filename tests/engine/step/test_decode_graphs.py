@@ -11,7 +11,7 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
+from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, one_by_one
 from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
@@ -261,3 +261,46 @@ def test_recording_tells_of_its_progress(
     monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
     make_runner(folder, CallAgain())
     assert "recording decode steps" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_known_tokens_of_an_answer_are_computed_in_one_replay(folder: Path, kind: int) -> None:
+    """Beside others that draw, and that are not known yet."""
+    requests = [[GREEDY], [SEEDED, GREEDY], REQUESTS][kind]
+    forced = [7, 31, 7, 250]
+    answers = []
+    for recorder in (None, CallAgain()):
+        runner = make_runner(folder, recorder)
+        seqs = make_seqs(runner, random.Random(kind).choices(requests, k=5))
+        bound, others = seqs[0], seqs[1:]
+        drawn = Pipeline(runner, overlap=True).generate(others, 3)
+        if recorder is None:
+            for token_id in forced:
+                end = len(bound.token_ids)
+                runner.launch([Chunk(bound, end - 1, end, False)]).tokens()
+                bound.token_ids.append(token_id)
+            chunks = [Chunk(bound, len(bound.token_ids) - 1, len(bound.token_ids), True)]
+        else:
+            bound.token_ids += forced
+            chunks = one_by_one(bound, len(bound.token_ids) - 5, len(bound.token_ids))
+            num_replays = recorder.num_replays
+        chunks += [Chunk(seq, len(seq.token_ids) - 1, len(seq.token_ids), True) for seq in others]
+        answers.append([*drawn, runner.launch(chunks).tokens()])
+        if recorder is not None:
+            assert recorder.num_replays == num_replays + 1  # sampling is not replayed
+    for ours, theirs in zip(*answers, strict=True):
+        assert_alike(ours, theirs)
+
+
+def test_a_step_of_more_tokens_than_were_recorded_is_computed_without_a_replay(
+    folder: Path,
+) -> None:
+    recorder = CallAgain()
+    runner = make_runner(folder, recorder)
+    [seq] = make_seqs(runner, [GREEDY])
+    end = len(seq.token_ids)
+    seq.token_ids += range(MAX_NUM_SEQS)
+    [token] = runner.launch(one_by_one(seq, end - 1, len(seq.token_ids))).tokens()
+    assert recorder.num_replays == 0
+    [again] = runner.launch([Chunk(seq, end - 1, len(seq.token_ids), True)]).tokens()
+    assert token == again

@@ -39,6 +39,15 @@ class ListedTokens:
     def wait(self, timeout_s: float | None) -> bool:
         return self.num_tokens not in self.slow_places or self.go_on.is_set()
 
+    @property
+    def forced(self) -> list[int]:
+        forced: list[int] = []
+        for place, allowed in list(enumerate(self.allowed))[self.num_tokens :]:
+            if len(allowed) > 1 or place in self.errors or place in self.slow_places:
+                break
+            forced += allowed
+        return forced
+
     def mask(self) -> "npt.NDArray[np.int32]":
         if (error := self.errors.get(self.num_tokens)) is not None:
             raise error
@@ -77,6 +86,7 @@ class Answers:
         self.reasons: dict[str, str] = {}
         self.errors: dict[str, TandemError] = {}
         self.tops: dict[str, list[list[tuple[int, float]]]] = {}
+        self.num_draws: dict[str, int] = {}
 
     def add(
         self,
@@ -97,6 +107,7 @@ class Answers:
         for output in self.engine.step():
             name = output.request_id
             self.tokens[name] += output.token_ids
+            self.num_draws[name] = self.num_draws.get(name, 0) + 1
             self.tops.setdefault(name, []).extend(each.top for each in output.logprobs or [])
             if output.finish_reason is not None:
                 self.reasons[name] = output.finish_reason
@@ -208,6 +219,46 @@ def test_log_probabilities_are_of_the_allowed_tokens(answers: Answers) -> None:
     assert {token_id for token_id, _ in pair} == {3, 4}
     assert sum(2.718281828459045**value for _, value in pair) == pytest.approx(1, abs=1e-5)
     assert only == [(6, 0.0)]
+
+
+def test_forced_tokens_come_with_the_draw_before_them(answers: Answers) -> None:
+    """More of them than batch rows, than a block, and than a step takes."""
+    run = [{40 + i} for i in range(30)]
+    answers.add("bound", ListedTokens({3, 4}, *run, {5, 6}, {EOS}), max_tokens=60)
+    answers.add("free", prompt=9, max_tokens=60, ignore_eos=True)
+    answers.finish()
+    first, *forced, last = answers.tokens["bound"]
+    assert first in (3, 4) and last in (5, 6) and forced == list(range(40, 70))
+    assert answers.num_draws["bound"] == 4 and answers.reasons["bound"] == "stop"
+    assert len(answers.tokens["free"]) == answers.num_draws["free"] == 60
+
+
+@pytest.mark.parametrize(
+    ("stop", "num_tokens", "reason"),
+    [
+        ({"max_tokens": 4}, 4, "length"),
+        ({"stop_token_ids": [43]}, 3, "stop"),
+        ({"stop_token_ids": [43], "min_tokens": 9}, 3, "stop"),
+        ({"max_tokens": 20, "min_tokens": 9, "ignore_eos": True}, 6, "stop"),
+    ],
+)
+def test_forced_tokens_end_where_drawn_ones_would(
+    answers: Answers, stop: dict[str, object], num_tokens: int, reason: str
+) -> None:
+    params = SamplingParams(temperature=0, logprobs=2)
+    matcher = ListedTokens(*({40 + i} for i in range(6)), {EOS})
+    answers.add("bound", matcher, sampling=params, **stop)
+    answers.finish()
+    assert answers.tokens["bound"] == list(range(40, 40 + num_tokens))
+    assert answers.reasons["bound"] == reason
+    assert answers.tops["bound"] == [[(token_id, 0.0)] for token_id in answers.tokens["bound"]]
+
+
+def test_penalties_count_forced_tokens(answers: Answers) -> None:
+    params = SamplingParams(temperature=0, frequency_penalty=1000.0)
+    answers.add("bound", ListedTokens({3}, {4}, {3, 4, 5}), sampling=params, max_tokens=3)
+    answers.finish()
+    assert answers.tokens["bound"] == [3, 4, 5] and answers.num_draws["bound"] == 2
 
 
 def test_penalties_count_under_a_grammar(answers: Answers) -> None:
