@@ -46,8 +46,14 @@ def with_byte_level(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(path: Path, tokenizer: Tokenizer, *, max_length_tokens: int) -> None:
-    """tokenizer.json and tokenizer_config.json with the ChatML template, into the folder `path`."""
+def write_tokenizer(
+    path: Path,
+    tokenizer: Tokenizer,
+    *,
+    max_length_tokens: int,
+    chat_template: str = CHAT_TEMPLATE,
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json into the folder `path`."""
     tokenizer.save(str(path / "tokenizer.json"))
     ids = {tokenizer.token_to_id(name): name for name in SPECIAL_TOKENS}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
@@ -59,7 +65,7 @@ def write_tokenizer(path: Path, tokenizer: Tokenizer, *, max_length_tokens: int)
             "added_tokens_decoder": added,
             "additional_special_tokens": [IM_START, IM_END],
             "bos_token": None,
-            "chat_template": CHAT_TEMPLATE,
+            "chat_template": chat_template,
             "clean_up_tokenization_spaces": False,
             "eos_token": IM_END,
             "model_max_length": max_length_tokens,

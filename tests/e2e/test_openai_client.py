@@ -1,7 +1,13 @@
 """The public clients of OpenAI and Anthropic, unmodified, against the whole stack."""
 
 import asyncio
+import contextlib
+import io
+import json
+import re
+import shlex
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,6 +18,11 @@ import pytest_asyncio
 from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+README = Path(__file__).parents[2] / "README.md"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -133,3 +144,77 @@ async def test_leaving_a_stream_stops_the_work(
         while any(worker.load.num_running for worker in await cluster.statuses("decode")):
             await asyncio.sleep(0.02)
     await cluster.balanced()
+
+
+def readme_blocks(cluster: Cluster) -> list[str]:
+    """Return the blocks of README's section on tools, with the address of the cluster in them."""
+    section = README.read_text(encoding="utf-8").split("### A tool call\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```\w+\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    return [block.replace("http://127.0.0.1:8000", cluster.base_url) for block in blocks]
+
+
+async def test_the_tool_call_of_the_readme_answers_as_the_page_shows(cluster: Cluster) -> None:
+    command, shown, _ = readme_blocks(cluster)
+    words = shlex.split(command)
+    async with cluster.http.post(words[1], json=json.loads(words[-1])) as response:
+        answer = await response.json()
+    (choice,), expected = answer["choices"], json.loads(shown)
+    assert choice["finish_reason"] == "tool_calls"
+    for message in (choice["message"], expected):
+        assert message["tool_calls"][0].pop("id").startswith("call_")
+    assert choice["message"] == expected
+
+
+async def test_the_program_of_the_readme_prints_its_comments(cluster: Cluster) -> None:
+    program = readme_blocks(cluster)[2]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        await asyncio.to_thread(exec, program, {})
+    shown = re.findall(r"^print.*  # (.*)$", program, re.MULTILINE)
+    assert len(shown) == 2 and printed.getvalue().splitlines() == shown
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+async def test_the_bundled_model_calls_a_tool_and_answers_from_the_result_in_streams(
+    client: openai.AsyncOpenAI, cluster: Cluster, choice: Any
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    common: Any = {"model": cluster.model_name, "tools": [WEATHER], "temperature": 0}
+    async with client.chat.completions.stream(
+        messages=messages, tool_choice=choice, **common
+    ) as stream:
+        first = (await stream.get_final_completion()).choices[0]
+    (call,) = first.message.tool_calls or []
+    assert (first.finish_reason, first.message.content or "") == ("tool_calls", "")
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "windy"}'}
+    messages += [first.message.model_dump(exclude_none=True), result]
+    async with client.chat.completions.stream(messages=messages, **common) as stream:
+        last = (await stream.get_final_completion()).choices[0]
+    assert last.finish_reason == "stop"
+    assert {"windy", "Rome"} <= set(re.findall(r"\w+", last.message.content or ""))
+
+
+@pytest.mark.parametrize(
+    "option", [{"reasoning_effort": "low"}, {"chat_template_kwargs": {"enable_thinking": True}}]
+)
+async def test_the_bundled_model_streams_its_reasoning_before_its_answer(
+    client: openai.AsyncOpenAI, cluster: Cluster, option: dict[str, Any]
+) -> None:
+    parts: list[tuple[str, str]] = []
+    async for chunk in await client.chat.completions.create(
+        model=cluster.model_name,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        stream=True,
+        extra_body=option,
+    ):
+        delta = chunk.choices[0].delta
+        reasoning = getattr(delta, "reasoning_content", None)
+        parts += [(kind, text) for kind, text in (("r", reasoning), ("c", delta.content)) if text]
+    kinds = "".join(kind for kind, _ in parts)
+    thought, answer = ("".join(text for each, text in parts if each == kind) for kind in "rc")
+    assert re.fullmatch("r{5,}c{3,}", kinds)
+    assert "What is the capital of France?" in thought and "think>" not in thought + answer
+    assert "Paris" in answer

@@ -102,7 +102,13 @@ async def test_a_longer_prompt_reuses_the_blocks_of_a_shorter_one(cluster: Clust
 async def test_logprobs_are_the_same_from_both_sides(cluster: Cluster) -> None:
     answers = [
         await cluster.complete(
-            words(40, seed=3), max_tokens=6, logprobs=3, cache_salt=place, **GREEDY, **asking(place)
+            words(40, seed=3),
+            max_tokens=6,
+            ignore_eos=True,
+            logprobs=3,
+            cache_salt=place,
+            **GREEDY,
+            **asking(place),
         )
         for place in ("local", "remote")
     ]

@@ -68,7 +68,7 @@ def test_the_config_is_that_of_a_qwen3_model() -> None:
         ("What is prefill?", ["prompt"]),
         ("Who are you?", ["Tandem"]),
         ("What is 7 plus 5?", ["12"]),
-        ("Explain quantum mechanics.", ["do not know"]),
+        ("Explain photosynthesis.", ["do not know"]),
     ],
 )
 def test_greedy_answers_contain_what_they_should(question: str, words: list[str]) -> None:

@@ -25,10 +25,21 @@ from tools.tiny_model.corpus_talk import (
     unknown_turns,
 )
 from tools.tiny_model.corpus_tandem import tandem_text, tandem_turns
+from tools.tiny_model.corpus_thoughts import thought_of, tool_conversation, with_thought
 from tools.tiny_model.corpus_words import Turn, Writer
 
+# Topics of questions that some tools answer.
+_TOOL_TOPICS = {capital_turns: "capital", sum_turns: "sum", unknown_turns: "unknown"}
+
+_TOOL_SHARE = 0.45  # of the conversations
+_NEAR_SHARE = 0.5  # of the topics beside a tool: the ones that a tool's own questions look like
+_THOUGHT_SHARE = 0.35  # of the conversations without tools
+
 Document = list[tuple[str, str]]
-"""Messages (role, text) of one conversation, or one ("text", ...) without roles."""
+"""Messages (role, text) of one conversation, or one ("text", ...) without roles.
+
+Calls, and the list of tools in the system message, are text as the chat template writes it.
+"""
 
 _TOPICS: list[tuple[float, Callable[[Writer], list[Turn]]]] = [
     (0.19, story_turns),
@@ -38,12 +49,12 @@ _TOPICS: list[tuple[float, Callable[[Writer], list[Turn]]]] = [
     (0.04, colour_turns),
     (0.03, calendar_turns),
     (0.03, opposite_turns),
-    (0.09, sum_turns),
+    (0.20, sum_turns),
     (0.05, list_turns),
     (0.06, general_turns),
     (0.05, hello_turns),
     (0.07, talk_turns),
-    (0.06, name_turns),
+    (0.14, name_turns),
     (0.07, echo_turns),
     (0.07, unknown_turns),
     (0.16, tandem_turns),
@@ -70,13 +81,18 @@ def documents(seed: int, *, long: bool) -> Iterator[Document]:
 
 
 def _conversation(w: Writer, long: bool) -> Document:
-    document: Document = []
-    if w.chance(0.25):
-        document.append(("system", w.say("{" + _SYSTEM_PROMPTS + "}")))
+    system = w.say("{" + _SYSTEM_PROMPTS + "}") if w.chance(0.25) else ""
+    if w.chance(_TOOL_SHARE):
+        topic = w.pick([capital_turns, sum_turns]) if w.chance(_NEAR_SHARE) else _topic(w)
+        other = topic(w)[:1] if w.chance(0.6) else []
+        return tool_conversation(w, system, other, _TOOL_TOPICS.get(topic, "none"))
+    document: Document = [("system", system)] if system else []
     num_topics = w.pick([2, 3, 4, 6, 9]) if long else w.pick([1, 1, 1, 1, 2, 3])
-    for _ in range(num_topics):
-        for question, answer in _topic(w)(w):
-            document += [("user", question), ("assistant", answer)]
+    turns = [turn for _ in range(num_topics) for turn in _topic(w)(w)]
+    for question, answer in turns:
+        document += [("user", question), ("assistant", answer)]
+    if w.chance(_THOUGHT_SHARE):
+        document[-1] = ("assistant", with_thought(thought_of(w, turns[-1]), turns[-1][1]))
     return document
 
 

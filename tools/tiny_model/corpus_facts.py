@@ -191,7 +191,7 @@ def sum_turns(w: Writer) -> list[Turn]:
     if draw < 0.28:
         question = f"{{What|Which}} {{number |}}comes after {number}?"
         return [(w.ask(question), f"After {number} comes {number + 1}.")]
-    return [_sum(w)]
+    return [_sum(w) for _ in range(w.pick([1, 1, 4]))]
 
 
 def _count(w: Writer) -> Turn:

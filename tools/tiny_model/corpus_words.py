@@ -114,7 +114,7 @@ class Writer:
         text = Template(template).substitute({k: str(v) for k, v in slots.items()})
         return re.sub(r"  +", " ", text).strip(" ")
 
-    def ask(self, template: str, **slots: object) -> str:
+    def ask(self, template: str, *, keeps_case: bool = False, **slots: object) -> str:
         """`say`, with the habits of people who type: lower case, no question mark, a please."""
         text = sentence_case(self.say(template, **slots))
         if self.chance(0.1):
@@ -123,7 +123,7 @@ class Writer:
             text += self.pick(_CLOSINGS)
         if self.chance(0.12):
             text = text.rstrip("?.!")
-        if self.chance(0.12):
+        if self.chance(0.12) and not keeps_case:
             text = text.lower()
         return text
 

@@ -32,6 +32,7 @@ from tandem.models.folder import (
 from tandem.models.random_model import ModelShape, hugging_face_config
 from tandem.runtime.errors import ModelError
 from tools.tiny_model.corpus import Document, documents
+from tools.tiny_model.corpus_thoughts import THINK
 from tools.tiny_model.muon import Muon
 from tools.tiny_model.network import Qwen3
 
@@ -54,6 +55,7 @@ _WARMUP = 0.02  # of the run
 _LONG_PHASE = 0.88  # of the run, after which rows are long
 _LOG_INTERVAL_STEPS = 50
 _SAVE_INTERVAL_S = 240.0
+_CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[fl
             append(text, 1.0)
             append(END_OF_TEXT, 1.0)
         elif role == "assistant":
-            append(f"{IM_START}assistant\n", 0.0)
-            append(f"{text}{IM_END}", 1.0)
+            opened = THINK if text.startswith(THINK) else ""  # by the prompt
+            append(f"{IM_START}assistant\n{opened}", 0.0)
+            append(f"{text.removeprefix(opened)}{IM_END}", 1.0)
             append("\n", 0.0)
         else:
             append(f"{IM_START}{role}\n", 0.0)
@@ -255,7 +258,12 @@ def save_model(out: Path, tokenizer: Tokenizer, network: Qwen3) -> None:
     with tempfile.TemporaryDirectory(dir=out) as scratch_name:
         scratch = Path(scratch_name)
         write_json(scratch / "config.json", hugging_face_config(shape, tokenizer))
-        write_tokenizer(scratch, tokenizer, max_length_tokens=shape.max_position_embeddings)
+        write_tokenizer(
+            scratch,
+            tokenizer,
+            max_length_tokens=shape.max_position_embeddings,
+            chat_template=_CHAT_TEMPLATE.read_text(encoding="utf-8"),
+        )
         write_generation_config(scratch, tokenizer)
         save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
         shutil.copymode(scratch / "config.json", scratch / "model.safetensors")  # it is 0600
@@ -272,6 +280,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=defaults.minutes)
     parser.add_argument("--steps", type=int, help="instead of --minutes")
     parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--row-tokens", type=int, default=defaults.row_tokens)
     parser.add_argument("--batch-tokens", type=int, default=defaults.batch_tokens)
     parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     parser.add_argument("--device", default=defaults.device)

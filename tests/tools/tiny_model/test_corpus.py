@@ -1,3 +1,4 @@
+import json
 import re
 from itertools import islice
 
@@ -7,6 +8,8 @@ from tools.tiny_model.corpus import documents
 from tools.tiny_model.corpus_words import Writer, and_list, with_article
 
 NUM_DOCUMENTS = 3_000
+JSON_OBJECT = re.compile(r'\{(".*)?\}')
+CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>$")
 
 
 def texts(seed: int = 0) -> list[tuple[str, str]]:
@@ -22,14 +25,14 @@ def test_a_seed_decides_every_word() -> None:
 
 def test_conversations_alternate_and_end_with_an_answer() -> None:
     for document in islice(documents(1, long=True), 500):
-        roles = [role for role, _ in document if role not in ("system", "text")]
-        assert roles == ["user", "assistant"] * (len(roles) // 2)
-        assert document[-1][0] in ("assistant", "text")
+        roles = " ".join(role for role, _ in document)
+        assert re.fullmatch(r"text|(system )?(user assistant( tool assistant)? ?)+", roles)
+        assert roles.endswith(("assistant", "text"))
 
 
 def test_no_template_syntax_is_left_in_the_text() -> None:
     for _, text in texts():
-        assert not re.search(r"[{}|$]", text), text
+        assert not re.search(r"[{}|$]", JSON_OBJECT.sub("", text)), text
         assert "  " not in text and text == text.strip(), text
 
 
@@ -55,6 +58,31 @@ def test_sums_in_the_corpus_are_right() -> None:
     for match in sums:
         a, word, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
         assert {"plus": a + b, "minus": a - b, "times": a * b}[word] == result
+
+
+def test_calls_are_of_a_listed_tool_and_have_its_parameters() -> None:
+    num_calls = 0
+    for document in islice(documents(2, long=False), NUM_DOCUMENTS):
+        for _, text in document:
+            if "{" not in text or not (found := CALL.search(text)):
+                continue
+            call = json.loads(found[1])
+            line = f"{call['name']}({', '.join(f'{key}: TYPE' for key in call['arguments'])})"
+            listed = re.sub(r": (string|number|integer|boolean)", ": TYPE", document[0][1])
+            assert line in listed, text
+            num_calls += 1
+    assert num_calls > NUM_DOCUMENTS / 5
+
+
+def test_reasoning_is_in_the_last_answer_alone() -> None:
+    num_thoughts = 0
+    for document in islice(documents(3, long=False), NUM_DOCUMENTS):
+        assert not any("<think>" in text or "</think>" in text for _, text in document[:-1])
+        last = document[-1][1]
+        if "think>" in last:
+            assert re.fullmatch(r"<think>\n[^<]+\n</think>\n\n\S(.|\n)*", last), last
+            num_thoughts += 1
+    assert num_thoughts > NUM_DOCUMENTS / 10
 
 
 def test_alternatives_nest_and_slots_are_filled_last() -> None:

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.models.random_model import ModelShape
 from tandem.runtime.errors import ModelError
+from tools.tiny_model.corpus_thoughts import with_thought
+from tools.tiny_model.corpus_tools import Tool, ToolUse, tool_section
 from tools.tiny_model.network import Qwen3
 from tools.tiny_model.train import (
     TrainConfig,
@@ -93,6 +96,53 @@ def test_training_text_is_what_the_chat_template_writes(
     assert token_ids == template_ids
     answer = [i for i, weight in zip(token_ids, weights, strict=True) if weight == 1.0]
     assert served.decode(answer) == "Hi, Tess.\nBye.<|im_end|>"
+
+
+def test_a_tool_conversation_in_training_is_what_the_chat_template_writes(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    save_model(tmp_path, tokenizer, Qwen3(SHAPE))
+    served = AutoTokenizer.from_pretrained(tmp_path)
+    tools = [
+        Tool("get_weather", {"city": "string", "days": "integer"}, "The weather in a city."),
+        Tool("get_time", {}, ""),
+    ]
+    call = {"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}
+    use = ToolUse(tools[0], "Weather in Zürich?", call["arguments"], "", "18 degrees", "It is 18.")
+    schemas: list[dict[str, Any]] = [
+        {"type": "object", "properties": {key: {"type": kind} for key, kind in each.items()}}
+        for each in (tool.parameters for tool in tools)
+    ]
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": schema}
+        for tool, schema in zip(tools, schemas, strict=True)
+    ]
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": use.question},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
+        {"role": "tool", "content": use.result},
+    ]
+    document = [
+        ("system", "Be kind.\n\n" + tool_section(tools)),
+        ("user", use.question),
+        ("assistant", use.call),
+        ("tool", use.result),
+        ("assistant", with_thought("The tool knows.", use.answer)),
+    ]
+    token_ids, weights = encode(tokenizer, document)
+    prompt_ids = served.apply_chat_template(
+        messages,
+        tools=[{"type": "function", "function": each} for each in functions],
+        add_generation_prompt=True,
+        enable_thinking=True,
+        return_dict=True,
+    )["input_ids"]
+    assert token_ids[: len(prompt_ids)] == prompt_ids
+    assert served.decode(token_ids[len(prompt_ids) :]) == (
+        "The tool knows.\n</think>\n\nIt is 18.<|im_end|>\n"
+    )
+    assert set(weights[len(prompt_ids) : -1]) == {1.0} and weights[len(prompt_ids) - 1] == 0.0
 
 
 def test_rows_are_full_and_the_first_token_of_a_document_has_no_weight(
