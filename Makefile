@@ -34,11 +34,12 @@ serve: $(READY)
 	@exec $(BIN)/python -I -S launch/supervise/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
-# three files at a time: most tests wait for processes of theirs. One thread each: these are many, and
-# none may claim every core for itself. A process that dies is not replaced: it ends the run
+# three files at a time, those first that mostly wait for processes of theirs. One thread each: these
+# are many, and none may claim every core for itself. A process that dies is not replaced: it ends the
+# run
 test: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile \
-		--max-worker-restart 0
+		--no-loadscope-reorder --max-worker-restart 0
 
 # alone: these need both cores
 test-slow: $(READY_DEV)

@@ -253,8 +253,8 @@ class DecodeRole:
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             active = self.active.get(output.request_id)
-            if active is None:
-                continue
+            if active is None or output.seq is not active.seq:
+                continue  # of a stream that has ended; its request may have come again
             if not active.reported and active.decision is not None and output.error is None:
                 self._worker.own_prompts.discard(output.request_id)
             active.emit(output)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import FinishReason, LoadReport, StepCosts, TokenLogprobs, WorkerRole
 from tandem.runtime.prompt_logprobs import PromptLogprobs
@@ -26,6 +27,7 @@ class SequenceOutput(msgspec.Struct):
     num_computed_tokens: int = 0  # positions below have K/V; grows with each chunk of a prompt
     error: TandemError | None = None  # with finish_reason "error"
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, if asked for
+    seq: Sequence | None = None  # whose output it is: ids come again when a request is resumed
 
 
 @dataclass(slots=True, frozen=True)

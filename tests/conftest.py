@@ -19,6 +19,7 @@ from tests.services import EtcdServer, NatsServer
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+WAITING_ROOMS = {"soak", "e2e", "launch", "examples"}  # whole clusters, mostly
 # Processes of tests import helpers as `tests.room.helper`, too.
 ROOT = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
@@ -34,8 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that load ucxx in processes of their own: NIXL must not share one with it."""
+    """Run tests that load ucxx in processes of their own: NIXL must not share one with it.
+
+    Where files run side by side, those that mostly wait come first, and not alone at the end.
+    """
     move_apart("ucx", items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not WAITING_ROOMS & set(item.path.parts))
 
 
 @pytest.hookimpl(optionalhook=True)

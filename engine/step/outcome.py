@@ -78,8 +78,11 @@ def count_step(
             continue
         # The common case of count_token without its calls: there are hundreds per step.
         seq.token_ids[end] = token_id
+        num_cached = seq.num_cached_tokens
         outputs.append(
-            SequenceOutput(seq.request_id, [token_id], None, None, None, seq.num_cached_tokens, end)
+            SequenceOutput(
+                seq.request_id, [token_id], None, None, None, num_cached, end, None, None, seq
+            )
         )
     return outputs
 
@@ -191,10 +194,17 @@ def fail(scheduler: Scheduler, seqs: list[Sequence], error: Exception) -> list[S
         typed = InternalError(f"the engine failed: {type(error).__name__}")
     for seq in seqs:
         scheduler.finish(seq)
-    return [SequenceOutput(seq.request_id, [], finish_reason="error", error=typed) for seq in seqs]
+    return [
+        SequenceOutput(seq.request_id, [], finish_reason="error", error=typed, seq=seq)
+        for seq in seqs
+    ]
 
 
 def _output(seq: Sequence, token_ids: list[int]) -> SequenceOutput:
     return SequenceOutput(
-        seq.request_id, token_ids, None, None, None, seq.num_cached_tokens, seq.num_computed_tokens
+        seq.request_id,
+        token_ids,
+        num_cached_tokens=seq.num_cached_tokens,
+        num_computed_tokens=seq.num_computed_tokens,
+        seq=seq,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.prefill.compute import PromptComputation
 from tandem.runtime.address import EndpointAddress, new_id
@@ -250,3 +251,25 @@ async def test_a_worker_without_others_answers_alone(
         answer = await pair.ask(alone, fresh_prompt(9, seed=1))
         assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
         await asyncio.gather(*pair._readers)
+
+
+async def test_a_request_that_comes_again_gets_nothing_of_the_stream_before(pair: Pair) -> None:
+    """Its caller lost that stream, whose last outputs may still be on their way."""
+    prompt = fresh_prompt(13, seed=1)
+    role, expected = pair.one.decode, pair.undisturbed(prompt, 30).token_ids
+    lost = await pair.ask(pair.one, prompt, num_tokens=60, request_id="again")
+    await eventually(lambda: "again" in role.active and bool(lost.text.token_ids))
+    before = role.active["again"].seq
+    lost.context.cancel("lost")
+    await eventually(lambda: not role.active)
+    generated = expected[:3]
+    answer = await pair.ask(
+        pair.one,
+        [*prompt, *generated],
+        num_tokens=30,
+        request_id="again",
+        num_generated=len(generated),
+    )
+    await eventually(lambda: "again" in role.active)
+    role.on_outputs([SequenceOutput("again", [7], seq=before)])
+    assert (await answer.whole()).token_ids == expected[3:]
