@@ -101,6 +101,9 @@ class AnyToken:
 
     num_tokens = 0
 
+    def __init__(self) -> None:
+        self.forced: list[int] = []
+
     def begin(self, new_tokens: list[int]) -> None:
         self.num_tokens += len(new_tokens)
 
