@@ -74,3 +74,8 @@ class DisaggConfig(BaseModel):
         description="time a ticket may wait in the queue unclaimed before the prompt is "
         "prefilled locally (ms)",
     )
+
+    def handoff_timeout_of(self, num_uncached_tokens: int) -> int:
+        """Return the milliseconds that a remote prefill of so many tokens may take."""
+        per_token_ms = self.handoff_timeout_ms_per_token
+        return self.handoff_timeout_ms + round(per_token_ms * num_uncached_tokens)

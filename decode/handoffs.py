@@ -19,7 +19,6 @@ from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
 from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Ack,
     Claimed,
@@ -90,9 +89,7 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         """Offer the prompt of `active`, whose blocks are reserved, to the prefill workers."""
         num_uncached = active.seq.num_given_tokens - reservation.num_cached_tokens
         config = self._thresholds()
-        timeout_ms = config.handoff_timeout_ms + round(
-            config.handoff_timeout_ms_per_token * num_uncached
-        )
+        timeout_ms = config.handoff_timeout_of(num_uncached)
         machine = self._machine(active, reservation, timeout_ms)
         table = active.seq.block_table
         cached_blocks = {ordinal: table[ordinal] for ordinal in reservation.cached_ordinals}
@@ -105,16 +102,10 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         if active.done.done():
             remote.cancel()
             return
-        remote.run([])  # sets its first timer
         decision = active.decision
         assert decision is not None
+        self.begin(remote, decision.claim_timeout_ms or config.claim_timeout_ms)
         self.spawn(self._publish(remote, timeout_ms))
-        self._aio.call_later(
-            (decision.claim_timeout_ms or config.claim_timeout_ms) / 1e3,
-            remote.give_up_unclaimed,
-            CloseCause.UNCLAIMED,
-            "no prefill worker claimed it in time",
-        )
 
     def _machine(
         self, active: ActiveRequest, reservation: Reservation, timeout_ms: int
@@ -156,15 +147,8 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
             deadline_ms=timeout_ms,
             trace=active.span.begin_handoff(),
         )
-        try:
-            await self._queue.publish(job)
-        except ServiceError as error:
-            logger.warning("request %s: no ticket: %s", active.request.request_id, error)
-            # A claim proves that the queue has the ticket, and that only its answer was late.
-            remote.give_up_unclaimed(CloseCause.QUEUE_LOST, "the prefill queue is not reachable")
-            return
-        active.timeline.mark("queued")
-        machine.published()
+        if await self.publish(remote, job, self._queue.publish):
+            active.timeline.mark("queued")
 
     # ---- the end ------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """Handoffs into the blocks of a vLLM: offers, and the ends that vLLM is given."""
 
-import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -10,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 from tandem.decode.config import DisaggConfig
 from tandem.queue.prefill_queue import PrefillQueue
-from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Claimed,
     FirstToken,
@@ -24,11 +21,7 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
-from tandem.transfer.handoff.receiver import (
-    CLAIMANT_CHECK_INTERVAL_S,
-    HandoffReceiver,
-    ReceiverTools,
-)
+from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.transfer.peers import is_dead, is_stopped
 from tandem.vllm.ends import Ends
@@ -93,9 +86,7 @@ class VllmHandoff(HandoffReceiver):
             if is_dead(claimant) or is_stopped(claimant):
                 self.run(self.machine.peer_lost(claimant.instance_id))
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
-                    await self.ended.wait()
+            await self._until_the_next_look()
 
 
 class VllmHandoffs(OpenHandoffs[VllmHandoff]):
@@ -137,13 +128,11 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         """Publish a ticket for the prompt."""
         config = self._thresholds()
         num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._blocks.block_size
-        timeout_ms = config.handoff_timeout_ms + round(
-            config.handoff_timeout_ms_per_token * num_uncached
-        )
+        timeout_ms = config.handoff_timeout_of(num_uncached)
         machine = self._machine(offer, timeout_ms)
         handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
         self.add(handoff)
-        handoff.run([])  # sets its first timer
+        self.begin(handoff, config.claim_timeout_ms)
         job = PrefillJob(
             handoff_id=machine.handoff_id,
             attempt=machine.attempt,
@@ -154,13 +143,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
             num_uncached_tokens=num_uncached,
             deadline_ms=timeout_ms,
         )
-        self.spawn(self._publish(handoff, job))
-        self._aio.call_later(
-            config.claim_timeout_ms / 1e3,
-            handoff.give_up_unclaimed,
-            CloseCause.UNCLAIMED,
-            "no prefill worker claimed it in time",
-        )
+        self.spawn(self.publish(handoff, job, self._queue.publish))
 
     def cancel(self, key: str) -> None:
         """End the handoff of a request that is over; one that has ended is none."""
@@ -189,13 +172,3 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
             verify=self._transfer.verify,
             awaits_first=False,
         )
-
-    async def _publish(self, handoff: VllmHandoff, job: PrefillJob) -> None:
-        try:
-            await self._queue.publish(job)
-        except ServiceError as error:
-            logger.warning("request %s: no ticket: %s", handoff.request_id, error)
-            # A claim proves that the queue has the ticket, and that only its answer was late.
-            handoff.give_up_unclaimed(CloseCause.QUEUE_LOST, "the prefill queue is not reachable")
-            return
-        handoff.machine.published()

@@ -43,10 +43,11 @@ class TicketPrompt:
 
     async def run(self) -> None:
         grant, prompts = self._writer.machine.grant, self._prompts
-        num_prompt_tokens = len(grant.token_ids) // 4
+        token_ids = unpack_tokens(grant.token_ids)
+        num_prompt_tokens = len(token_ids)
         prompts.open[self._key] = self
         try:
-            prompts.client.compute(self._key, unpack_tokens(grant.token_ids), grant.cache_salt)
+            prompts.client.compute(self._key, token_ids, grant.cache_salt)
             num_tokens = 0
             while num_tokens < num_prompt_tokens and not self._writer.machine.error:
                 step = await self._steps.get()

@@ -135,7 +135,7 @@ def _by_conversion(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> An
         attn_implementation=INTERFACE,
         local_files_only=True,
         use_safetensors=True,
-        trust_remote_code=False,
+        trust_remote_code=False,  # no code of a model's folder is ever run
         output_loading_info=True,
     )
     missing = sorted(info["missing_keys"])
@@ -169,7 +169,9 @@ def _transformers_config(path: Path) -> Any:
         raise _refused(path, name, f"it is no decoder of text in transformers {_version()}")
     try:
         config = transformers.AutoConfig.from_pretrained(
-            path.parent, local_files_only=True, trust_remote_code=False
+            path.parent,
+            local_files_only=True,
+            trust_remote_code=False,  # no code of a model's folder is ever run
         )
     except Exception as error:  # its readers and validators raise what they like
         raise ModelError(f"{path}: transformers {_version()}: {error}") from error

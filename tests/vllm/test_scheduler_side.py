@@ -145,7 +145,7 @@ def test_issue_46283_an_aborted_load_whose_prefill_worker_is_gone_leaks_nothing(
     request, key = offered(vllm)
     vllm.abort(request)
     vllm.step()
-    assert "r0" not in vllm.requests, "vLLM is told at once"
+    assert "r0" not in vllm.requests, "an aborted request ends with the next step"
     vllm.settle(key)  # the lease and its grace are over
     vllm.step()
     assert len(vllm.pool.free) == len(vllm.pool.blocks) and not vllm.side.is_busy

@@ -19,7 +19,7 @@ class Panel:
     title: str
     queries: tuple[str, ...]
     unit: str  # in Grafana's words
-    todo: str  # when it is red
+    remedy: str  # when it is red
     limit: float | None = None
     is_floor: bool = False
     alert: Alert | None = None
@@ -28,9 +28,9 @@ class Panel:
     def description(self) -> str:
         """The text behind the panel's information mark."""
         if self.limit is None:
-            return self.todo
+            return self.remedy
         side = "below" if self.is_floor else "above"
-        return f"Red {side} {self.limit:g}. {self.todo}"
+        return f"Red {side} {self.limit:g}. {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def rules(window: str = ALERT_WINDOW, after: str | None = None) -> str:
             "expr": f"({for_alerts(panel.queries[0], window)}) {_beyond(panel)}",
             "for": panel.alert.after if after is None else after,
             "labels": {"severity": panel.alert.severity},
-            "annotations": {"summary": panel.title, "description": panel.todo},
+            "annotations": {"summary": panel.title, "description": panel.remedy},
         }
         for page in DASHBOARDS
         for panel in page.panels

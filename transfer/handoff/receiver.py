@@ -263,9 +263,13 @@ class HandoffReceiver:
             if is_stopped(claimant):
                 machine.claimant_stopped(time.perf_counter())
                 self._schedule_tick()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
-                    await self.ended.wait()
+            await self._until_the_next_look()
+
+    async def _until_the_next_look(self) -> None:
+        """Wait for the interval between looks at the claimant's process, or for the end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
+                await self.ended.wait()
 
     # ---- time ---------------------------------------------------------------------------------
 

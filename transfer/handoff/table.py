@@ -6,16 +6,18 @@ Runs on the event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Ack,
     Claim,
     ClaimRefused,
+    PrefillJob,
     PrefixBlocks,
     PrefixRequest,
     Settled,
@@ -23,6 +25,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
 from tandem.transfer.handoff.receiver import HandoffReceiver
 from tandem.transfer.peers import PeerHealth
@@ -39,7 +42,7 @@ class OpenHandoffs(Generic[Receiver]):
         self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
         self._aio = asyncio.get_running_loop()
         self._open: dict[bytes, Receiver] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.num_taken = 0  # handoffs that were claimed or given up; read by other threads
 
     @property
@@ -74,11 +77,37 @@ class OpenHandoffs(Generic[Receiver]):
             receiver.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work`; `close` awaits it."""
         task = self._aio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    # ---- tickets ------------------------------------------------------------------------------
+
+    def begin(self, receiver: Receiver, claim_timeout_ms: float) -> None:
+        """Set the timers of a handoff; it is given up when none claims it in time."""
+        receiver.run([])  # sets the machine's first timer
+        self._aio.call_later(
+            claim_timeout_ms / 1e3,
+            receiver.give_up_unclaimed,
+            CloseCause.UNCLAIMED,
+            "no prefill worker claimed it in time",
+        )
+
+    async def publish(
+        self, receiver: Receiver, job: PrefillJob, publish: Callable[[PrefillJob], Awaitable[None]]
+    ) -> bool:
+        """Put the ticket of a handoff on the queue; False: the handoff is given up without it."""
+        try:
+            await publish(job)
+        except ServiceError as error:
+            logger.warning("request %s: no ticket: %s", receiver.request_id, error)
+            # A claim proves that the queue has the ticket, and that only its answer was late.
+            receiver.give_up_unclaimed(CloseCause.QUEUE_LOST, "the prefill queue is not reachable")
+            return False
+        receiver.machine.published()
+        return True
 
     # ---- messages of prefill workers; those of unknown handoffs are dropped -------------------
 

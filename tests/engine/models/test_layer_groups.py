@@ -1,4 +1,4 @@
-"""How layers share blocks, for the shapes of models that people serve."""
+"""Groups of layers that share blocks, over the shapes of published models."""
 
 import pytest
 
