@@ -2,7 +2,8 @@
 
 import re
 
-from tools.tiny_model.corpus_tools import ToolUse, draw_use, tool_section
+from tools.tiny_model.corpus_tool_uses import draw_use
+from tools.tiny_model.corpus_tools import ToolUse, tool_section
 from tools.tiny_model.corpus_words import Turn, Writer
 
 _STORY = re.compile(r"(?i)\b(story|tale)\b.*?\babout ((?:an?|the) \w+)")

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tools.tiny_model.corpus_tables import COUNTRIES
 from tools.tiny_model.corpus_talk import unknown_turns
-from tools.tiny_model.corpus_tools import ToolUse, draw_use
+from tools.tiny_model.corpus_tool_uses import draw_use
+from tools.tiny_model.corpus_tools import ToolUse
 from tools.tiny_model.corpus_words import MEN, WOMEN, Writer
 
 UNSEEN_SEED = 4_000  # of no training
