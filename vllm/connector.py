@@ -4,7 +4,10 @@ vLLM makes one object in the process of its scheduler and one in that of its ran
 experimental, so other versions of vLLM are refused.
 """
 
+from collections import Counter
 from typing import Any
+
+import msgspec
 
 from tandem.vllm.kv_layout import blocks_of, check_supported, layout_of, pool_of
 from tandem.vllm.scheduler_side import SchedulerSide
@@ -19,12 +22,29 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorTransferResults,
-    SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats  # noqa: E402
 
 
-class TandemConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """The calls of vLLM, for whichever of the two sides this object is."""
+class Placements(KVConnectorStats):  # type: ignore[misc]
+    """The places of prompts, by the names of their reports: a part of a step's statistics."""
+
+    def aggregate(self, other: KVConnectorStats) -> "Placements":
+        return Placements(self.data | other.data)
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the number of prompts by place, which vLLM logs."""
+        return dict(Counter(report["place"] for report in self.data.values()))
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """The calls of vLLM, for whichever of the two sides this object is.
+
+    It is no `SupportsHMA`: layers with windows then keep their whole KV, as those without do.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -65,14 +85,24 @@ class TandemConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         news = connector_output.kv_connector_worker_meta
         self._at_scheduler.heard(news, connector_output.finished_recving or ())
 
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
+    def request_finished(
+        self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._at_scheduler.finished(request)
         return False, None  # blocks that are still read are pinned
 
     def has_pending_push_work(self) -> bool:
         return self._at_scheduler.is_busy
+
+    def get_kv_connector_stats(self) -> Placements | None:
+        """Return the placements since the last call; the rank has none."""
+        if self._scheduler is None:
+            return None
+        return Placements(msgspec.to_builtins(self._scheduler.take_reports()))
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Placements:
+        return Placements(data or {})
 
     # ---- of the rank --------------------------------------------------------------------------
 

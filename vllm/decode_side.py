@@ -60,10 +60,10 @@ class VllmHandoff(HandoffReceiver):
 
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         logger.warning("request %s: prefilled locally (%s): %s", self.request_id, cause, detail)
-        self._give_up(failed=True, quarantined=quarantined)
+        self._give_up(detail, quarantined=quarantined)
 
     def on_cancelled(self, *, quarantined: bool) -> None:
-        self._give_up(failed=False, quarantined=quarantined)
+        self._give_up(None, quarantined=quarantined)
 
     def on_released(self, block_ids: list[int]) -> None:
         """Do nothing: `on_ended` comes at once, and vLLM's scheduler frees the blocks."""
@@ -73,11 +73,9 @@ class VllmHandoff(HandoffReceiver):
             self._ends.released(self._offer.key)
         self._remove(self)
 
-    def _give_up(self, *, failed: bool, quarantined: bool) -> None:
+    def _give_up(self, reason: str | None, *, quarantined: bool) -> None:
         self._is_quarantined = quarantined
-        self._ends.given_up(
-            self.request_id, self._offer.key, failed=failed, quarantined=quarantined
-        )
+        self._ends.given_up(self.request_id, self._offer.key, reason, quarantined=quarantined)
 
     async def _watch_for_a_stop(self) -> None:
         """Give up once the claimant's process is dead or stopped, before its heartbeats tell."""

@@ -9,7 +9,7 @@ class Ends:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._named: set[str] = set()
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._quarantined: list[str] = []
         self._released: list[str] = []
 
@@ -18,15 +18,16 @@ class Ends:
         with self._lock:
             self._named.add(request_id)
 
-    def given_up(self, request_id: str, key: str, *, failed: bool, quarantined: bool) -> None:
+    def given_up(self, request_id: str, key: str, reason: str | None, *, quarantined: bool) -> None:
         """vLLM gets the blocks of the request back, without their KV.
 
-        `failed`: the prompt is computed anew. `quarantined`: writes may land until `released`.
+        With a `reason` the prompt is computed anew; without one its request is over.
+        `quarantined`: writes may land until `released`.
         """
         with self._lock:
             self._named.add(request_id)
-            if failed:
-                self._failed.add(request_id)
+            if reason is not None:
+                self._failed[request_id] = reason
             if quarantined:
                 self._quarantined.append(key)
 
@@ -35,11 +36,11 @@ class Ends:
         with self._lock:
             self._released.append(key)
 
-    def take(self) -> tuple[set[str], set[str], list[str]]:
-        """Return the requests to name, those that failed, and the handoffs in quarantine."""
+    def take(self) -> tuple[set[str], dict[str, str], list[str]]:
+        """Return the requests to name, the reasons of failed ones, and handoffs in quarantine."""
         with self._lock:
             taken = self._named, self._failed, self._quarantined
-            self._named, self._failed, self._quarantined = set(), set(), []
+            self._named, self._failed, self._quarantined = set(), {}, []
             return taken
 
     def take_released(self) -> list[str]:

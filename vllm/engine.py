@@ -35,7 +35,7 @@ from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
 from tandem.vllm.prompts import PromptServer
 from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
-from tandem.vllm.scheduler_side import PLACE, TICKET
+from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
 from tandem.vllm.settings import PROMPTS
 from tandem.vllm.versions import check_version
 
@@ -143,13 +143,16 @@ class VllmEngine(LLMEngine):
     async def _serve_prompts(self, folder: str) -> None:
         """Compute prompts for the connector, if it takes tickets of other workers."""
         transfer = self._arguments.kv_transfer_config
-        if transfer is None or not _has_tickets(transfer):
+        if transfer is None or not _is_ours(transfer) or not transfer.is_kv_producer:
             return
         self._prompts = PromptServer(f"{folder}/prompts", self._compute_prompt)
         transfer.kv_connector_extra_config[PROMPTS] = self._prompts.path
         await self._prompts.start()
 
     async def _compute_prompt(self, key: str, token_ids: list[int], cache_salt: str) -> None:
+        if self._starting is None:
+            raise EngineShutdown("vLLM's engine has ended")
+        llm = await asyncio.shield(self._starting)  # the connector takes tickets before its end
         tokens = TokensPrompt(prompt_token_ids=token_ids)
         if cache_salt:
             tokens["cache_salt"] = cache_salt
@@ -160,7 +163,7 @@ class VllmEngine(LLMEngine):
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={"kv_transfer_params": {TICKET: key}},
         )
-        async with aclosing(self._running().generate(tokens, sampling, key)) as outputs:
+        async with aclosing(llm.generate(tokens, sampling, key)) as outputs:
             async for _ in outputs:
                 pass
 
@@ -194,8 +197,10 @@ class VllmEngine(LLMEngine):
         if salt:
             tokens["cache_salt"] = salt
         trace = telemetry.engine_trace_kwargs(context)
+        name, reports = context.id(), self._load.reports
+        transfer = self._transfer_params(request, name)
         try:
-            outputs = llm.generate(tokens, _sampling(request), context.id(), **trace)
+            outputs = llm.generate(tokens, _sampling(request, transfer), name, **trace)
             async with aclosing(outputs):
                 async for output in outputs:
                     completion = output.outputs[0]
@@ -206,9 +211,22 @@ class VllmEngine(LLMEngine):
                         raise StreamIncomplete("vLLM has given up the request")
                     chunk = chunk_of(completion, len(prompt), num_tokens)
                     num_tokens += len(chunk["token_ids"])
+                    if (report := reports.pop(name, None)) is not None:
+                        chunk["prefill"] = report
                     yield chunk
         except Exception as error:
             raise _translated(error, request) from error
+        finally:
+            reports.pop(name, None)
+
+    def _transfer_params(self, request: GenerateRequest, name: str) -> dict[str, str] | None:
+        """Return the request's part for the connector, which reports its prompt's place."""
+        transfer = self._arguments.kv_transfer_config
+        if transfer is None or not _is_ours(transfer):
+            return None
+        self._load.reports[name] = None
+        place = (request.get("extra_args") or {}).get("prefill_place")
+        return {REPORT: name} | ({PLACE: place} if place else {})
 
     async def abort(self, context: Context) -> None:
         if self._llm is not None:
@@ -250,8 +268,8 @@ async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
         await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
 
 
-def _has_tickets(transfer: KVTransferConfig) -> bool:
-    return transfer.kv_connector_module_path == CONNECTOR and bool(transfer.is_kv_producer)
+def _is_ours(transfer: KVTransferConfig) -> bool:
+    return bool(transfer.kv_connector_module_path == CONNECTOR)
 
 
 def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
@@ -281,13 +299,12 @@ def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
         arguments.model = str(folder.resolve())
 
 
-def _sampling(request: GenerateRequest) -> SamplingParams:
+def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> SamplingParams:
     grammar = grammar_fields(request)
     structured = None if grammar is None else StructuredOutputsParams(**grammar)
-    place = (request.get("extra_args") or {}).get("prefill_place")
     return SamplingParams(
         **sampling_fields(request),
-        extra_args={"kv_transfer_params": {PLACE: place}} if place else None,
+        extra_args={"kv_transfer_params": transfer} if transfer else None,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=structured,
     )

@@ -59,13 +59,17 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     if vllm_config.speculative_config is not None:
         raise _refused("speculative_config", "speculative decoding has no handoffs")
     groups = kv_cache_config.kv_cache_groups
+    for group in groups:
+        kind = type(group.kv_cache_spec).__name__
+        if kind != "FullAttentionSpec":
+            name = group.layer_names[0]
+            raise _refused("kv_cache_spec", f"{name}: layers of {kind} have no handoffs")
     if len(groups) != 1:
         raise _refused("kv_cache_groups", f"the model has {len(groups)} kinds of KV blocks, not 1")
     spec = groups[0].kv_cache_spec
-    if type(spec).__name__ != "FullAttentionSpec":
-        raise _refused("kv_cache_spec", f"layers of {type(spec).__name__} have no handoffs")
-    if spec.sliding_window is not None or spec.attention_chunk_size is not None:
-        raise _refused("sliding_window", "layers with a window have no handoffs")
+    if spec.non_causal:
+        raise _refused("non_causal", f"{groups[0].layer_names[0]}: KV that depends on later tokens "
+                       "has no handoffs")  # fmt: skip
     layout = layout_of(kv_cache_config)
     if spec.page_size_bytes != layout.block_bytes:
         raise _refused("kv_cache_dtype", f"a block of a layer is {spec.page_size_bytes} bytes, "

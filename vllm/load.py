@@ -1,17 +1,23 @@
-"""The load of a vLLM engine, from its scheduler's statistics to the router."""
+"""The statistics of vLLM's scheduler: its load, and the places of prompts."""
 
 from typing import Any
 
+import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from tandem.runtime.messages import PrefillReport
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import ComponentSnapshot
 
 
 class LoadLogger(StatLoggerBase):  # type: ignore[misc]
-    """A logger of vLLM's statistics that publishes the state of the KV cache after each step."""
+    """A logger of vLLM's statistics that publishes the state of the KV cache after each step.
+
+    `reports` gets the place of each prompt in it, before the prompt's first token comes.
+    """
 
     def __init__(self) -> None:
+        self.reports: dict[str, PrefillReport | None] = {}
         self._publisher: SnapshotPublisher | None = None
         self._num_blocks = 0
         self._num_queries = 0  # tokens of prompts that were looked up in the prefix cache
@@ -33,6 +39,9 @@ class LoadLogger(StatLoggerBase):  # type: ignore[misc]
             self._num_queries += scheduler_stats.prefix_cache_stats.queries
             self._num_hits += scheduler_stats.prefix_cache_stats.hits
             self._publish(scheduler_stats.kv_cache_usage)
+            for name, report in (scheduler_stats.kv_connector_stats or {}).items():
+                if name in self.reports:
+                    self.reports[name] = msgspec.convert(report, PrefillReport)
 
     def log_engine_initialized(self) -> None:
         """Do nothing: the worker logs the start."""

@@ -175,7 +175,7 @@ class Member:
         trace = TraceFile(None, "prefill", node.instance_id)
         tools = JobTools(sender, metrics, trace, settings.queue.ack_wait_s / 3)
         self._tickets = tickets = Tickets(tools, self._queue, settings.prefill)
-        stack.push_async_callback(tickets.close)
+        stack.push_async_callback(tickets.jobs.end, "the prefill worker stopped")
         stack.callback(peers.subscribe(self._meet))
         stack.callback(keep_running("the receiver of tickets", tickets.receive).cancel)
         await register_instance(node, node.instance(self._endpoint))
@@ -248,8 +248,8 @@ class Member:
         details: dict[str, str | int | float | bool] = {
             "engine": "vllm",
             "num_open_handoffs": self._handoffs.num_open,
-            "num_jobs": 0 if self._tickets is None else self._tickets.num_jobs,
-            "num_tickets": 0 if self._tickets is None else self._tickets.num_begun,
+            "num_jobs": 0 if self._tickets is None else len(self._tickets.jobs),
+            "num_tickets": 0 if self._tickets is None else self._tickets.jobs.num_begun,
             "num_queued_jobs": self.view.num_queued_jobs,
         }
         details |= {f"handoffs.{end}": n for end, n in self._handoffs.num_ended.items()}

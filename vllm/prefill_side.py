@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
+from tandem.prefill.running_jobs import RunningJobs
 from tandem.prefill.tools import JobTools
 from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.block_hash import num_blocks_of
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from torch.cuda import Event
 
 logger = logging.getLogger(__name__)
-
-RETRY_S = 0.5  # after an unexpected error
 
 
 class TicketPrompt:
@@ -114,52 +111,19 @@ class TicketPrompts:
 
 
 class Tickets:
-    """Takes tickets from the queue, up to a number at one time."""
+    """Takes tickets from the queue, up to the budget of jobs and of uncached tokens."""
 
     def __init__(self, tools: JobTools, queue: PrefillQueue, config: PrefillConfig) -> None:
+        self.jobs = RunningJobs()
         self._tools = tools
         self._queue = queue
         self._config = config
-        self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
-        self._room = asyncio.Semaphore(config.max_batch_jobs)
-        self.num_begun = 0
-
-    @property
-    def num_jobs(self) -> int:
-        return len(self._jobs)
 
     async def receive(self) -> None:
         """Take the next ticket and begin it."""
-        await self._room.acquire()
-        has_begun = False
-        try:
-            for delivery in await self._queue.receive(1, self._config.receive_timeout_s):
-                job = Job(self._tools, delivery)
-                if job.request_id in self._jobs:
-                    # Two jobs of one attempt would each settle while the other still writes.
-                    await delivery.ack()
-                    continue
-                task = asyncio.create_task(job.run())
-                self._jobs[job.request_id] = job, task
-                task.add_done_callback(partial(self._ended, job.request_id))
-                self.num_begun += 1
-                has_begun = True
-        finally:
-            if not has_begun:
-                self._room.release()
-
-    def _ended(self, key: str, task: "asyncio.Task[None]") -> None:
-        del self._jobs[key]
-        self._room.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a job failed", exc_info=error)
-
-    async def close(self) -> None:
-        """Let no job post any more, and wait until each has settled."""
-        jobs: Mapping[str, tuple[Job, asyncio.Task[None]]] = dict(self._jobs)
-        for job, _ in jobs.values():
-            job.cancel("the prefill worker stopped")
-        await asyncio.gather(*(task for _, task in jobs.values()), return_exceptions=True)
+        await self.jobs.room(self._config)
+        for delivery in await self._queue.receive(1, self._config.receive_timeout_s):
+            await self.jobs.begin(Job(self._tools, delivery), delivery)
 
 
 def stopped_ancestor() -> int | None:

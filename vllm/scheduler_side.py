@@ -7,17 +7,18 @@ pinned by a reference of their own, so whatever vLLM does with the request frees
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.decode.admission import Decision, PrefillSide, decide
+from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import Policy
 from tandem.runtime.block_hash import num_blocks_of
-from tandem.runtime.messages import PrefillPlace
-from tandem.vllm.step_messages import News, Offer, Orders, Progress
+from tandem.runtime.messages import PrefillPlace, PrefillReport
+from tandem.vllm.step_messages import News, Offer, Orders, PrefillView, Progress
 
 TICKET = "tandem_ticket"  # in the `kv_transfer_params` of a prompt that is computed for a ticket
 PLACE = "tandem_prefill"  # local or remote, in those of any other request
+REPORT = "tandem_report"  # in these, too: the name under which the place is reported
 MAX_NEWS_AGE_S = 0.5
 
 
@@ -46,6 +47,7 @@ class BlockPool(Protocol):
 @dataclass(slots=True)
 class _Offered:
     key: str
+    request: Request
     block_ids: list[int]  # that are filled
 
 
@@ -75,14 +77,15 @@ class SchedulerSide:
         self._offers = offers
         self._takes = takes
         self._now = now
-        self._news: News | None = None
-        self._news_at = 0.0
+        self._view: PrefillView | None = None
+        self._view_at = 0.0
         self._asked_at: dict[str, float] = {}  # requests that wait for news
         self._decided: set[str] = set()  # requests that are not offered, or not again
         self._offered: dict[str, _Offered] = {}  # by request, until vLLM names the request
         self._sources: dict[str, _Source] = {}  # by request: prompts of tickets
         self._pinned: dict[str, list[int]] = {}  # by key
         self._orders = Orders()
+        self._reports: dict[str, PrefillReport] = {}
 
     @property
     def num_pinned_blocks(self) -> int:
@@ -101,17 +104,34 @@ class SchedulerSide:
         None: decided at one of the next steps, because the view of the prefill workers is old.
         """
         num_wanted = request.num_prompt_tokens - 1 - num_computed_tokens
-        if not self._may_offer(request) or num_wanted < 1:
+        if not self._may_offer(request):
             self._decided.add(request.request_id)
             return 0, False
-        asked_at = self._asked_at.setdefault(request.request_id, self._now())
-        if self._news is None or self._news_at < asked_at - MAX_NEWS_AGE_S:
-            return None, False
-        decision = self._decide(request, num_wanted, num_computed_tokens)
+        if num_wanted < 1:  # the last token is computed here in any case
+            decision = Decision("local", PlacementCause.SHORT, num_uncached=1, limit=1)
+        else:
+            asked_at = self._asked_at.setdefault(request.request_id, self._now())
+            if self._view is None or self._view_at < asked_at - MAX_NEWS_AGE_S:
+                return None, False
+            decision = self._decide(request, num_wanted, num_computed_tokens)
+        self._report(request, decision, num_computed_tokens)
         if decision.place == "local":
             self._decided.add(request.request_id)
             return 0, False
         return num_wanted, True
+
+    def _report(self, request: Request, decision: Decision, num_cached: int) -> None:
+        """Note the place of a prompt for the caller who has named its report."""
+        name = (request.kv_transfer_params or {}).get(REPORT)
+        if isinstance(name, str):
+            self._reports[name] = PrefillReport(
+                decision.place, decision.reason, num_cached, cause=decision.cause
+            )
+
+    def take_reports(self) -> dict[str, PrefillReport]:
+        """Return the places that were decided or changed since the last call."""
+        reports, self._reports = self._reports, {}
+        return reports
 
     def _may_offer(self, request: Request) -> bool:
         if not self._offers or request.request_id in self._decided or self._key_of(request):
@@ -119,8 +139,8 @@ class SchedulerSide:
         return request.num_tokens == request.num_prompt_tokens and _is_plain(request)
 
     def _decide(self, request: Request, num_uncached: int, num_cached: int) -> Decision:
-        assert self._news is not None
-        view = self._news.view
+        view = self._view
+        assert view is not None
         thresholds = view.thresholds
         if thresholds.policy is Policy.ADAPTIVE:  # vLLM reports no step costs to predict from
             thresholds = thresholds.model_copy(update={"policy": Policy.THRESHOLD})
@@ -155,7 +175,7 @@ class SchedulerSide:
             block_ids=table,
         )
         self._decided.add(request_id)
-        self._offered[request_id] = _Offered(offer.key, table[num_cached_blocks:])
+        self._offered[request_id] = _Offered(offer.key, request, table[num_cached_blocks:])
         self._orders.offers.append(offer)
 
     def finished(self, request: Request) -> None:
@@ -194,16 +214,18 @@ class SchedulerSide:
 
         Called before vLLM frees any of their blocks.
         """
-        quarantined: set[str] = set()
-        released: list[str] = []
-        if news is not None:
-            self._news, self._news_at = replace(news, quarantined=[], released=[]), self._now()
-            quarantined, released = set(news.quarantined), news.released
+        if news is None:  # the rank has left
+            return
+        self._view, self._view_at = news.view, self._now()
         for request_id in named:
-            offered = self._offered.pop(request_id, None)
-            if offered is not None and offered.key in quarantined:
+            if (offered := self._offered.pop(request_id, None)) is None:
+                continue
+            if offered.key in news.quarantined:
                 self._pin(offered.key, offered.block_ids)
-        for key in released:
+            if (reason := news.failed.get(request_id)) is not None:
+                fallback = Decision("local", PlacementCause.FALLBACK, detail=reason)
+                self._report(offered.request, fallback, 0)
+        for key in news.released:
             self._release(key)
 
     # ---- blocks -------------------------------------------------------------------------------

@@ -57,11 +57,13 @@ class PrefillView:
 class News:
     """From the rank's object to the scheduler's, after one step.
 
-    `quarantined` handoffs were given up while writes could still land; `released` ones have no
-    write under way any more, in either direction.
+    `failed` are the reasons of loads that were given up, by request. `quarantined` handoffs were
+    given up while writes could still land; `released` ones have no write under way any more, in
+    either direction.
     """
 
     view: PrefillView
+    failed: dict[str, str] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 

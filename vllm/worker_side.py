@@ -31,7 +31,9 @@ class WorkerSide:
     def __init__(self, settings: ConnectorSettings) -> None:
         self._settings = settings
         self._ends = Ends()
-        self._quarantined: list[str] = []  # of the ends that were taken in this step
+        # of the ends that were taken in this step
+        self._failed: dict[str, str] = {}
+        self._quarantined: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tandem", daemon=True)
         self._member: Member | None = None
@@ -76,15 +78,16 @@ class WorkerSide:
 
     def take_ends(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, and those of them that failed; each once."""
-        named, failed, self._quarantined = self._ends.take()
-        return named, failed
+        named, self._failed, self._quarantined = self._ends.take()
+        return named, set(self._failed)
 
     def news(self) -> News | None:
         """Return the news of this step; `take_ends` comes before it."""
         if self._member is None:
             return None
-        quarantined, self._quarantined = self._quarantined, []
-        return News(self._member.view, quarantined, self._ends.take_released())
+        news = News(self._member.view, self._failed, self._quarantined, self._ends.take_released())
+        self._failed, self._quarantined = {}, []
+        return news
 
     def _post(self, act: Callable[[Member], None]) -> None:
         if (member := self._member) is not None:

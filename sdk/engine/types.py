@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
-from tandem.runtime.messages import StepCosts
+from tandem.runtime.messages import PrefillReport, StepCosts
 
 
 class CompletionUsage(TypedDict):
@@ -52,6 +52,7 @@ class GenerateChunk(TypedDict, total=False):
     log_probs: list[float]  # natural logarithms
     top_logprobs: list[list[dict[str, Any]]]  # rank, token_id, token, logprob; best first
     engine_data: dict[str, Any]
+    prefill: PrefillReport  # with the first token, where the engine places prompts
     stop_reason: int | str  # the token or string that ended the answer; not part of it
     text: str
     delta: dict[str, Any]  # text engines, in chats: tool_calls, reasoning_content; beside `text`

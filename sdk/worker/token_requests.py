@@ -13,6 +13,7 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
+    PrefillReport,
     TokenDelta,
     TokenLogprobs,
     encode,
@@ -142,9 +143,10 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
     logprobs = None
     if num_top_logprobs is not None:
         logprobs = _logprobs(chunk, len(token_ids), num_top_logprobs)
+    prefill = _prefill(chunk.get("prefill"))
     reason = chunk.get("finish_reason")
     if reason is None:
-        return TokenDelta(token_ids, logprobs=logprobs)
+        return TokenDelta(token_ids, logprobs=logprobs, prefill=prefill)
     stop_token_id = chunk.get("stop_reason")
     if type(stop_token_id) is not int:
         stop_token_id = None
@@ -152,7 +154,7 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
         # It ended the answer and is no part of its text.
         token_ids = token_ids[:-1]
         logprobs = logprobs and logprobs[:-1]
-    return TokenDelta(token_ids, finish_reason(reason), logprobs, stop_token_id=stop_token_id)
+    return TokenDelta(token_ids, finish_reason(reason), logprobs, prefill, stop_token_id)
 
 
 def finish_reason(reason: object) -> FinishReason:
@@ -189,6 +191,13 @@ def _token_ids(values: Any) -> list[int]:
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < 2**32:
         raise ValueError("`token_ids` has a number outside the range of token ids")
     return token_ids
+
+
+def _prefill(value: Any) -> PrefillReport | None:
+    try:
+        return msgspec.convert(value, PrefillReport | None)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"`prefill` is no report of a prompt's place: {error}") from error
 
 
 def _logprobs(chunk: dict[str, Any], num_tokens: int, num_top: int) -> list[TokenLogprobs] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.vllm.ends import Ends
-from tandem.vllm.scheduler_side import PLACE, TICKET, SchedulerSide
+from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET, SchedulerSide
 from tandem.vllm.step_messages import News, Offer, Orders, PrefillView, Progress
 
 BLOCK_SIZE = 4
@@ -83,7 +83,8 @@ def for_ticket(key: str) -> dict[str, Any]:
 
 
 def at(place: str) -> dict[str, Any]:
-    return {PLACE: place}
+    """The `kv_transfer_params` of a request whose caller wants the place, and its report."""
+    return {PLACE: place, REPORT: "mine"}
 
 
 class FakeVllm:
@@ -160,7 +161,7 @@ class FakeVllm:
 
     def _update(self) -> None:
         named, failed, quarantined = self.ends.take()
-        self.side.heard(News(self.view, quarantined, self.ends.take_released()), named)
+        self.side.heard(News(self.view, failed, quarantined, self.ends.take_released()), named)
         for request_id in named:
             assert request_id in self.requests, "vLLM's own assertion"
             request = self.requests[request_id]
@@ -199,7 +200,8 @@ class FakeVllm:
         offer = self.offers.pop(key)
         if not quarantined:
             del self.writable[key]
-        self.ends.given_up(offer.request_id, key, failed=failed, quarantined=quarantined)
+        reason = "deadline" if failed else None
+        self.ends.given_up(offer.request_id, key, reason, quarantined=quarantined)
 
     def settle(self, key: str) -> None:
         """No write of an offer that was given up can land any more."""

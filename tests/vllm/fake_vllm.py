@@ -166,6 +166,7 @@ class AsyncLLM:
             raise VLLMClientError("the prompt is empty")
         self.prompts.append(prompt)
         self.params.append(params)
+        self._record((params.extra_args or {}).get("kv_transfer_params", {}))
         self.running[request_id] = False
         try:
             token_id = prompt["prompt_token_ids"][-1]
@@ -183,6 +184,20 @@ class AsyncLLM:
                     return
         finally:
             del self.running[request_id]
+
+    def _record(self, transfer: dict[str, str]) -> None:
+        """Log a step's statistics, with the reports of a connector."""
+        placements = {"another's": {"place": "local", "reason": "policy"}}
+        if (name := transfer.get("tandem_report")) is not None:
+            place = transfer.get("tandem_prefill", "local")
+            placements[name] = {"place": place, "reason": "asked", "cause": "asked"}
+        stats = SimpleNamespace(
+            prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
+            kv_cache_usage=0.0,
+            kv_connector_stats=placements if transfer else None,
+        )
+        for logger in self.loggers:
+            logger.record(stats, None)
 
     def _completion(self, token_id: int, params: SamplingParams, reason: Any) -> Any:
         rows = None
@@ -215,8 +230,9 @@ class KVConnectorBase:
         self._kv_cache_config = kv_cache_config
 
 
-class SupportsHMA:
-    """A connector that takes the blocks of every group."""
+@dataclass
+class KVConnectorStats:
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -252,8 +268,8 @@ MODULES: dict[str, dict[str, Any]] = {
         "KVConnectorBase_V1": KVConnectorBase,
         "KVConnectorRole": KVConnectorRole,
         "KVConnectorTransferResults": KVConnectorTransferResults,
-        "SupportsHMA": SupportsHMA,
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics": {"KVConnectorStats": KVConnectorStats},
     "vllm.v1": {},
     "vllm.v1.engine": {},
     "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},

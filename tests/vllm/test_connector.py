@@ -11,7 +11,7 @@ from tandem.runtime.errors import ConfigError
 from tandem.vllm import versions
 from tandem.vllm.step_messages import News
 from tests.vllm import fake_vllm
-from tests.vllm.fake_scheduler import REMOTE, FakeRequest, Pool
+from tests.vllm.fake_scheduler import REMOTE, FakeRequest, Pool, at
 from tests.vllm.fake_vllm import KVConnectorRole
 from tests.vllm.test_kv_layout import BLOCKS, cache_config, vllm_config
 
@@ -53,7 +53,7 @@ def test_the_schedulers_object_offers_a_prompt_and_frees_its_quarantine(
     connector.update_state_after_alloc(request, blocks, 9)
     (offer,) = step(connector, request).offers
     assert offer.block_ids == request.block_ids and not connector.has_pending_push_work()
-    assert connector.request_finished_all_groups(request, (request.block_ids,)) == (False, None)
+    assert connector.request_finished(request, request.block_ids) == (False, None)
     news = News(REMOTE, quarantined=[offer.key])
     connector.update_connector_output(
         SimpleNamespace(kv_connector_worker_meta=news, finished_recving={"r"})
@@ -65,6 +65,19 @@ def test_the_schedulers_object_offers_a_prompt_and_frees_its_quarantine(
                         finished_recving=None)
     )  # fmt: skip
     assert not connector.has_pending_push_work() and len(pool.free) == BLOCKS
+
+
+def test_the_places_of_prompts_are_statistics_of_a_step(connector_class: Any) -> None:
+    connector = connector_class(engine_config(), KVConnectorRole.SCHEDULER, cache_config())
+    connector.bind_gpu_block_pool(Pool(BLOCKS))
+    assert connector.get_kv_connector_stats().is_empty()
+    step(connector, FakeRequest("r", 10))
+    connector.get_num_new_matched_tokens(FakeRequest("r", 10, at("local")), 0)
+    stats = connector.get_kv_connector_stats()
+    assert stats.data["mine"]["place"] == "local"
+    again = connector_class.build_kv_connector_stats({"other": {"place": "remote"}})
+    assert again.aggregate(stats).reduce() == {"local": 1, "remote": 1}
+    assert connector.get_kv_connector_stats().is_empty(), "each place is reported once"
 
 
 def test_an_engine_without_handoffs_gets_no_connector(connector_class: Any) -> None:

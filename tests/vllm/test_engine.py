@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.vllm.vllm_cluster import ARGUMENTS, ENVIRONMENT, PATIENCE_S, VllmCluster, is_installed
+from tests.vllm.vllm_cluster import ARGUMENTS, PATIENCE_S, VllmCluster, is_installed
 
 pytestmark = [
     pytest.mark.vllm,
@@ -119,12 +117,13 @@ async def test_callers_that_leave_free_their_requests(
     assert status == 200
 
 
-async def test_the_engine_passes_the_conformance_kit(model: Path) -> None:
+@pytest.mark.parametrize("mode", ["agg", "decode"])
+async def test_the_engine_passes_the_conformance_kit(served: VllmCluster, mode: str) -> None:
     options = ("--json", "--start-timeout-s", "300", "--generate-timeout-s", "60")
-    target = ("tandem.vllm.engine:VllmEngine", str(model), *ARGUMENTS)
+    target = ("tandem.vllm.engine:VllmEngine", str(served.model), "--disaggregation-mode", mode)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tandem.launch", "conformance", *options, *target,
-        env={**os.environ, **ENVIRONMENT},
+        sys.executable, "-m", "tandem.launch", "conformance", *options, *target, *ARGUMENTS,
+        env=served.environment,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, _ = await process.communicate()

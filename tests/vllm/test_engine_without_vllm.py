@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.messages import PrefillReport
 from tandem.sdk.conformance.kit import examine
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.engine.types import GenerateRequest
@@ -165,7 +166,9 @@ async def test_the_steps_of_vllm_are_the_workers_load(engine: Any) -> None:
     )
     (logger,) = AsyncLLM.made[0].loggers
     prefixes = SimpleNamespace(queries=100, hits=25)
-    stats = SimpleNamespace(prefix_cache_stats=prefixes, kv_cache_usage=0.5)
+    stats = SimpleNamespace(
+        prefix_cache_stats=prefixes, kv_cache_usage=0.5, kv_connector_stats=None
+    )
     logger.record(stats, None)
     logger.record(None, None)  # a step without statistics of the scheduler
     (_, empty), (rank, snapshot) = published
@@ -255,12 +258,58 @@ async def test_a_prefill_engine_computes_the_prompts_that_its_connector_sends(
     listening.cancel()
 
 
-async def test_the_callers_place_for_the_prompt_reaches_the_connector(engine: Any) -> None:
+async def test_a_ticket_that_comes_before_the_end_of_the_start_waits_for_it(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert goes_on.wait(20)
+
+    monkeypatch.setattr(AsyncLLM, "hold_start", hold)
+    engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "prefill"])
+    starting = asyncio.create_task(engine.start(1))
+    assert await asyncio.to_thread(begun.wait, 20)
+    client, failed = PromptClient(), asyncio.Queue[str]()
+    client.on_failed = lambda key, reason: failed.put_nowait(reason)
+    path = engine._arguments.kv_transfer_config.kv_connector_extra_config["prompts"]
+    listening = asyncio.create_task(client.listen(await client.connect(path)))
+    client.compute("a-ticket", [1, 2, 3], "")
+    client.compute("refused", [], "")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(failed.get(), 0.1)
+    goes_on.set()
+    await starting
+    assert "the prompt is empty" in await asyncio.wait_for(failed.get(), 5.0)
+    assert AsyncLLM.made[0].prompts == [{"prompt_token_ids": [1, 2, 3]}]
+    client.close()
+    await engine.cleanup()
+    listening.cancel()
+
+
+async def test_the_callers_place_reaches_the_connector_and_its_report_the_caller(
+    engine_class: Any,
+) -> None:
+    engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "decode"])
+    await engine.start(1)
+    request = request_for(1, max_tokens=2)
+    request["extra_args"] = {"prefill_place": "remote"}
+    context = Context()
+    first, second = await chunks_of(engine, request, context)
+    assert first["prefill"] == PrefillReport("remote", "asked", cause="asked")
+    assert "prefill" not in second
+    params = AsyncLLM.made[0].params[-1].extra_args["kv_transfer_params"]
+    assert params == {"tandem_prefill": "remote", "tandem_report": context.id()}
+    assert not engine._load.reports, "reports are kept for open requests alone"
+    await engine.cleanup()
+
+
+async def test_without_the_connector_nothing_is_asked_of_it(engine: Any) -> None:
     request = request_for(1, max_tokens=1)
     request["extra_args"] = {"prefill_place": "remote"}
-    assert [chunk async for chunk in engine.generate(request, Context())]
-    (llm,) = AsyncLLM.made
-    assert llm.params[-1].extra_args == {"kv_transfer_params": {"tandem_prefill": "remote"}}
+    (chunk,) = await chunks_of(engine, request)
+    assert "prefill" not in chunk and AsyncLLM.made[0].params[-1].extra_args is None
 
 
 async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(

@@ -57,8 +57,11 @@ async def test_answers_are_those_of_an_unsplit_vllm(
     for num_tokens in lengths:
         prompt = random_prompt(num_tokens)
         for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
-            remote = await ready.complete(http, prompt, "remote", **sampling)
-            assert remote == await ready.complete(http, prompt, "local", **sampling)
+            remote, headers = await ready.ask(http, prompt, "remote", **sampling)
+            assert headers["x-tandem-prefill"] == "remote"
+            local, headers = await ready.ask(http, prompt, "local", **sampling)
+            assert remote == local and headers["x-tandem-prefill"] == "local"
+            assert headers["x-tandem-prefill-reason"] == "asked for by the request"
     assert await num_ended(ready, "admitted") == before + 2 * len(lengths)
 
 
@@ -122,8 +125,10 @@ async def test_a_stopped_prefill_worker_costs_no_second(
         assert await ready.complete(http, prompt, "local") == expected
         local_s = time.perf_counter() - began_at
         began_at = time.perf_counter()
-        assert await ready.complete(http, prompt, "remote") == expected
+        answer, headers = await ready.ask(http, prompt, "remote")
         assert time.perf_counter() - began_at - local_s < 2 * FALLBACK_S
+        assert answer == expected and headers["x-tandem-prefill"] == "local"
+        assert headers["x-tandem-prefill-reason"].startswith("remote failed: ")
     finally:
         process.send_signal(signal.SIGCONT)
     prompt = random_prompt(300)

@@ -21,10 +21,14 @@ class MLAAttentionSpec(FullAttentionSpec):
     """A layer with one latent head."""
 
 
+class SlidingWindowSpec(FullAttentionSpec):
+    """A layer whose blocks vLLM drops outside of its window."""
+
+
 def spec(kind: type[SimpleNamespace] = FullAttentionSpec, **changed: Any) -> SimpleNamespace:
     fields = {
         "num_kv_heads": HEADS, "head_size": DIM, "block_size": TOKENS, "dtype": torch.float32,
-        "page_size_bytes": PAGE_BYTES, "sliding_window": None, "attention_chunk_size": None,
+        "page_size_bytes": PAGE_BYTES, "non_causal": False,
     }  # fmt: skip
     return kind(**fields | changed)
 
@@ -69,6 +73,14 @@ def test_an_engine_of_one_rank_with_full_attention_is_supported() -> None:
     check_supported(vllm_config(tensor_parallel_size=1), cache_config())
 
 
+def test_a_refused_layer_is_named() -> None:
+    mixed = cache_config(groups=2)
+    window = SimpleNamespace(layer_names=["layers.1"], kv_cache_spec=spec(SlidingWindowSpec))
+    mixed.kv_cache_groups[1] = window
+    with pytest.raises(ConfigError, match=r"layers\.1: layers of SlidingWindowSpec"):
+        check_supported(vllm_config(), mixed)
+
+
 @pytest.mark.parametrize(
     ("engine", "cache", "param"),
     [
@@ -77,8 +89,9 @@ def test_an_engine_of_one_rank_with_full_attention_is_supported() -> None:
         (vllm_config(pipeline_parallel_size=2), cache_config(), "pipeline_parallel_size"),
         (vllm_config(speculative=object()), cache_config(), "speculative_config"),
         (vllm_config(), cache_config(groups=2), "kv_cache_groups"),
+        (vllm_config(), cache_config(spec(SlidingWindowSpec)), "kv_cache_spec"),
+        (vllm_config(), cache_config(spec(non_causal=True)), "non_causal"),
         (vllm_config(), cache_config(spec(MLAAttentionSpec)), "kv_cache_spec"),
-        (vllm_config(), cache_config(spec(sliding_window=128)), "sliding_window"),
         (vllm_config(), cache_config(spec(dtype=torch.float8_e4m3fn)), "kv_cache_dtype"),
         (vllm_config(), cache_config(spec(page_size_bytes=4096)), "kv_cache_dtype"),
         (vllm_config(), cache_config(block_stride=LAYERS * PAGE_BYTES), "kv_cache_layout"),

@@ -73,6 +73,30 @@ def test_the_policy_and_the_requests_own_wish_decide() -> None:
     assert place(PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 1, False, 0)) == "local"
 
 
+def test_the_place_of_a_prompt_is_reported_with_its_reason_and_again_when_it_changes() -> None:
+    def reports(vllm: FakeVllm) -> list[tuple[str, str, int]]:
+        found = vllm.side.take_reports()
+        assert found.keys() <= {"mine"}
+        return [(each.place, each.reason, each.num_cached_tokens) for each in found.values()]
+
+    vllm = with_news()
+    vllm.add(FakeRequest("unnamed", 10))
+    vllm.add(FakeRequest("r", 10, at("remote")))
+    vllm.step(num_cached=BLOCK_SIZE)
+    assert reports(vllm) == [("remote", "asked for by the request", BLOCK_SIZE)]
+    for key in list(vllm.offers):
+        vllm.give_up(key, quarantined=False)
+    vllm.step()
+    assert reports(vllm) == [("local", "remote failed: deadline", 0)]
+    vllm.step()
+    assert not reports(vllm), "the request that is asked again keeps its cause"
+    vllm.add(FakeRequest("cached", 9, at("remote")))
+    vllm.step(num_cached=2 * BLOCK_SIZE)
+    assert reports(vllm) == [("local", "uncached 1 <= max_local_prefill_length 1", 8)]
+    vllm.side.matched(FakeRequest("here", 10, at("local")), 0)
+    assert reports(vllm) == [("local", "asked for by the request", 0)]
+
+
 def test_prompts_whose_kv_is_not_that_of_their_tokens_stay_local() -> None:
     vllm = with_news()
     for change in (
@@ -267,4 +291,4 @@ class Handoffs(RuleBasedStateMachine):
 
 
 TestHandoffs = Handoffs.TestCase
-TestHandoffs.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHandoffs.settings = settings(max_examples=60, stateful_step_count=30)

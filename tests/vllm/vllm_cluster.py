@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class VllmCluster:
         self._namespace = new_id()
         self._logs = logs
         self._running: list[subprocess.Popen[bytes]] = []
-        self._environment = {
+        self.environment = {
             **os.environ,
             **ENVIRONMENT,
             "NATS_SERVER": nats.url,
@@ -75,13 +75,13 @@ class VllmCluster:
         self._start("frontend", *self._services, *place)
 
     def start_engine(self) -> None:
-        self._environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
+        self.environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
         words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
         self.engine = self._start("engine", "vllm", *words)
 
-    def start_pair(self) -> None:
+    def start_pair(self, *arguments: str) -> None:
         """Start a decode worker and a prefill worker, as the example does."""
-        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS, *arguments)
         self._start(*words, program=(str(EXAMPLE),))
 
     @property
@@ -103,7 +103,7 @@ class VllmCluster:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *program, *words],
-                env=self._environment,
+                env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -166,7 +166,13 @@ class VllmCluster:
     async def complete(
         self, http: aiohttp.ClientSession, prompt: list[int], place: str, **fields: Any
     ) -> str:
-        """Return the answer to a prompt that is computed at a place, in no cache before."""
+        """Return the answer to a prompt, with a place that its caller wants."""
+        return (await self.ask(http, prompt, place, **fields))[0]
+
+    async def ask(
+        self, http: aiohttp.ClientSession, prompt: list[int], place: str, **fields: Any
+    ) -> tuple[str, Mapping[str, str]]:
+        """Return the answer to a prompt that was in no cache before, and the headers."""
         body = {"model": "random", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
         body |= {"temperature": 0, "cache_salt": new_id(), **fields}
         headers = {"x-tandem-prefill": place}
@@ -175,7 +181,7 @@ class VllmCluster:
         ) as answer:
             found = await answer.json()
             assert answer.status == 200, found
-            return str(found["choices"][0]["text"])
+            return str(found["choices"][0]["text"]), answer.headers
 
     async def chat(self, http: aiohttp.ClientSession, **fields: Any) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of a chat's answer."""

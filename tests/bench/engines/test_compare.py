@@ -59,7 +59,7 @@ def test_cases_are_every_dtype_with_every_number_of_threads() -> None:
         make_cases(["float32"], [4096])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(key=st.text(max_size=8), num_tokens=st.integers(1, 300))
 def test_a_prompt_is_exactly_as_long_as_asked_as_text_and_as_tokens(
     prompts: Prompts, key: str, num_tokens: int

@@ -10,6 +10,7 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (
     GenerateRequest,
     Grammar,
+    PrefillReport,
     SamplingParams,
     StopConditions,
     TextRequest,
@@ -127,6 +128,15 @@ def test_logprobs_go_along_sorted_and_only_as_many_as_were_asked_for() -> None:
     assert delta(chunk, logprobs=0).logprobs == [TokenLogprobs(-0.5)]
     assert delta(chunk).logprobs is None
     assert delta(chunk | {"log_probs": [None]}, logprobs=1).logprobs is None
+
+
+def test_the_place_of_a_prompt_goes_along() -> None:
+    chunk = {"token_ids": [5], "prefill": {"place": "remote", "reason": "long"}}
+    assert delta(chunk).prefill == PrefillReport("remote", "long")
+    whole = delta(chunk | {"prefill": PrefillReport("local", "short"), "finish_reason": "stop"})
+    assert whole.prefill == PrefillReport("local", "short")
+    with pytest.raises(ValueError, match="`prefill`"):
+        delta({"token_ids": [5], "prefill": {"place": "moon", "reason": ""}})
 
 
 def test_the_token_that_ended_an_answer_is_no_part_of_it() -> None:
