@@ -168,22 +168,27 @@ class Catalog:
     def reachable(self, model: ServedModel) -> list[str]:
         """Return the ids of the instances of this model, without those that were lost."""
         members = self.members(model)
+        if not self._lost:
+            return list(members)
         return [each for each, instance in members.items() if instance.address not in self._lost]
 
-    def candidates(self, model: ServedModel) -> list[str]:
-        """Return the reachable instances of this model, without those in doubt.
-
-        In doubt are those that failed a moment ago, and those whose heartbeat is late.
-        """
+    def untroubled(self, model: ServedModel) -> list[str]:
+        """Return the reachable instances of this model, without those that failed a moment ago."""
+        reachable = self.reachable(model)
+        if not self._excluded_until_s:
+            return reachable
         now = time.perf_counter()
         self._excluded_until_s = {k: v for k, v in self._excluded_until_s.items() if v > now}
-        members = self.members(model)
-        return [
-            each
-            for each in self.reachable(model)
-            if each not in self._excluded_until_s
-            and not self._client.is_quiet(members[each].address)
-        ]
+        return [each for each in reachable if each not in self._excluded_until_s]
+
+    def is_quiet(self, model: ServedModel, instance_id: str) -> bool:
+        """Return True when a heartbeat of this instance is late."""
+        instance = self.members(model).get(instance_id)
+        return instance is not None and self._client.is_quiet(instance.address)
+
+    def candidates(self, model: ServedModel) -> list[str]:
+        """Return the untroubled instances of this model, without those that are quiet."""
+        return [each for each in self.untroubled(model) if not self.is_quiet(model, each)]
 
     def absent_s(self, model: ServedModel) -> float | None:
         """Return the time since the last worker of this model was lost; None with one."""

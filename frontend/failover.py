@@ -144,11 +144,11 @@ class Failover:
 
     async def run(self, sequence: WorkerSequence) -> None:
         """Have the sequence generated. Raises the error of the last worker that was tried."""
-        if not await self._has_candidate(sequence):
+        if not (candidates := await self._candidates_for(sequence)):
             raise UnavailableError(f"no worker serves {self._model.card.name!r} now")
         while True:
             num_before = sequence.num_generated
-            self._route(sequence)
+            self._route(sequence, candidates)
             try:
                 await self._attempt(sequence)
                 return
@@ -160,7 +160,7 @@ class Failover:
                     sequence.num_generated > num_before
                 )
                 is_allowed = self._attempts.allows(handover=handover)
-                if not is_allowed or not await self._has_candidate(sequence):
+                if not is_allowed or not (candidates := await self._candidates_for(sequence)):
                     raise self._last_error(error) from error
             self._attempts.num_migrations += 1
             self._attempts.num_handovers += handover
@@ -168,11 +168,14 @@ class Failover:
             metrics = self._deps.metrics
             metrics.add(metrics.migrations, self._model.card.name, kind)
 
-    def _route(self, sequence: WorkerSequence) -> None:
-        candidates = self._candidates()
-        router = self._deps.router
+    def _route(self, sequence: WorkerSequence, candidates: list[str]) -> None:
+        router, catalog = self._deps.router, self._deps.catalog
         num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
         self.decision = router.choose(candidates, hashes, num_blocks)
+        # Asked of the chosen one alone: a heartbeat is seldom late.
+        if len(candidates) > 1 and catalog.is_quiet(self._model, self.instance_id):
+            others = self._attempts.eligible(catalog.candidates(self._model))
+            self.decision = router.choose(others or candidates, hashes, num_blocks)
         router.started(self._request_id, self.decision, num_blocks)
         self._sent_s = time.perf_counter()
 
@@ -194,9 +197,9 @@ class Failover:
         )
 
     def _candidates(self) -> list[str]:
-        """Return the instances to choose from; those in doubt only where no other is left."""
+        """Return the instances to choose from; troubled ones only where no other is left."""
         catalog, eligible = self._deps.catalog, self._attempts.eligible
-        candidates = eligible(catalog.candidates(self._model))
+        candidates = eligible(catalog.untroubled(self._model))
         return candidates or eligible(catalog.reachable(self._model))
 
     def _note_failure(self, sequence: WorkerSequence, error: TandemError) -> None:
@@ -217,13 +220,13 @@ class Failover:
             return UnavailableError(f"no worker of {self._model.card.name!r} answers now")
         return error
 
-    async def _has_candidate(self, sequence: WorkerSequence) -> bool:
-        """Return True when a worker can take the sequence, perhaps after a wait for one."""
-        if self._candidates():
-            return True
+    async def _candidates_for(self, sequence: WorkerSequence) -> list[str]:
+        """Return the workers that can take the sequence, perhaps after a wait for one."""
+        if candidates := self._candidates():
+            return candidates
         wait_s = self._patience_s(sequence)
         if wait_s <= 0:
-            return False
+            return []
         logger.warning(
             "request %s: no worker can take it; waiting up to %.1f s for one to return",
             self._request_id,
@@ -237,7 +240,7 @@ class Failover:
                     await self._candidate_appeared()
         finally:
             self._deps.num_waiting -= is_new
-        return bool(self._candidates())
+        return self._candidates()
 
     def _patience_s(self, sequence: WorkerSequence) -> float:
         """Return the time for which the sequence may wait for a worker."""

@@ -32,6 +32,9 @@ class LostWorkers:
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by address
         self._stop_listening = client.on_loss(self._on_loss)
 
+    def __len__(self) -> int:
+        return len(self._attempts)
+
     def __contains__(self, address: str) -> bool:
         return address in self._attempts
 

@@ -1,16 +1,21 @@
 """The KV blocks that each decode worker holds, from the events of the workers. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.router.predict import Floats
 from tandem.runtime.messages import KvEvent
 
 _SHARE_EVICTED = 64  # a full index evicts this part of itself at a time
 # Iterating over a dict also passes the places of removed entries, so the oldest entries are evicted
 # many at a time and never one by one.
 
-_Blocks = dict[bytes, None]  # hashes; once the index is nearly full, least recently used first
+
+Places = NDArray[np.intp]
 
 
 @dataclass(slots=True)
@@ -19,17 +24,18 @@ class _Source:
 
     epoch: str
     last_event_id: int
+    bit: int  # of the instance, in the sets of holders
     is_current: bool = True  # False after a gap, until a snapshot
 
 
 class KvIndex:
-    """Instance |-> hashes of the blocks it holds.
+    """Block hash |-> the instances that hold it, and the hashes of each instance.
 
     A match is never longer than the blocks that the instance has reported. A gap, a new epoch and
-    the size limit only shorten it. An entry takes about 130 bytes.
+    the size limit only shorten it. An entry takes 100 to 240 bytes.
 
-    Each instance has a table of its own, which is written and read in plain loops: storing,
-    removing and looking up a block take one probe each, and removing an instance drops its table.
+    The holders of a block are the bits of one integer, so that a block of a prompt is looked up
+    once for all instances. A block with one holder has the integer of that instance.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -37,7 +43,13 @@ class KvIndex:
         self._num_entries = 0
         self._is_nearly_full = False  # before that, the order of use does not matter
         self._sources: dict[str, _Source] = {}
-        self._held: dict[str, _Blocks] = {}  # of the same instances
+        # Of the same instances. The values are None: half as large as sets.
+        self._held: dict[str, dict[bytes, None]] = {}
+        self._holders: dict[bytes, int] = {}  # once nearly full, least recently used first
+        self._names: list[str] = []  # by place in the sets; also of instances that left
+        self._free: list[int] = []  # places of instances that left
+        self._candidates: list[str] = []  # of the last call of `depths`
+        self._places: Places = np.zeros(0, np.intp)  # of these; the one after all others: none
 
     @property
     def num_entries(self) -> int:
@@ -72,12 +84,15 @@ class KvIndex:
 
     def remove_instance(self, instance_id: str) -> None:
         """Remove an instance and its blocks."""
-        if self._sources.pop(instance_id, None) is not None:
-            self._count(-len(self._held.pop(instance_id)))
+        if instance_id in self._sources:
+            self._clear(instance_id)
+            del self._held[instance_id]
+            self._free.append(self._sources.pop(instance_id).bit.bit_length() - 1)
+            self._candidates = []
 
     def holds_any(self, instance_ids: Iterable[str]) -> bool:
         """Return True if any of these instances holds a block; otherwise none can match."""
-        return any(map(self._held.get, instance_ids))
+        return bool(self._holders) and any(map(self._held.get, instance_ids))
 
     def match(
         self, hashes: Sequence[bytes], instance_ids: Iterable[str] | None = None
@@ -86,68 +101,125 @@ class KvIndex:
 
         All instances are looked at, or only `instance_ids`.
         """
-        depths: dict[str, int] = {}
-        if not hashes:
-            return depths
-        first = hashes[0]
-        for instance_id in self._held if instance_ids is None else instance_ids:
-            held = self._held.get(instance_id)
-            if held is None or first not in held:
-                continue
-            depth = len(hashes)
-            for index, block_hash in enumerate(hashes):
-                if block_hash not in held:
-                    depth = index
+        among = -1 if instance_ids is None else 0
+        for instance_id in instance_ids or ():
+            source = self._sources.get(instance_id)
+            among |= source.bit if source else 0
+        return {
+            name: depth
+            for depth, holders in self._levels(hashes, among)
+            for name in self._names_of(holders)
+        }
+
+    def depths(self, hashes: Sequence[bytes], instance_ids: list[str]) -> Floats:
+        """Return the number of leading blocks of `hashes` that each of many instances holds."""
+        levels = self._levels(hashes, -1)
+        if not levels:
+            return np.zeros(len(instance_ids))
+        if instance_ids != self._candidates:
+            none = len(self._names)
+            sources = map(self._sources.get, instance_ids)
+            places = [each.bit.bit_length() - 1 if each else none for each in sources]
+            self._places, self._candidates = np.array(places, np.intp), list(instance_ids)
+        num_bytes = len(self._names) // 8 + 1
+        sets = b"".join(holders.to_bytes(num_bytes, "little") for _, holders in levels)
+        packed = np.frombuffer(sets, np.uint8).reshape(len(levels), num_bytes)
+        is_holder = np.unpackbits(packed, axis=1, bitorder="little")
+        depths = np.array([depth for depth, _ in levels], np.float64) @ is_holder
+        taken: Floats = depths.take(self._places)
+        return taken
+
+    def _levels(self, hashes: Sequence[bytes], among: int) -> list[tuple[int, int]]:
+        """Return each depth at which matches end, with the instances whose match ends there."""
+        levels = []
+        depth = 0
+        if not among:
+            return []
+        for block_hash in hashes:
+            left = among & self._holders.get(block_hash, 0)
+            if left != among:
+                if depth:
+                    levels.append((depth, among ^ left))
+                among = left
+                if not left:
                     break
-            depths[instance_id] = depth
-            if self._is_nearly_full:
-                _use(held, hashes[:depth])
-        return depths
+            depth += 1
+        if among and depth:
+            levels.append((depth, among))
+        if self._is_nearly_full:
+            self._use(hashes[:depth])
+        return levels
+
+    def _names_of(self, holders: int) -> Iterator[str]:
+        while holders:
+            bit = holders & -holders
+            yield self._names[bit.bit_length() - 1]
+            holders ^= bit
 
     def _begin(self, instance_id: str, epoch: str, last_event_id: int) -> _Source:
         self.remove_instance(instance_id)
+        if not self._free:
+            self._free.append(len(self._names))
+            self._names.append(instance_id)
+        place = self._free.pop()
+        self._names[place] = instance_id
+        self._candidates = []
         self._held[instance_id] = {}
-        source = self._sources[instance_id] = _Source(epoch, last_event_id)
+        source = self._sources[instance_id] = _Source(epoch, last_event_id, 1 << place)
         return source
 
     def _change(self, event: KvEvent) -> None:
         if event.cleared:
             self._clear(event.instance_id)
-        held = self._held[event.instance_id]
+        held, bit = self._held[event.instance_id], self._sources[event.instance_id].bit
         num_before = len(held)
         for block_hash in event.removed:
-            held.pop(block_hash, None)
-        if self._is_nearly_full:
-            _use(held, event.stored)
-        else:
-            for block_hash in reversed(event.stored):  # reversed as in `_use`
+            if block_hash in held:
+                del held[block_hash]
+                self._release(block_hash, bit)
+        for block_hash in reversed(event.stored):  # reversed as in `_use`
+            if block_hash not in held:
                 held[block_hash] = None
+                others = self._holders.get(block_hash)
+                self._holders[block_hash] = others | bit if others else bit
+        if self._is_nearly_full:
+            self._use(event.stored)
         self._count(len(held) - num_before)
         if self._num_entries > self._max_entries:
             self._shrink()
 
     def _clear(self, instance_id: str) -> None:
-        self._count(-len(self._held[instance_id]))
-        self._held[instance_id] = {}
+        held, bit = self._held[instance_id], self._sources[instance_id].bit
+        for block_hash in held:
+            self._release(block_hash, bit)
+        self._count(-len(held))
+        held.clear()
+
+    def _release(self, block_hash: bytes, bit: int) -> None:
+        others = self._holders[block_hash] ^ bit
+        if others:
+            self._holders[block_hash] = others
+        else:
+            del self._holders[block_hash]
 
     def _count(self, num_new: int) -> None:
         self._num_entries += num_new
         self._is_nearly_full = 4 * self._num_entries >= 3 * self._max_entries
 
+    def _use(self, hashes: Sequence[bytes]) -> None:
+        """Make `hashes` the youngest, the first one last: a chain is useless without its start."""
+        for block_hash in reversed(hashes):
+            self._holders[block_hash] = self._holders.pop(block_hash)
+
     def _shrink(self) -> None:
-        """Evict the oldest blocks of the instance with the most, until there is some room."""
+        """Evict the oldest blocks, until there is some room."""
         room = self._max_entries // _SHARE_EVICTED
         while self._num_entries > self._max_entries - room:
-            held = max(self._held.values(), key=len)
             num_excess = self._num_entries - (self._max_entries - room)
-            oldest = list(islice(held, min(num_excess, max(1, room))))
-            for block_hash in oldest:
-                del held[block_hash]
-            self._count(-len(oldest))
-
-
-def _use(held: _Blocks, hashes: Sequence[bytes]) -> None:
-    """Make `hashes` the youngest, the first one last: a chain is useless without its start."""
-    for block_hash in reversed(hashes):
-        held.pop(block_hash, None)
-        held[block_hash] = None
+            for block_hash in list(islice(self._holders, num_excess)):
+                holders = self._holders.pop(block_hash)
+                for name in self._names_of(holders):
+                    del self._held[name][block_hash]
+                self._count(-holders.bit_count())
+                if self._num_entries <= self._max_entries - room:
+                    break

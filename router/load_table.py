@@ -28,7 +28,6 @@ class LoadTable:
         self._changed: dict[str, None] = {}
         self._candidates: list[str] = []  # of the last call of `rows`
         self._rows: Rows = np.zeros(0, np.intp)  # of these
-        self._positions: dict[str, int] = {}  # of these
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -63,25 +62,17 @@ class LoadTable:
         """Return the places of these instances in the table, which is up to date for them."""
         if instance_ids != self._candidates:
             self._rows = np.array([self.add(each).row for each in instance_ids], np.intp)
-            self._positions = {each: index for index, each in enumerate(instance_ids)}
             self._candidates = list(instance_ids)
         self._update()
         return self._rows
-
-    def spread(self, numbers: dict[str, int]) -> Floats:
-        """Return these numbers in the order of the last `rows`, 0 for the other instances."""
-        spread = np.zeros(len(self._rows))
-        for instance_id, number in numbers.items():
-            spread[self._positions[instance_id]] = number
-        return spread
 
     def paces(self, rows: Rows) -> Pace[Floats] | None:
         """Return the bounded paces of these instances, None if no costs are known of any.
 
         An instance without costs borrows those of the median instance until it has its own.
         """
-        prompt_s = self._columns[_PROMPT_S].take(rows)
-        is_unknown = np.isnan(prompt_s)
+        columns = self._columns[: _DECODE_S + 1].take(rows, axis=1)
+        is_unknown = np.isnan(columns[_PROMPT_S])
         if is_unknown.any():
             if is_unknown.all():
                 return None
@@ -89,9 +80,8 @@ class LoadTable:
             for index in np.flatnonzero(is_unknown):
                 self.changed(self._candidates[index])
             self._update()
-            prompt_s = self._columns[_PROMPT_S].take(rows)
-        pace = Pace(*self._columns[:_NUM_PACE].take(rows, axis=1))
-        return bounded(pace, prompt_s, self._columns[_DECODE_S].take(rows))
+            columns = self._columns[: _DECODE_S + 1].take(rows, axis=1)
+        return bounded(Pace(*columns[:_NUM_PACE]), columns[_PROMPT_S], columns[_DECODE_S])
 
     def blocks(self, rows: Rows) -> tuple[Floats, Floats]:
         """Return the blocks that wait to be prefilled, and those of running requests."""

@@ -17,6 +17,7 @@ from tandem.runtime.messages import LoadReport
 Choice = tuple[int, float, float | None]
 
 SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
+SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS for the prompt
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
 
@@ -92,10 +93,15 @@ class Router:
 
         `hashes` may be empty where `heeds_prefix` is False.
         """
-        num_cached = self.index.match(hashes, candidates)
-        choose = self._choose_of_few if len(candidates) <= self.few else self._choose_of_many
-        best, cost, first_token_s = choose(candidates, num_cached, num_blocks)
-        overlap = num_cached.get(candidates[best], 0)
+        if len(candidates) <= self.few:
+            matches = self.index.match(hashes, candidates)
+            few_cached = [matches.get(each, 0) for each in candidates]
+            best, cost, first_token_s = self._choose_of_few(candidates, few_cached, num_blocks)
+            overlap = few_cached[best]
+        else:
+            depths = self.index.depths(hashes, candidates)
+            best, cost, first_token_s = self._choose_of_many(candidates, depths, num_blocks)
+            overlap = int(depths[best])
         among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
         if first_token_s is None:
             reason = "the only instance" if len(candidates) == 1 else f"cost {cost:g} of {among}"
@@ -107,11 +113,10 @@ class Router:
         return RoutingDecision(candidates[best], overlap, reason, predicted_ms, cost_ms)
 
     def _choose_of_few(
-        self, candidates: list[str], cached: dict[str, int], num_blocks: int
+        self, candidates: list[str], num_cached: list[int], num_blocks: int
     ) -> Choice:
         """Choose in plain numbers."""
         loads = [self._loads.add(each) for each in candidates]
-        num_cached = [cached.get(each, 0) for each in candidates]
         weight = self.config.overlap_weight
         paces = few_paces(loads)
         if paces is None:
@@ -148,12 +153,9 @@ class Router:
             good = [index for index in good if loads[index].num_requests == fewest]
         return good[self.rng.randrange(len(good)) if len(good) > 1 else 0]
 
-    def _choose_of_many(
-        self, candidates: list[str], cached: dict[str, int], num_blocks: int
-    ) -> Choice:
+    def _choose_of_many(self, candidates: list[str], num_cached: Floats, num_blocks: int) -> Choice:
         """Choose in arrays."""
         rows = self._loads.rows(candidates)
-        num_cached = self._loads.spread(cached)
         weight = self.config.overlap_weight
         pace = self._loads.paces(rows)
         if pace is None:
@@ -194,7 +196,9 @@ class Router:
         if len(candidates) == 1 or self.rng.random() >= SHARE_TRIED:
             return best
         other = self.rng.randrange(len(candidates))
+        # Those of a pause may be a thousand times too high for prompts of some lengths.
         is_bearable = costs[other] <= MAX_SLOWNESS * (1 + MARGIN) * costs[best]
+        is_bearable = is_bearable or self.rng.random() < SHARE_UNBEARABLE
         is_idle = self._loads.add(candidates[other]).num_requests == 0
         return other if is_idle and is_bearable and num_cached[other] >= num_cached[best] else best
 

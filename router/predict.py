@@ -26,7 +26,7 @@ _TINY_S = 1e-12
 _NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlaceLoad:
     """The load of a worker, as far as it delays a prompt that comes now."""
 
@@ -45,7 +45,7 @@ class PlaceLoad:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pace(Generic[Real]):
     """The pace at which a worker computes prompts beside its running answers."""
 

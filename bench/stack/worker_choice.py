@@ -35,7 +35,7 @@ _BLOCKS_HELD = 2000  # of a worker, in the index
 HOW = {
     "choice": "CPU time of Router.heeds_prefix and Router.choose for one prompt of the trace among "
     "workers with costs that differ by 4 %, four requests in flight at each; with no blocks held, "
-    f"and with up to {_BLOCKS_HELD} per worker in the index",
+    f"and with an index that is full with {_BLOCKS_HELD} per worker, of which the oldest give way",
     "request": "the same with the notes of a request's start, first token and end, and with "
     f"{_REPORTS_PER_CHOICE} load reports",
     "growth": "resident memory at the end, less that after the first half",
@@ -62,8 +62,10 @@ class _Fleet:
         self._costs = [self._learned(self._rng.uniform(0.98, 1.02)) for _ in self.names]
         config = RouterConfig(max_index_entries=_BLOCKS_HELD * num_workers)
         self.router = Router(config, random.Random(2))
-        for number in range(num_workers):
+        for number, name in enumerate(self.names):
             self.report(number)
+            if holds_blocks:
+                self._stored(name, [self._rng.randbytes(16) for _ in range(_BLOCKS_HELD)])
 
     def _learned(self, factor: float) -> StepCosts:
         per_step_s, per_token_s, per_position_s = _COSTS.prompt_s
@@ -80,10 +82,11 @@ class _Fleet:
 
     def store(self, decision: RoutingDecision, hashes: list[bytes]) -> None:
         if self._holds_blocks:
-            name = decision.instance_id
-            self._num_events[name] += 1
-            event = KvEvent(name, "e", self._num_events[name], hashes)
-            self.router.index.apply(event)
+            self._stored(decision.instance_id, hashes)
+
+    def _stored(self, name: str, hashes: list[bytes]) -> None:
+        self._num_events[name] += 1
+        self.router.index.apply(KvEvent(name, "e", self._num_events[name], hashes))
 
 
 def choose_all(

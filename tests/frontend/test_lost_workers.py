@@ -129,10 +129,13 @@ async def test_a_worker_whose_heartbeat_is_late_gets_no_requests_while_there_is_
             assert connection._timer is not None
             connection._timer.cancel()  # no more heartbeats
         (model,) = stack.server.catalog.models
-        await stack.wait_until(lambda: stack.server.catalog.candidates(model) == [well.instance_id])
-        for _ in range(8):
+        catalog = stack.server.catalog
+        await stack.wait_until(lambda: catalog.candidates(model) == [well.instance_id])
+        assert (await stack.chat()).status_code == 200
+        while catalog.is_quiet(model, late.instance_id):  # until its connection counts as lost
+            assert not late.requests
             assert (await stack.chat()).status_code == 200
-        assert not late.requests
+        assert well.requests
 
 
 # ---- requests that have not begun -------------------------------------------------------------

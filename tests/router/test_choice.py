@@ -81,7 +81,7 @@ learned = st.builds(
 loads = st.tuples(st.none() | learned, st.integers(0, 100), st.integers(0, 10_000))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(loads, min_size=1, max_size=6), st.data())
 def test_only_candidates_are_chosen_and_the_same_ones_again(
     reported: list[tuple[StepCosts | None, int, int]], data: st.DataObject
@@ -100,7 +100,7 @@ def test_only_candidates_are_chosen_and_the_same_ones_again(
     assert decision == second.choose(candidates, HASHES, 100)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.tuples(st.integers(0, 50), st.integers(0, 5000)),
     st.tuples(st.integers(0, 50), st.integers(0, 5000)),
@@ -233,8 +233,10 @@ def test_numbers_and_arrays_choose_alike(are_costs_known: bool) -> None:
         reported = report(name, costs, draw.randrange(4), draw.choice((0, 0, 300)))
         event = KvEvent(name, str(number), 1, stored=HASHES[: draw.randrange(8)])
         candidates = draw.sample(names, draw.randrange(1, len(names)))
+        leaving = draw.choice(names) if number % 10 == 0 else ""
         decisions = []
         for each in routers:
+            each.remove_instance(leaving)
             each.update_load(reported, BLOCK_SIZE)
             each.index.apply(event)
             decisions.append(each.choose(candidates, HASHES[:6], 10))
@@ -252,3 +254,11 @@ def test_an_idle_worker_that_seems_slow_is_tried_now_and_then() -> None:
     assert 0.25 * SHARE_TRIED < tried / 2000 < SHARE_TRIED
     chosen.index.apply(KvEvent("a", "e", 1, stored=HASHES[:8]))
     assert {chosen.choose(["a", "b"], HASHES[:9], 10).instance_id for _ in range(500)} == {"a"}
+
+
+@pytest.mark.parametrize("few", [16, 0], ids=["numbers", "arrays"])
+def test_a_worker_that_stood_still_in_a_step_is_tried_with_short_prompts_too(few: int) -> None:
+    paused = msgspec.structs.replace(COSTS, prompt_s=(5.0, *COSTS.prompt_s[1:]))
+    chosen = router(report("a"), report("b", paused))
+    chosen.few = few
+    assert "b" in [chosen.choose(["a", "b"], [], 1).instance_id for _ in range(10_000)]

@@ -145,7 +145,7 @@ def replayed(
         yield index, naive
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_CHANGES, max_size=25), st.permutations(HASHES))
 def test_an_index_with_room_says_exactly_what_the_instances_hold(
     changes: list[tuple[str, list[bytes], list[bytes], bool, int, str]], prompt: list[bytes]
@@ -156,9 +156,13 @@ def test_an_index_with_room_says_exactly_what_the_instances_hold(
             who: depth for who, depth in naive.match(prompt).items() if who == "y"
         }
         assert index.num_entries == sum(map(len, naive.held.values()))
+        names = ["z", "nobody", "x", "y"]
+        assert list(index.depths(prompt, names)) == [
+            naive.match(prompt).get(each, 0) for each in names
+        ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_CHANGES, max_size=25), st.integers(1, 8), st.permutations(HASHES))
 def test_a_full_index_forgets_but_never_says_too_much(
     changes: list[tuple[str, list[bytes], list[bytes], bool, int, str]],
@@ -169,6 +173,10 @@ def test_a_full_index_forgets_but_never_says_too_much(
         truth = naive.match(prompt)
         for who, depth in index.match(prompt).items():
             assert 0 < depth <= truth[who]
+        assert list(index.depths(prompt, ["y", "x"])) == [
+            index.match(prompt, ["y", "nobody"]).get("y", 0), index.match(prompt).get("x", 0)
+        ]  # fmt: skip
+        assert not index.match(prompt, ["nobody"])
         assert index.num_entries <= max_entries
 
 
