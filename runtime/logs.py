@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from tandem.runtime.printable import masked, one_line
-from tandem.runtime.span_record import trace_id_of
+from tandem.runtime.span_ids import trace_id_of
 
 LogFormat = Literal["text", "json"]
 

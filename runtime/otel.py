@@ -43,7 +43,7 @@ async def traced(component: str, instance_id: str) -> AsyncIterator[None]:
     provider, is_ours = None, False
     try:
         provider, is_ours = _find_provider(component, instance_id)
-        _tracer = None if provider is None else new_tracer(provider)
+        _tracer = None if provider is None else new_tracer(provider, takes_whole=is_ours)
     except ImportError as error:
         logger.warning("no traces: %s; install tandem-serve[otel]", error)
     except Exception as error:  # whatever the packages make of their settings
@@ -74,9 +74,10 @@ def _is_off() -> bool:
     return is_disabled or (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp") != "otlp"
 
 
-def new_tracer(provider: Any) -> "Tracer":
-    """Return the tracer of a provider."""
-    tracer: Tracer = importlib.import_module("tandem.runtime.otel_tracer").Tracer(provider)
+def new_tracer(provider: Any, *, takes_whole: bool = False) -> "Tracer":
+    """Return the tracer of a provider, whose exporter may take requests whole."""
+    module = importlib.import_module("tandem.runtime.otel_tracer")
+    tracer: Tracer = module.Tracer(provider, takes_whole=takes_whole)
     return tracer
 
 

@@ -1,24 +1,22 @@
 """The spans of requests, by OpenTelemetry's conventions for generative AI.
 
 A frontend's span has a call for each decode worker that was tried, the worker's span is below the
-call, and the ticket's and the prefill worker's below that. Without a tracer no span costs anything.
+call, and the ticket's and the prefill worker's below that. Without a tracer no span costs anything;
+with one, a span is ids and times until it has ended.
 """
 
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from tandem.runtime import otel
+from tandem.runtime.ended_span import EndedRequest, EndedSpan, Kind
 from tandem.runtime.errors import TandemError
+from tandem.runtime.span_ids import SpanIds
 from tandem.runtime.span_record import SpanRecord, SpanRole, Value, wall_clock_ns
-from tandem.runtime.timeline import Timeline, course
+from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
-
-if TYPE_CHECKING:
-    from tandem.runtime.otel_tracer import Tracer
-
-PROVIDER = "tandem"  # gen_ai.provider.name
 
 
 class RequestSpan:
@@ -27,42 +25,35 @@ class RequestSpan:
     After construction `headers` name this span, so that the next process's is its child.
     """
 
-    __slots__ = ("_handoff", "_headers", "_role", "_span", "timeline")
+    __slots__ = ("_handoff", "_handoff_at", "_headers", "_ids", "_role", "timeline")
 
     def __init__(self, role: SpanRole, headers: dict[str, str], timeline: Timeline) -> None:
         self.timeline = timeline
         self._headers, self._role = headers, role
-        self._span: Any = None
-        self._handoff: Any = None
-        if (tracer := otel.tracer()) is not None:
-            kind = tracer.CONSUMER if role == "prefill" else tracer.SERVER
-            start_ns = wall_clock_ns(timeline.started_at)
-            self._span = tracer.start(f"tandem.{role}", headers, kind, start_ns)
-            tracer.inject(headers, self._span)
+        self._ids = _begun(f"tandem.{role}", headers)
+        self._handoff: SpanIds | None = None
+        self._handoff_at = 0.0  # perf_counter
 
     @property
     def traceparent(self) -> str:
         """The W3C name of this span; empty where nothing takes spans."""
-        return "" if self._span is None else self._headers.get("traceparent", "")
+        return "" if self._ids is None else self._ids.traceparent
 
     def is_wanted(self, file: TraceFile) -> bool:
         """Return True when the trace file or OpenTelemetry takes this span."""
-        return file.is_open or (self._span is not None and self._span.is_recording())
+        return file.is_open or (self._ids is not None and self._ids.is_sampled)
 
     def begin_handoff(self) -> dict[str, str]:
         """Return the headers of a ticket; they name its own span, below this one."""
-        tracer = otel.tracer()
-        if self._span is None or tracer is None:
+        if self._ids is None:
             return self._headers
-        headers = dict(self._headers)
-        self._handoff = tracer.start("tandem.handoff", headers, tracer.PRODUCER, _now_ns())
-        tracer.inject(headers, self._handoff)
-        return headers
+        self._handoff, self._handoff_at = self._ids.child(), time.perf_counter()
+        return {**self._headers, "traceparent": self._handoff.traceparent}
 
     def end_handoff(self, error: str = "") -> None:
         """End the ticket's span; `error` is the reason why its KV is of no use."""
-        if self._handoff is not None and (tracer := otel.tracer()) is not None:
-            tracer.end(self._handoff, error, _now_ns())
+        if self._handoff is not None:
+            _end("tandem.handoff", Kind.PRODUCER, self._handoff, self._handoff_at, error=error)
 
     def end(
         self,
@@ -82,34 +73,12 @@ class RequestSpan:
             return
         record = SpanRecord.of(self._role, request_id, self.timeline, attributes, self._headers)
         file.record(record)
-        span, tracer = self._span, otel.tracer()
-        if span is None or tracer is None:
-            return
-        if name:
-            span.update_name(name)
-        own = {"request_id": request_id, **attributes}
-        span.set_attributes({f"tandem.{key}": value for key, value in own.items()})
-        span.set_attributes({"gen_ai.provider.name": PROVIDER, **(conventions or {})})
-        self._add_parts(record, tracer)
-        tracer.end(span, error, self._at_ns(record.end_us))
-
-    def _add_parts(self, record: SpanRecord, tracer: "Tracer") -> None:
-        """Add a child for each interval and an event for each other stage.
-
-        A local prefill after a handoff that failed has a link to it.
-        """
-        is_fallback = self._handoff is not None and course(record.stages_ms) == "fallback"
-        for name, begin_us, end_us in record.parts():
-            if begin_us is None:
-                self._span.add_event(name, timestamp=self._at_ns(end_us))
-                continue
-            failed = self._handoff if is_fallback and name == "prefill" else None
-            begin_ns = self._at_ns(begin_us)
-            child = tracer.start(name, self._span, tracer.INTERNAL, begin_ns, failed)
-            tracer.end(child, end_ns=self._at_ns(end_us))
-
-    def _at_ns(self, elapsed_us: float) -> int:
-        return wall_clock_ns(self.timeline.started_at + elapsed_us / 1e6)
+        ids, tracer = self._ids, otel.tracer()
+        if ids is not None and ids.is_sampled and tracer is not None:
+            name = name or f"tandem.{self._role}"
+            kind = Kind.CONSUMER if self._role == "prefill" else Kind.SERVER
+            known = conventions or {}
+            tracer.take(EndedRequest(name, kind, ids, record, known, error, self._handoff))
 
 
 class CallSpan:
@@ -118,19 +87,15 @@ class CallSpan:
     `headers` name this span, and are the given ones where nothing takes spans.
     """
 
-    __slots__ = ("_span", "headers")
+    __slots__ = ("_attributes", "_begun_at", "_failed", "_ids", "headers")
 
     def __init__(
         self, headers: dict[str, str], follows: "CallSpan | None", attributes: Mapping[str, Value]
     ) -> None:
-        self.headers = headers
-        self._span: Any = None
-        if (tracer := otel.tracer()) is not None:
-            self.headers = dict(headers)
-            failed = None if follows is None else follows._span
-            self._span = tracer.start("tandem.call", headers, tracer.CLIENT, _now_ns(), failed)
-            self._span.set_attributes({f"tandem.{key}": v for key, v in attributes.items()})
-            tracer.inject(self.headers, self._span)
+        self.headers = headers if otel.tracer() is None else dict(headers)
+        self._ids = _begun("tandem.call", self.headers)
+        self._failed = None if follows is None else follows._ids
+        self._attributes, self._begun_at = attributes, time.perf_counter()
 
     def __enter__(self) -> Self:
         return self
@@ -141,11 +106,32 @@ class CallSpan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._span is not None and (tracer := otel.tracer()) is not None:
-            reason = "" if error is None else type(error).__name__
-            code = error.code if isinstance(error, TandemError) else reason
-            tracer.end(self._span, code, _now_ns())
+        if self._ids is None:
+            return
+        reason = "" if error is None else type(error).__name__
+        code = error.code if isinstance(error, TandemError) else reason
+        attributes = {f"tandem.{key}": value for key, value in self._attributes.items()}
+        _end("tandem.call", Kind.CLIENT, self._ids, self._begun_at, attributes, self._failed, code)
 
 
-def _now_ns() -> int:
-    return wall_clock_ns(time.perf_counter())
+def _begun(name: str, headers: dict[str, str]) -> SpanIds | None:
+    """Return the ids of a span that begins, which `headers` name then; None without a tracer."""
+    tracer = otel.tracer()
+    return None if tracer is None else tracer.begin(name, headers)
+
+
+def _end(
+    name: str,
+    kind: Kind,
+    ids: SpanIds,
+    begun_at: float,  # perf_counter
+    attributes: Mapping[str, Value] | None = None,
+    link: SpanIds | None = None,
+    error: str = "",
+) -> None:
+    """Export a span that ends now."""
+    tracer = otel.tracer()
+    if tracer is not None and ids.is_sampled:
+        begin_ns, end_ns = wall_clock_ns(begun_at), wall_clock_ns(time.perf_counter())
+        own = attributes or {}
+        tracer.take(EndedSpan(name, kind, ids, begin_ns, end_ns, own, link=link, error=error))

@@ -91,10 +91,10 @@ class TraceFile:
 
     def _events(self, record: SpanRecord) -> Iterator[Event]:
         """Yield the row's name, the request, and in it a slice per interval, a tick per stage."""
-        row, start_us = next(self._rows), record.started_at * 1e6 + EPOCH_US
+        row, start_us = next(self._rows), record.timeline.started_at * 1e6 + EPOCH_US
         args = {"request_id": record.request_id, **record.attributes}
-        if record.trace_id:
-            args["trace_id"] = record.trace_id
+        if trace_id := record.trace_id:
+            args["trace_id"] = trace_id
 
         def at(phase: str, name: str, from_us: float, **fields: object) -> Event:
             ts = round(start_us + from_us, 1)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tandem.runtime import otel
+from tandem.runtime.ended_span import Kind
 from tandem.sdk.worker.context import Context
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -99,7 +100,7 @@ def request_span(context: Context, name: str, attributes: Mapping[str, Any]) -> 
     if tracer is None:
         yield
         return
-    span = tracer.start(name, context.headers, tracer.SERVER, attributes=attributes)
+    span = tracer.start(name, context.headers, Kind.SERVER, attributes)
     _spans[id(context)] = span
     tracer.inject(context.headers, span)
     try:

@@ -13,7 +13,7 @@ from tandem.runtime.address import new_id
 from tests.e2e.cluster import Answer, Cluster
 from tests.runtime.otlp_collector import Collector
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is missing")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="the extra otel is missing")
 
 NUM_REQUESTS = 20
 PROMPT = "Tell me a story about a fox and an old house. "

@@ -1,15 +1,21 @@
-"""A collector of traces on loopback that keeps the spans it is sent, or never answers."""
+"""A collector of traces on loopback that keeps the spans it is sent, refuses them or hangs."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 
 class Collector:
-    """Takes OTLP over HTTP; `hangs` True leaves every request without an answer."""
+    """Takes OTLP over HTTP.
 
-    def __init__(self, *, hangs: bool = False) -> None:
+    `hangs` True leaves every request without an answer; the first ones get the errors `statuses`.
+    """
+
+    def __init__(self, *, hangs: bool = False, statuses: Sequence[int] = ()) -> None:
+        self._statuses = list(statuses)
+        self.headers: Mapping[str, str] = {}  # of the last request
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
         self.num_requests = 0
@@ -40,6 +46,9 @@ class Collector:
         self.num_requests += 1
         if self._hangs:
             await self._over.wait()
+        if self._statuses:
+            return web.Response(status=self._statuses.pop(0))
+        self.headers = request.headers
         sent = ExportTraceServiceRequest.FromString(await request.read())
         for resource in sent.resource_spans:
             self.resources.append(
