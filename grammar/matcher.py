@@ -7,6 +7,7 @@ itself while the device computes. After one that took long those that follow go 
 import logging
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
@@ -20,7 +21,7 @@ from tandem.runtime.messages import Grammar
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4  # a mask that takes long holds one of them
-QUICK_S = 0.3e-3  # of the processor
+QUICK_S = 0.3e-3
 NUM_WATCHED = 8  # masks on other threads after each that was not quick
 MAX_AHEAD = 32  # forced tokens that are looked for at a time
 
@@ -59,6 +60,7 @@ class GrammarMatcher:
         self._grammar = grammar
         self._threads = threads
         self._mask = np.zeros(-(-vocab_size // 32), np.int32)
+        self._words = self._mask.view(np.uint32)
         self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
         self._new_tokens: list[int] = []
         self.forced: list[int] = []  # they come before the mask that was computed
@@ -104,7 +106,7 @@ class GrammarMatcher:
         if not self._is_due_here:
             return self._is_done.wait(timeout_s)
         self._is_due_here = False
-        self._compute()
+        self._compute(time.perf_counter)
         return True
 
     def mask(self) -> "npt.NDArray[np.int32]":
@@ -117,11 +119,11 @@ class GrammarMatcher:
 
     def compute(self) -> None:
         """Compute the mask that `begin` has asked for, and wake the engine's thread."""
-        self._compute()
+        self._compute(time.thread_time)  # the thread may wait for the interpreter
         self._is_done.set()
 
-    def _compute(self) -> None:
-        started = time.thread_time()
+    def _compute(self, clock: Callable[[], float]) -> None:
+        started = clock()
         self.forced = []
         try:
             for token_id in self._new_tokens:
@@ -131,8 +133,10 @@ class GrammarMatcher:
             logger.exception("a mask could not be computed")
             self._error = InternalError("a mask of the answer's grammar could not be computed")
         finally:
-            is_quick = time.thread_time() - started < QUICK_S
-            self._num_watched = max(0, self._num_watched - 1) if is_quick else NUM_WATCHED
+            if clock() - started >= QUICK_S:
+                self._num_watched = NUM_WATCHED
+            elif self._num_watched:
+                self._num_watched -= 1
 
     def _look_ahead(self) -> None:
         """Compute the next mask with a choice, and the forced tokens before it."""
@@ -150,8 +154,8 @@ class GrammarMatcher:
                 )
             if num_words != 1 or len(self.forced) == MAX_AHEAD:
                 return
-            word = int(np.flatnonzero(self._mask)[0])
-            bits = int(self._mask[word]) & 0xFFFFFFFF
+            word = int(self._words.argmax())
+            bits = int(self._words[word])
             if bits & (bits - 1):
                 return
             self.forced.append(32 * word + bits.bit_length() - 1)

@@ -14,7 +14,7 @@ from tandem.runtime.messages import Grammar
 # White space between the parts of a JSON value: a space, or a line break and an indentation. With
 # more of it a model may write nothing else.
 WHITESPACE = r"\x20|\x0D?\x0A(\x20{0,32}|\x09{0,8})"
-_JSON_IN_LARK = re.compile(r"%json\s*(?=\{)")
+_JSON_IN_LARK = re.compile(r"%json\s*(?=\{|true\b)")
 
 
 def matcher_source(grammar: Grammar, tokenizer: LLTokenizer) -> str:
@@ -38,7 +38,9 @@ def _source(grammar: Grammar, tokenizer: LLTokenizer) -> str:
         case "gbnf":
             return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
         case "structural_tag":
-            return LLMatcher.grammar_from_lark(structural_tag_lark(json.loads(source), tokenizer))
+            return LLMatcher.grammar_from_lark(
+                with_bounded_json(structural_tag_lark(json.loads(source), tokenizer))
+            )
 
 
 def json_source(schema: Any) -> str:
@@ -55,6 +57,7 @@ def with_bounded_json(lark: str) -> str:
     parts, end = [], 0
     while (found := _JSON_IN_LARK.search(lark, end)) is not None:
         schema, after = json.JSONDecoder().raw_decode(lark, found.end())
+        schema = {} if schema is True else schema
         guidance = schema.get("x-guidance", {}) | {"whitespace_pattern": WHITESPACE}
         bounded = json.dumps(schema | {"x-guidance": guidance})
         parts += [lark[end : found.end()], bounded]

@@ -34,8 +34,9 @@ def structural_tag_lark(source: Any, tokenizer: LLTokenizer) -> str:
         raise ValueError("structures and triggers need at least one entry, which is not empty")
     rules = ["TEXT: /(.|\\n)*/"]
     for i, structure in enumerate(tag.structures):
-        trigger = next((each for each in tag.triggers if structure.begin.startswith(each)), None)
-        if trigger is None:
+        # The shortest: the text after it follows a grammar before a longer one is complete.
+        found = [each for each in tag.triggers if structure.begin.startswith(each)]
+        if not (trigger := min(found, key=len, default="")):
             raise ValueError(f"structures[{i}].begin starts with none of the triggers")
         rest = _text(structure.begin[len(trigger) :], tokenizer)
         schema = {} if structure.schema is True else structure.schema

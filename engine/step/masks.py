@@ -83,8 +83,9 @@ class MaskedRows:
         rows = torch.frombuffer(array("q", found), dtype=torch.int64)
         bits = torch.from_numpy(np.concatenate(list(found.values())).reshape(len(found), -1))
         if device.type == "cuda":
-            rows, bits = rows.pin_memory(), bits.pin_memory()
-        return TokenMasks(rows.to(device, non_blocking=True), bits.to(device, non_blocking=True))
+            rows = rows.pin_memory().to(device, non_blocking=True)
+            bits = bits.pin_memory().to(device, non_blocking=True)
+        return TokenMasks(rows, bits)
 
     def _mask(self, seq: "Sequence", matcher: Matcher) -> Words:
         """Return the mask without the tokens that are held back, unless no others are left."""

@@ -68,14 +68,7 @@ class AnswerGrammar:
         call = self._alternatives(tools, functions, "" if section else trigger)
         more = f" ({self._text(between)} {call})*" if section and not one else ""
         rest = f"{call}{more} {self._text(last)}"
-        parts = self._parts(trigger)
-        if parts[0][0] == "<":
-            self._rules.append(f"part: TEXT {' '.join(parts)} {rest}")
-        else:
-            self._rules += [
-                f"head[lazy]: TEXT {parts[0]}",
-                f"part: head {' '.join(parts[1:])} {rest}",
-            ]
+        self._rules.append(f"part: {self._text_until(trigger, 'head')} {rest}")
         count = "?" if one else "*"
         self._rules.append(f"mixed: part{count} TEXT")
         return "mixed"
@@ -84,14 +77,10 @@ class AnswerGrammar:
         """Return the whole grammar: reasoning first, which the prompt may have opened."""
         start = answer
         if reasoning is not None:
-            end = self._parts(reasoning.end)
-            if end[0][0] == "<":
-                self._rules.append(f"thoughts: TEXT {' '.join(end)}")
-            else:
-                self._rules.append(f"thoughts[lazy]: TEXT {end[0]}")
+            thoughts = self._text_until(reasoning.end, "thoughts")
             begin = self._text(reasoning.begin)
             follow = f"{self._text(reasoning.next)} SPACE"
-            first = f"thoughts {follow}" if is_open else f"({begin} thoughts {follow})?"
+            first = f"{thoughts} {follow}" if is_open else f"({begin} {thoughts} {follow})?"
             start = f"{first} {answer}"
         return Grammar("lark", "\n".join([f"start: {start}", *self._rules]))
 
@@ -103,15 +92,13 @@ class AnswerGrammar:
         names = []
         for index, function in enumerate(functions):
             before, after = tools.call
-            before = before.replace("%s", function.name).removeprefix(done)
+            parts = [part.replace("%s", function.name) for part in before.split("%d")]
+            head = " NUMBER ".join(map(self._text, [parts[0].removeprefix(done), *parts[1:]]))
             if function.name in self.free and tools.syntax is not None:
-                self._rules.append(f"free_{index}[lazy]: TEXT {self._text(after)}")
-                arguments, after = f"free_{index}", ""
+                tail = self._text_until(after, f"free_{index}")
             else:
-                arguments = self._arguments(tools, function, index)
-            self._rules.append(
-                f"call_{index}: {self._text(before)} {arguments} {self._text(after)}"
-            )
+                tail = f"{self._arguments(tools, function, index)} {self._text(after)}"
+            self._rules.append(f"call_{index}: {head} {tail}")
             names.append(f"call_{index}")
         return f"({' | '.join(names)})"
 
@@ -135,7 +122,7 @@ class AnswerGrammar:
             rule = f"value_{index}_{place}"
             before, after = around(name)
             self._rules.append(
-                f"{rule}: {quoted(before)} {self._value(rule, properties[name], schema, after)}"
+                f"{rule}: {self._text(before)} {self._value(rule, properties[name], schema, after)}"
             )
             parts.append(rule if name in required else f"{rule}?")
         return " ".join(parts)
@@ -144,35 +131,39 @@ class AnswerGrammar:
         """Return a value and the text after it. Strings stand without quotes."""
         if isinstance(schema, dict) and is_text(schema):
             if isinstance(schema.get("enum"), list):
-                return f"({' | '.join(map(quoted, schema['enum']))}) {quoted(after)}"
-            self._rules.append(f"{rule}_text[lazy]: TEXT {quoted(after)}")
-            return f"{rule}_text"
+                return f"({' | '.join(map(quoted, schema['enum']))}) {self._text(after)}"
+            return self._text_until(after, f"{rule}_text")
         definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         inner = {} if schema is True or not isinstance(schema, dict) else schema
-        return f"%json {json.dumps(definitions | inner)} {quoted(after)}"
+        return f"%json {json.dumps(definitions | inner)} {self._text(after)}"
+
+    def _text_until(self, end: str, rule: str) -> str:
+        """Add a rule for any text and the start of `end`. Returns the rule and the rest of `end`.
+
+        A lazy rule is one terminal, in which no special token may be; TEXT has none either.
+        """
+        first, *rest = self._parts(end)
+        self._rules.append(f"{rule}{'' if first[0] == '<' else '[lazy]'}: TEXT {first}")
+        return " ".join([rule, *rest])
 
     def _text(self, text: str) -> str:
         return " ".join(self._parts(text))
 
     def _parts(self, text: str) -> list[str]:
-        """Return a fixed text as Lark has it; `%d` stands for a number."""
+        """Return a fixed text as Lark has it."""
         present = [token for token in self._special if token in text]
-        pattern = "|".join(map(re.escape, sorted([*present, "%d"], key=len, reverse=True)))
-        parts = []
-        for part in re.split(f"({pattern})", text):
-            if part == "%d":
-                parts.append("NUMBER")
-            elif part in self._special:
-                parts.append(f"<[{self._special[part]}]>")
-            elif part:
-                parts.append(quoted(part))
-        return parts
+        pattern = "|".join(map(re.escape, sorted(present, key=len, reverse=True))) or r"(?!)"
+        return [
+            f"<[{self._special[part]}]>" if part in self._special else quoted(part)
+            for part in re.split(f"({pattern})", text)
+            if part
+        ]
 
 
 def _for_slashes(regex: str) -> str:
     """Return a regex as it stands between two slashes, in one line."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", regex, flags=re.DOTALL)
-    return escaped.replace("\n", r"\n")
+    escapes = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return re.sub(r"(?s)\\.|[/\n]", lambda found: escapes.get(found[0], found[0]), regex)
 
 
 def _function_xml(name: str) -> tuple[str, str]:

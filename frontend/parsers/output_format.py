@@ -38,7 +38,7 @@ class OutputFormat:
                 *tools.begins.values(),
                 *tools.after,
                 *tools.final,
-                tools.header,
+                *tools.inner,
             }
         return frozenset(marks - {""})
 

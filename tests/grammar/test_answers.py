@@ -134,10 +134,14 @@ WAYS = {
     "preempted": {"max_num_seqs": 24, "num_blocks": 80, "overlap": True},
     "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
 }
-FORCED_MARKS = dict.fromkeys(("in turn", "overlap"), pytest.mark.slow)
+# The others overlap and compute in turn as well.
+SLOW = dict.fromkeys(("in turn", "overlap"), pytest.mark.slow)
+each_way = pytest.mark.parametrize(
+    "way", [pytest.param(way, id=name, marks=SLOW.get(name, ())) for name, way in WAYS.items()]
+)
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@each_way
 async def test_answers_follow_their_grammars(
     model: Path, compiler: GrammarCompiler, way: dict[str, object]
 ) -> None:
@@ -208,10 +212,7 @@ def check_same(crowd: Crowd, one_by_one: Crowd) -> None:
             assert len(mine.top) > 1 or mine == theirs
 
 
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param(way, id=name, marks=FORCED_MARKS.get(name, ())) for name, way in WAYS.items()],
-)
+@each_way
 async def test_answers_with_forced_tokens_are_those_of_one_draw_for_each(
     model: Path, compiler: GrammarCompiler, one_by_one: Crowd, way: dict[str, object]
 ) -> None:

@@ -29,18 +29,22 @@ ARGUMENTS = {
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n",
     None: '{"city": "Paris", "days": 3}',
 }
+SPECIAL = 256  # the only special token of the tokenizer of bytes
 FORMATS = [name for name, format in TOOL_FORMATS.items() if format.call[0]]
 THINK = REASONING_FORMATS["think"]
 
 
 def follows(grammar: Grammar, text: str) -> bool:
     """True if a text, in tokens of a byte each, is a whole answer by the grammar."""
+    return follows_tokens(grammar, list(text.encode()))
+
+
+def follows_tokens(grammar: Grammar, tokens: list[int]) -> bool:
     assert grammar.kind == "lark"
     tokenizer = LLTokenizer("byte")
     source = LLMatcher.grammar_from_lark(grammar.source)
     assert LLMatcher.validate_grammar(source, tokenizer) == ""
     matcher = LLMatcher(tokenizer, source)
-    tokens = list(text.encode())
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
@@ -91,6 +95,37 @@ def test_a_tool_that_is_not_strict_may_have_any_arguments_beside_one_that_is(nam
     changed = ARGUMENTS[format.syntax].replace("city", "town")
     assert follows(source, call(format, changed))
     assert not follows(source, call(format, changed, "other"))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_arguments_that_may_be_any_end_at_a_special_token(name: str) -> None:
+    format, end = TOOL_FORMATS[name], "</tool_call>"
+    grammar = AnswerGrammar({end: SPECIAL})
+    grammar.free = {"weather"}
+    source = grammar.source(grammar.calls(format, FUNCTIONS, one=True), None, is_open=False)
+    changed = call(format, ARGUMENTS[format.syntax].replace("city", "town"))
+    tokens = list(changed.removesuffix(end).encode())
+    assert follows_tokens(source, [*tokens, SPECIAL])
+    assert not follows_tokens(source, [*tokens, *end.encode()])
+
+
+def test_a_parameter_may_have_the_mark_of_numbers_in_its_name() -> None:
+    schema = {"properties": {"a%d": {"type": "integer"}}, "required": ["a%d"]}
+    grammar, format = AnswerGrammar({}), TOOL_FORMATS["glm45"]
+    answer = grammar.calls(format, [Function(name="f", parameters=schema)], one=True)
+    source = grammar.source(answer, None, is_open=False)
+    arguments = "<arg_key>a%d</arg_key>\n<arg_value>3</arg_value>\n"
+    assert follows(source, call(format, arguments, "f"))
+    assert not follows(source, call(format, arguments.replace("%d", "5"), "f"))
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"), [("a\\\nb", "a\nb"), ("a\nb", "a\nb"), (r"[/]\/\\", "//\\")]
+)
+def test_a_regex_may_have_slashes_and_line_breaks(regex: str, text: str) -> None:
+    grammar = AnswerGrammar({})
+    source = grammar.source(grammar.body(Grammar("regex", regex), None), None, is_open=False)
+    assert follows(source, text) and not follows(source, text + text)
 
 
 def test_reasoning_that_the_prompt_opened_comes_before_the_constraint() -> None:

@@ -31,6 +31,12 @@ PARTS = st.sampled_from(
 TEXTS = st.lists(PARTS, max_size=12).map("".join)
 
 
+def test_the_marks_of_a_format_have_those_within_a_call() -> None:
+    marks = format_of("mistral", "none").all_marks
+    assert {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"} <= marks
+    assert TOOL_FORMATS["mistral"].header not in marks
+
+
 def format_of(tools: str, reasoning: str) -> OutputFormat:
     return OutputFormat(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
 
@@ -77,7 +83,7 @@ def test_an_answer_is_read_as_its_model_means_it_in_every_split(name: str) -> No
         assert parse(case, parts) == whole, size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_any_text_is_read_alike_in_any_split(data: st.DataObject) -> None:
     tools = data.draw(st.sampled_from([*TOOL_FORMATS, "none"]))
@@ -90,7 +96,7 @@ def test_any_text_is_read_alike_in_any_split(data: st.DataObject) -> None:
     assert parse(case, parts) == parse(case, [text])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(TOOL_FORMATS)), TEXTS)
 def test_no_text_is_lost_where_it_makes_no_call(tools: str, text: str) -> None:
     case = Case(tools, "none", text)
