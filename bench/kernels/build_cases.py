@@ -32,7 +32,7 @@ from tandem.kernels.sampling.rows import (
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
 TOKENS = {"few": 64, "many": 8192}
-# (head dim, block size, query heads per KV head)
+AttentionShape = tuple[int, int, int]  # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
 # (experts, of them chosen, hidden size, width of an expert, with biases and clamped)
 EXPERT_SHAPES = (
@@ -76,37 +76,23 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
 
 
 def _prefill_cases(arch: int) -> Iterator[BuildCase]:
-    def launch(
-        head_dim: int,
-        block_size: int,
-        group_size: int,
-        dtype: torch.dtype = DTYPE,
-        **options: Any,
-    ) -> None:
-        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=dtype)
-        prefill_attention.prefill_attention(*_prefill_inputs(q, block_size), **options)
+    def launch(shape: AttentionShape, dtype: torch.dtype = DTYPE, **options: Any) -> None:
+        prefill_attention.prefill_attention(*_prefill_inputs(shape, dtype), **options)
 
-    def launch_hopper(head_dim: int, block_size: int, group_size: int) -> None:
-        q = meta(8192, KV_HEADS * group_size, head_dim, dtype=DTYPE)
-        prefill_attention_hopper.prefill_attention_hopper(*_prefill_inputs(q, block_size))
+    def launch_hopper(shape: AttentionShape) -> None:
+        prefill_attention_hopper.prefill_attention_hopper(*_prefill_inputs(shape, DTYPE))
 
     yield from _attention_cases(arch, "attention.prefill", launch)
     if arch == 90:
         for shape in ATTENTION_SHAPES:
             if prefill_attention_hopper.offered(shape[0], shape[1], DTYPE):
-                call = partial(launch_hopper, *shape)
-                yield BuildCase("attention.prefill_hopper", _attention_shape(*shape), call)
+                call = partial(launch_hopper, shape)
+                yield BuildCase("attention.prefill_hopper", _attention_shape(shape), call)
 
 
 def _decode_cases(arch: int) -> Iterator[BuildCase]:
-    def launch(
-        head_dim: int,
-        block_size: int,
-        group_size: int,
-        dtype: torch.dtype = DTYPE,
-        **options: Any,
-    ) -> None:
-        num_seqs = 64
+    def launch(shape: AttentionShape, dtype: torch.dtype = DTYPE, **options: Any) -> None:
+        (head_dim, block_size, group_size), num_seqs = shape, 64
         q = meta(num_seqs, KV_HEADS * group_size, head_dim, dtype=dtype)
         paged_attention.paged_decode_attention(
             q,
@@ -123,19 +109,20 @@ def _decode_cases(arch: int) -> Iterator[BuildCase]:
 
 def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Iterator[BuildCase]:
     for shape in ATTENTION_SHAPES:
-        yield BuildCase(family, _attention_shape(*shape), partial(launch, *shape))
+        yield BuildCase(family, _attention_shape(shape), partial(launch, shape))
     if arch != OTHERS_ARCH:
         return
     for shape in OTHER_GROUPS:
-        yield BuildCase(family, _attention_shape(*shape), partial(launch, *shape))
+        yield BuildCase(family, _attention_shape(shape), partial(launch, shape))
     for shape in ((32, 64, 3), (64, 64, 4)):
-        call = partial(launch, *shape, dtype=torch.float32)
-        yield BuildCase(family, f"{_attention_shape(*shape)} {FLOAT32}", call)
-    call = partial(launch, 256, 64, 4, soft_cap=50.0, window=4096)
-    yield BuildCase(family, f"{_attention_shape(256, 64, 4)} soft_cap=50 window=4096", call)
+        call = partial(launch, shape, dtype=torch.float32)
+        yield BuildCase(family, f"{_attention_shape(shape)} {FLOAT32}", call)
+    capped, sinking = (256, 64, 4), (64, 64, 8)
+    call = partial(launch, capped, soft_cap=50.0, window=4096)
+    yield BuildCase(family, f"{_attention_shape(capped)} soft_cap=50 window=4096", call)
     sinks = meta(KV_HEADS * 8, dtype=torch.float32)
-    call = partial(launch, 64, 64, 8, sinks=sinks, window=128)
-    yield BuildCase(family, f"{_attention_shape(64, 64, 8)} sinks window=128", call)
+    call = partial(launch, sinking, sinks=sinks, window=128)
+    yield BuildCase(family, f"{_attention_shape(sinking)} sinks window=128", call)
 
 
 def _layer_cases() -> Iterator[BuildCase]:
@@ -167,20 +154,10 @@ def _layer_cases() -> Iterator[BuildCase]:
 
 
 def _expert_cases() -> Iterator[BuildCase]:
-    num_tokens = TOKENS["few"]
-    for num_experts, num_chosen, hidden_size, width, is_clamped in EXPERT_SHAPES:
-        weights = ExpertWeights(
-            meta(num_experts, 2 * width, hidden_size, dtype=DTYPE),
-            meta(num_experts, hidden_size, width, dtype=DTYPE),
-            meta(num_experts, 2 * width, dtype=DTYPE) if is_clamped else None,
-            meta(num_experts, hidden_size, dtype=DTYPE) if is_clamped else None,
-            limit=7.0 if is_clamped else 0.0,
-        )
-        x, chosen = meta(num_tokens, hidden_size, dtype=DTYPE), _chosen(num_tokens, num_chosen)
-        shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
-        compute = partial(experts.pack_experts(weights), x, *chosen)
-        yield BuildCase("experts.launch", shape, compute)
-        yield _route_case(shape, num_experts, None, Routing(num_chosen))
+    for sizes in EXPERT_SHAPES:
+        case = _experts_case(sizes)
+        yield case
+        yield _route_case(case.shape, sizes[0], None, Routing(sizes[1]))
     correction = meta(256, dtype=torch.float32)
     routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
     yield _route_case("experts=256 in 8 groups, corrected", 256, correction, routing)
@@ -199,25 +176,28 @@ def _linear_cases() -> Iterator[BuildCase]:
         x = meta(TOKENS["few"], in_size, dtype=DTYPE)
         yield BuildCase("linear.launch", shape, partial(linear.pack_linear(codes), x))
     # Those of Qwen3-30B-A3B-FP8, then of gpt-oss.
-    num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[0]
-    weights = ExpertWeights(
-        _quantized("float8", 128, False, num_experts, 2 * width, hidden_size),
-        _quantized("float8", 128, False, num_experts, hidden_size, width),
+    yield _experts_case(EXPERT_SHAPES[0], "float8", 128)
+    yield _experts_case(EXPERT_SHAPES[-1], "float4", 32)
+
+
+def _experts_case(
+    sizes: tuple[int, int, int, int, bool], code: Code | None = None, group_size: int = 0
+) -> BuildCase:
+    """Return the case of one of EXPERT_SHAPES; of weights as numbers without a `code`."""
+    num_experts, num_chosen, hidden_size, width, is_clamped = sizes
+    gate_up, down = (
+        _quantized(code, group_size, False, *shape) if code else meta(*shape, dtype=DTYPE)
+        for shape in ((num_experts, 2 * width, hidden_size), (num_experts, hidden_size, width))
     )
-    x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
-    shape = f"experts={num_experts} hidden_size={hidden_size} width={width} float8"
-    yield BuildCase("experts.launch", shape, partial(experts.pack_experts(weights), x, *chosen))
-    num_experts, num_chosen, hidden_size, width, _ = EXPERT_SHAPES[-1]
-    weights = ExpertWeights(
-        _quantized("float4", 32, False, num_experts, 2 * width, hidden_size),
-        _quantized("float4", 32, False, num_experts, hidden_size, width),
-        meta(num_experts, 2 * width, dtype=DTYPE),
-        meta(num_experts, hidden_size, dtype=DTYPE),
-        limit=7.0,
+    gate_up_bias, down_bias = (
+        meta(num_experts, size, dtype=DTYPE) if is_clamped else None
+        for size in (2 * width, hidden_size)
     )
+    weights = ExpertWeights(gate_up, down, gate_up_bias, down_bias, limit=7.0 * is_clamped)
     x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
-    shape = f"experts={num_experts} hidden_size={hidden_size} width={width} float4"
-    yield BuildCase("experts.launch", shape, partial(experts.pack_experts(weights), x, *chosen))
+    shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
+    compute = partial(experts.pack_experts(weights), x, *chosen)
+    return BuildCase("experts.launch", f"{shape} {code}" if code else shape, compute)
 
 
 def _fused_cases() -> Iterator[BuildCase]:
@@ -279,12 +259,10 @@ def _chosen(num_tokens: int, num_chosen: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _transfer_cases() -> Iterator[BuildCase]:
-    ids = _integers(64)
-    pool = _pool(128, 64)
-    words = meta(4096, pool[0].numel() // 2, dtype=torch.int32)
-    parts = meta(40, 3, dtype=torch.int32)
-    sums = partial(checksum.block_checksums, words, ids, parts)
-    yield BuildCase("checksum", "any block", sums)
+    words = meta(4096, _pool(128, 64)[0].numel() // 2, dtype=torch.int32)
+    parts, ids = meta(40, 3, dtype=torch.int32), _integers(64)
+    call = partial(checksum.block_checksums, words, ids, parts)
+    yield BuildCase("checksum", "any block", call)
 
 
 def _sampling_cases() -> Iterator[BuildCase]:
@@ -347,16 +325,17 @@ def _store_qkv(num_tokens: int, head_dim: int, has_norm: bool) -> None:
     )
 
 
-def _prefill_inputs(q: torch.Tensor, block_size: int) -> tuple[Any, ...]:
-    head_dim, num_seqs, longest = q.shape[2], 4, 4096
+def _prefill_inputs(shape: AttentionShape, dtype: torch.dtype) -> tuple[Any, ...]:
+    (head_dim, block_size, group_size), num_seqs, longest = shape, 4, 4096
+    q = meta(8192, KV_HEADS * group_size, head_dim, dtype=dtype)
     tables, starts = _integers(num_seqs, MAX_LEN // block_size), _integers(num_seqs + 1)
     lens, out = _integers(num_seqs), torch.empty_like(q)
-    cache = _layer(head_dim, block_size, q.dtype)
+    cache = _layer(head_dim, block_size, dtype)
     return q, cache, tables, starts, lens, longest, head_dim**-0.5, out
 
 
-def _attention_shape(head_dim: int, block_size: int, group_size: int) -> str:
-    return f"head_dim={head_dim} block_size={block_size} group_size={group_size}"
+def _attention_shape(shape: AttentionShape) -> str:
+    return "head_dim={} block_size={} group_size={}".format(*shape)
 
 
 def _integers(*shape: int) -> torch.Tensor:

@@ -1,5 +1,9 @@
 """Steps run over zeros before the first request: for their memory, and to build their kernels."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import torch
 
@@ -24,6 +28,9 @@ from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
 from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.progress import ProgressBar
+
+logger = logging.getLogger(__name__)
 
 # Everything that a sequence may ask of sampling; the other penalties need generated tokens.
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=20, repetition_penalty=1.1)
@@ -95,14 +102,20 @@ class StepProfile:
 
         The sizes between are for libraries that load kernels of theirs by size.
         """
-        num_tokens = 1
-        while num_tokens < self._config.max_num_batched_tokens:
-            self._run([self._chunk(0, min(num_tokens, self._longest), _PARAMS)])
-            num_tokens *= 2
-        self.run_mixed()
-        for params in _OTHER_PARAMS:
-            self._run([self._chunk(0, 1, params)])
-        self._run_masks()
+        sizes = [1 << bit for bit in range((self._config.max_num_batched_tokens - 1).bit_length())]
+        steps: list[Callable[[], object]] = [
+            *(partial(self._run_one, min(size, self._longest), _PARAMS) for size in sizes),
+            self.run_mixed,
+            *(partial(self._run_one, 1, params) for params in _OTHER_PARAMS),
+            self._run_masks,
+        ]
+        with ProgressBar("kernels", total=len(steps), on_line=logger.info) as bar:
+            for step in steps:
+                step()
+                bar.advance()
+
+    def _run_one(self, num_tokens: int, params: SamplingParams) -> None:
+        self._run([self._chunk(0, num_tokens, params)])
 
     def _run_masks(self) -> None:
         device, num_words = self._batch_rows.device, -(-self._vocab_size // 32)

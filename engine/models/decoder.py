@@ -1,47 +1,19 @@
 """The decoder: from the tokens of a batch to logits, with keys and values in the paged cache."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.fused_layer import FusedLayer, fused_layer
 from tandem.engine.models.layer_kinds import LayerKind
-from tandem.engine.models.linears import capped, scaled, with_bias
-from tandem.engine.models.mixture import MixtureOfExperts
-from tandem.engine.models.rope import RopeTables, query_scales
-from tandem.engine.models.weights import LayerWeights, ModelWeights
+from tandem.engine.models.linears import capped, scaled
+from tandem.engine.models.packed_layer import LayerPacker, PackedLayer
+from tandem.engine.models.rope import RopeTables
+from tandem.engine.models.weights import ModelWeights
 from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.reference.linear import Linear
-from tandem.kernels.reference.quantized import Matrix
-
-
-@dataclass(slots=True, frozen=True)
-class _Layer:
-    """A layer's weights in the layout of the kernels; a norm that is None does not exist."""
-
-    kind: int  # of Model._kinds
-    group: int  # of layers that share blocks
-    place: int  # in a block of the group
-    rope_table: torch.Tensor  # [max_model_len, 2, head_dim]
-    query_scales: torch.Tensor | None  # [max_model_len] by position; None: 1
-    attention: Mapping[str, Any]  # options of both attentions: window, soft_cap, sinks
-    qkv: Linear
-    qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
-    wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None  # [q_size], [kv_size]
-    output: Linear
-    attention_out_norm: torch.Tensor | None  # [hidden_size]
-    post_norm: torch.Tensor | None  # [hidden_size]
-    gate_up: Linear | None  # None: the layer is its experts alone
-    down: Linear | None
-    experts: MixtureOfExperts | None
-    shared_gate: Linear | None  # of what is beside the experts
-    mlp_out_norm: torch.Tensor | None  # [hidden_size]
-    next_norm: torch.Tensor | None  # [hidden_size] the next layer's input norm, or the final one
-    fused: FusedLayer | None  # the same around attention, for few tokens
 
 
 class Model:
@@ -71,16 +43,18 @@ class Model:
         )
         places = config.layer_groups.places
         # With their groups: what layers share in a step depends on the blocks too.
-        self._kinds = list(
-            dict.fromkeys((config.layer_kind(i), group) for i, (group, _) in enumerate(places))
-        )
+        kinds = [(config.layer_kind(index), group) for index, (group, _) in enumerate(places)]
+        self._kinds = list(dict.fromkeys(kinds))
+        packer = LayerPacker(config, rope_tables, kernels, self._dtype)
         self._first_norm, *next_norms = (
-            self._norm(norm)
+            packer.norm(norm)
             for norm in (*(layer.input_norm for layer in weights.layers), weights.final_norm)
         )
         self._layers = [
-            self._pack(layer, config.layer_kind(index), places[index], next_norm)
-            for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True))
+            packer.pack(layer, kind[0], self._kinds.index(kind), place, next_norm)
+            for layer, kind, place, next_norm in zip(
+                weights.layers, kinds, places, next_norms, strict=True
+            )
         ]
         self._max_fused_tokens = 0
         if kernels.fused is not None and all(layer.fused for layer in self._layers):
@@ -159,77 +133,10 @@ class Model:
         self._kernels.rms_norm(hidden, norm, self._config.rms_norm_eps, normed)
         return normed
 
-    def _norm(self, stored: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a norm's weights. An offset is added in float32, as its sum has more digits."""
-        if stored is None:
-            return None
-        offset = self._config.architecture.norm_offset
-        return stored.float() + offset if offset else stored.to(self._dtype)
-
-    def _pack(
-        self,
-        layer: LayerWeights,
-        kind: LayerKind,
-        place: tuple[int, int],  # of LayerGroups.places
-        next_norm: torch.Tensor | None,
-    ) -> _Layer:
-        pack, dtype = self._kernels.pack_linear, self._dtype
-        residual = self._config.residual_multiplier
-        assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
-        rope_table = self._rope_tables[kind.rope]
-        q_norm, k_norm = self._norm(layer.wide_q_norm), self._norm(layer.wide_k_norm)
-
-        def linear(
-            weight: Matrix | None, bias: torch.Tensor | None = None, factor: float = 1.0
-        ) -> Linear | None:
-            return None if weight is None else scaled(with_bias(pack(weight), bias, dtype), factor)
-
-        return _Layer(
-            kind=self._kinds.index((kind, place[0])),
-            group=place[0],
-            place=place[1],
-            rope_table=rope_table,
-            query_scales=query_scales(kind.rope, len(rope_table), dtype, rope_table.device),
-            attention=self._attention_options(layer, kind),
-            qkv=with_bias(pack(layer.qkv), layer.qkv_bias, dtype),
-            qk_norm=self._norm(layer.qk_norm),
-            wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
-            output=scaled(with_bias(pack(layer.output), layer.output_bias, dtype), residual),
-            attention_out_norm=self._norm(layer.attention_out_norm),
-            post_norm=self._norm(layer.post_norm),
-            gate_up=linear(layer.gate_up, layer.gate_up_bias),
-            down=linear(layer.down, layer.down_bias, residual),
-            experts=self._experts(layer),
-            shared_gate=linear(layer.shared_gate),
-            mlp_out_norm=self._norm(layer.mlp_out_norm),
-            next_norm=next_norm,
-            fused=fused_layer(
-                self._kernels.fused, self._config, kind, layer, rope_table, self._norm
-            ),
-        )
-
-    def _experts(self, layer: LayerWeights) -> MixtureOfExperts | None:
-        mixture = self._config.mixture
-        if mixture is None or layer.router is None:
-            return None
-        residual = self._config.residual_multiplier
-        return MixtureOfExperts(mixture, layer, self._kernels, self._dtype, residual)
-
-    def _attention_options(self, layer: LayerWeights, kind: LayerKind) -> dict[str, Any]:
-        """Return the options of attention that differ from the kernels' defaults."""
-        options: dict[str, Any] = {}
-        if kind.window:
-            options["window"] = kind.window
-        if self._config.attention_cap:
-            options["soft_cap"] = self._config.attention_cap
-        if layer.sinks is not None:
-            options["sinks"] = layer.sinks.float()
-        return options
-
     def _store_kv(
         self,
         normed: torch.Tensor,  # [num_tokens, hidden_size]
-        layer: _Layer,
+        layer: PackedLayer,
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
@@ -262,7 +169,7 @@ class Model:
     def _attention(
         self,
         q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-        layer: _Layer,
+        layer: PackedLayer,
         batch: Batch,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
@@ -295,7 +202,7 @@ class Model:
     def _decode_attention(
         self,
         q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
-        layer: _Layer,
+        layer: PackedLayer,
         kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         rows: Rows,  # num_seqs
         out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
@@ -316,7 +223,7 @@ class Model:
     def _finish_layer(
         self,
         attended: torch.Tensor,  # [num_tokens, num_heads * head_dim]
-        layer: _Layer,
+        layer: PackedLayer,
         hidden: torch.Tensor,  # [num_tokens, hidden_size] the residual stream, in place
     ) -> torch.Tensor:
         """Return [num_tokens, hidden_size], the input of the next layer."""
@@ -342,7 +249,7 @@ class Model:
     def _mlp(
         self,
         normed: torch.Tensor,  # [num_tokens, hidden_size]
-        layer: _Layer,
+        layer: PackedLayer,
     ) -> torch.Tensor:
         if layer.gate_up is None or layer.down is None:
             assert layer.experts is not None

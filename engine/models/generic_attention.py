@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 INTERFACE = "tandem"
+_CALL = "_tandem_call"  # a module's attribute: its call, the same in every pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,17 @@ def _attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return [1, num_tokens, num_heads, size of a value], by the `attend` of this pass."""
-    sinks = others.get("s_aux", getattr(module, "sinks", None))
-    call = AttentionCall(
-        module.layer_idx,
-        float(query.shape[-1] ** -0.5 if scaling is None else scaling),
-        _window(module, others.get("sliding_window")),
-        float(others.get("softcap") or 0.0),
-        None if sinks is None else sinks.float(),
-        _unsupported(module, attention_mask, others),
-    )
+    call = module.__dict__.get(_CALL)
+    if call is None or call.layer != module.layer_idx:
+        sinks = others.get("s_aux", getattr(module, "sinks", None))
+        call = module.__dict__[_CALL] = AttentionCall(
+            module.layer_idx,
+            float(query.shape[-1] ** -0.5 if scaling is None else scaling),
+            _window(module, others.get("sliding_window")),
+            float(others.get("softcap") or 0.0),
+            None if sinks is None else sinks.float(),
+            _unsupported(module, attention_mask, others),
+        )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend.get()(call, q, k, v).unsqueeze(0), None
 

@@ -18,6 +18,7 @@ from tandem.engine.models.config import (
     eos_token_ids,
 )
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
+from tandem.engine.models.generic_parts import Siblings
 from tandem.engine.models.json_file import MOST, read_json
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.rope_config import RopeConfig
@@ -99,19 +100,28 @@ def _layer_kinds(calls: list[_Called], longest: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind(None, window) for window in windows) if any(windows) else ()
 
 
-def build_generic(folder: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the module with its weights on `device`. Raises ModelError naming what is missing."""
+def build_generic(
+    folder: str | Path, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, list[tuple[str, ...]]]:
+    """Return the module with its weights on `device`, and its linear modules of common inputs.
+
+    Raises ModelError naming what is missing.
+    """
     path = Path(folder) / "config.json"
     config = _transformers_config(path)
     checkpoint = Checkpoint(folder)
     names = set(checkpoint)
     meta = _on_meta(path, config)
+    found = Siblings(meta)
+    _probe(path, meta)
+    siblings = found.close()
     tied = set(meta.all_tied_weights_keys)
     wanted = {name for name, _ in meta.named_parameters()} - tied
     if not wanted <= names:
-        return _checked(path, _by_conversion(path, type(meta), config, dtype).to(device))
+        model = _by_conversion(path, type(meta), config, dtype).to(device)
+        return _checked(path, model), siblings
     with torch.device(device), no_init_weights():
-        model: Any = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
+        model = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
     model.tie_weights()
     targets = {name: p for name, p in model.named_parameters() if name in wanted}
     pieces = cut(
@@ -123,7 +133,7 @@ def build_generic(folder: str | Path, dtype: torch.dtype, device: torch.device) 
         if name in names:
             stored = checkpoint.find(name, *buffer.shape)
             read_pieces(cut([(stored, buffer)]), lanes[:1], lambda num_bytes: None)
-    return _checked(path, model)
+    return _checked(path, model), siblings
 
 
 def _by_conversion(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
@@ -216,7 +226,7 @@ def _refuse_state(path: Path, config: Any, model: Any) -> None:
         raise _refused(path, type(model).__name__, "it has state outside of attention")
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would not count the writes to a tensor
 def _probe(path: Path, model: Any) -> list[_Called]:
     probe = _Probe()
     token = attend.set(probe)

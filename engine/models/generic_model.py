@@ -14,8 +14,8 @@ from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.generic_attention import AttentionCall, attend
 from tandem.engine.models.generic_build import build_generic
+from tandem.engine.models.generic_parts import pack_linears, swap_mlps, swap_norms
 from tandem.engine.step.batch import Batch
-from tandem.kernels.reference.linear import Linear
 
 
 class GenericModel:
@@ -28,12 +28,13 @@ class GenericModel:
         self.places = config.layer_groups.places
         self._kernels = kernels
         dtype = getattr(torch, config.dtype)
-        model: Any = build_generic(folder, dtype, device)
+        model, siblings = build_generic(folder, dtype, device)
         self._dtype = kernels.activation_dtype(model.get_input_embeddings().weight)
-        _pack_linears(model, kernels)
+        pack_linears(model, siblings, kernels)
         if self._dtype != dtype:
             model.to(self._dtype)
-        _swap_norms(model, kernels, self._dtype)
+        swap_mlps(model, kernels, self._dtype, device)
+        swap_norms(model, kernels, self._dtype)
         # The trunk computes hidden states; the rest, with a trunk that passes them on, the logits.
         name, self._trunk = _trunk_of(model)
         setattr(model, name, _PassedOn())
@@ -170,13 +171,16 @@ class _Step:
         options = self.options[call.window, group]
         head_dim, value_size = cache.shape[-1], v.shape[-1]
         # Heads of other sizes are padded with zeros, which change no score.
-        padded = [F.pad(x, (0, head_dim - x.shape[-1])) for x in (q, k, v)]
-        qkv = torch.cat(padded, dim=1)
+        qkv = torch.cat([_padded(x, head_dim) for x in (q, k, v)], dim=1)
         q = self.model.store(qkv, self.positions, batch, cache, options)
         if self.on_layers is not None and call.layer + 1 in self.boundaries:
             self.on_layers(call.layer + 1)
         out = self.model.attention(call, q, batch, cache, options)
         return out[..., :value_size]
+
+
+def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
+    return x if x.shape[-1] == size else F.pad(x, (0, size - x.shape[-1]))
 
 
 def _trunk_of(model: nn.Module) -> tuple[str, nn.Module]:
@@ -203,55 +207,3 @@ class _Outputs:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return (self.last_hidden_state,)[index]
-
-
-class _PackedLinear(nn.Module):
-    def __init__(self, product: Linear, bias: torch.Tensor | None, out_features: int) -> None:
-        super().__init__()
-        self._product = product
-        self.bias = bias
-        self.out_features = out_features
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._product(x.reshape(-1, x.shape[-1]))
-        if self.bias is not None:
-            y = y.add_(self.bias)
-        return y.view(*x.shape[:-1], self.out_features)
-
-
-class _Norm(nn.Module):
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels) -> None:
-        super().__init__()
-        self._weight, self._eps, self._rms_norm = weight, eps, kernels.rms_norm
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch.empty_like(rows)
-        self._rms_norm(rows, self._weight, self._eps, out)
-        return out.view(x.shape)
-
-
-def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
-    for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear:
-            dtype = kernels.activation_dtype(module.weight)
-            bias = None if module.bias is None else module.bias.to(dtype)
-            product = kernels.pack_linear(module.weight.data)
-            model.set_submodule(name, _PackedLinear(product, bias, module.out_features))
-
-
-def _swap_norms(model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
-    """Replace each norm that computes an RMSNorm, with w or 1 + w, by the kernel."""
-    for name, module in list(model.named_modules()):
-        weight = getattr(module, "weight", None)
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-            continue
-        x = torch.linspace(-2, 3, 2 * len(weight), device=weight.device, dtype=dtype)
-        x = x.view(2, -1)
-        for scale in (weight.data.to(dtype), (1 + weight.data.float()).to(dtype)):
-            mine = _Norm(scale, eps, kernels)
-            bound = 16 * torch.finfo(dtype).eps
-            if torch.allclose(mine(x), module(x), rtol=bound, atol=bound):
-                model.set_submodule(name, mine)
-                break

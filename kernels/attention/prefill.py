@@ -55,15 +55,12 @@ def prefill_attention(
     num_seqs = context_lens.shape[0]
     if num_seqs == 0 or max_query_len == 0:
         return
+    _check(q, kv_cache, block_tables, cu_seqlens_q, context_lens, out, sinks)
+    assert scale > 0
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
-    assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim and scale > 0
-    assert q.dtype == kv_cache.dtype == out.dtype and q.stride(2) == out.stride(2) == 1
-    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
-    assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
+    num_kv_heads, block_size = kv_cache.shape[2:4]
     if config is None:
-        shape = {"head_dim": head_dim, "element_bytes": q.element_size(), "block_size": block_size}
-        config = tuned_config(default_config(**shape), "prefill_attention", **shape)
+        config = config_for(kv_cache)
     if config.warp_specialized and not soft_cap and not window and sinks is None:
         # Imported here: Gluon is experimental in Triton, and only this chip's kernel needs it.
         from tandem.kernels.attention.prefill_hopper import offered, prefill_attention_hopper
@@ -110,6 +107,31 @@ def prefill_attention(
         PERSISTENT=config.persistent,
         num_warps=config.num_warps,
     )
+
+
+def _check(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    context_lens: torch.Tensor,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Assert what `prefill_attention` and its kernel expect of the tensors."""
+    _, num_heads, head_dim = q.shape
+    assert num_heads % kv_cache.shape[2] == 0 and kv_cache.shape[4] == head_dim
+    assert q.dtype == kv_cache.dtype == out.dtype and q.stride(2) == out.stride(2) == 1
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
+    assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
+
+
+def config_for(kv_cache: torch.Tensor) -> PrefillAttentionConfig:
+    """Return the configuration for one layer of a cache on this chip."""
+    block_size, head_dim = kv_cache.shape[3:]
+    element_bytes = kv_cache.element_size()
+    shape = {"head_dim": head_dim, "element_bytes": element_bytes, "block_size": block_size}
+    return tuned_config(default_config(**shape), "prefill_attention", **shape)
 
 
 def default_config(head_dim: int, element_bytes: int, block_size: int) -> PrefillAttentionConfig:

@@ -93,15 +93,10 @@ def _compute(
     num_experts, _, width = experts.down.shape
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
     num_choices = num_tokens * num_chosen
-    ordered, order = expert_ids.view(-1).sort(stable=True)
-    each = torch.arange(num_experts + 1, dtype=torch.int32, device=x.device)
-    starts = torch.searchsorted(ordered, each)  # of each expert's choices in `order`
+    order, starts = _by_expert(expert_ids, num_experts)
     opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
     results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
-    element_bytes, bits = x.element_size(), weight_bits(experts.gate_up)
-    shape = {"hidden_size": hidden_size, "width": width, "bits": bits}
-    default = default_config(element_bytes, has_codes=bits < 8 * element_bytes)
-    config = tuned_config(default, "experts", **shape, element_bytes=element_bytes)
+    config = _config_for(experts, x.element_size())
     most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
     sizes = {"hidden_size": hidden_size, "width": width, "num_experts": num_experts}
     tiles = {
@@ -154,3 +149,19 @@ def _compute(
         **launch_options(),
     )
     return out
+
+
+def _by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the choices in the order of their experts, and where those of each expert start."""
+    ordered, order = expert_ids.view(-1).sort(stable=True)
+    each = torch.arange(num_experts + 1, dtype=torch.int32, device=expert_ids.device)
+    return order, torch.searchsorted(ordered, each)
+
+
+def _config_for(experts: ExpertWeights, element_bytes: int) -> ExpertsConfig:
+    """Return the configuration for these weights on this chip."""
+    bits = weight_bits(experts.gate_up)
+    _, hidden_size, width = experts.down.shape
+    default = default_config(element_bytes, has_codes=bits < 8 * element_bytes)
+    shape = {"hidden_size": hidden_size, "width": width, "bits": bits}
+    return tuned_config(default, "experts", **shape, element_bytes=element_bytes)

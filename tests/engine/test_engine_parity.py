@@ -96,7 +96,7 @@ def with_prefix_hits(model: Path) -> Texts:
 
 
 def preempted(model: Path) -> Texts:
-    engine = make_engine(model, num_blocks=50, prefill_chunk_tokens=16)
+    engine = make_engine(model, num_blocks=36, prefill_chunk_tokens=16)
     texts = generate(engine)
     assert engine.load().num_preemptions > 3
     return texts
@@ -107,7 +107,7 @@ def overlapped(model: Path) -> Texts:
 
 
 def preempted_and_overlapped(model: Path) -> Texts:
-    engine = make_engine(model, num_blocks=50, prefill_chunk_tokens=16, overlap=True)
+    engine = make_engine(model, num_blocks=36, prefill_chunk_tokens=16, overlap=True)
     texts = generate(engine)
     assert engine.load().num_preemptions > 3
     return texts

@@ -209,12 +209,13 @@ class Storm:
         self.harness.assert_all_free()
 
 
+@pytest.mark.parametrize("num_storms", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_text_is_right_after_any_storm(
-    fake: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    fake: SimpleNamespace, num_storms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
     num_preemptions = num_waits = num_overlapped = num_forced = 0
-    for seed in range(120):
+    for seed in range(num_storms):
         storm = Storm(fake, seed)
         storm.run()
         storm.check_texts()
@@ -222,8 +223,8 @@ def test_every_text_is_right_after_any_storm(
         num_waits += storm.num_waits
         num_overlapped += storm.runner.num_overlapped
         num_forced += sum(matcher.num_forced for matcher in storm.matchers)
-    assert num_preemptions > 200 and num_forced > 500
-    assert (num_waits > 200) == (num_overlapped > 2000) == fake.overlap
+    assert num_preemptions > 60 and num_forced > 150
+    assert (num_waits > 60) == (num_overlapped > 600) == fake.overlap
 
 
 @pytest.mark.parametrize("windows", [(0, 6), (0, 0, 1, 9), (7,), (5, 13)])

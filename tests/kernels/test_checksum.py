@@ -1,6 +1,5 @@
-"""mix64: the kernel and its reference against a definition in plain Python, and against damage."""
+"""mix64: the kernel and its reference against a definition in plain Python."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from tandem.kernels import checksum
 from tandem.kernels.checksum import ChecksumConfig
 from tandem.transfer.checksum import mix64
+from tests.kernels.tolerance import unlike
 
 Parts = tuple[tuple[int, int], ...]
 Sums = Callable[..., list[int]]
@@ -91,11 +91,11 @@ def test_the_sum_is_the_defined_one_however_the_work_is_divided(
     assert sums(words, block_ids, parts, config) == by_definition(words, block_ids, parts)
 
 
-@pytest.mark.parametrize("config", list(checksum.candidates()))
-def test_every_candidate_gives_the_same_sum(device: str, config: ChecksumConfig) -> None:
+def test_every_candidate_gives_the_same_sum(device: str) -> None:
     words = random_words(2, 5000, device)
     parts = ((1, 4999),)
-    assert by_kernel(words, [1], parts, config) == by_twin(words, [1], parts)
+    for config in unlike(checksum.candidates()):
+        assert by_kernel(words, [1], parts, config) == by_twin(words, [1], parts)
 
 
 def test_the_sum_is_the_defined_one_at_the_real_sizes(device: str) -> None:
@@ -108,9 +108,10 @@ def test_the_sum_is_the_defined_one_at_the_real_sizes(device: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, -(2**31), 2**31 - 1])
 def test_words_of_one_value_have_sums_that_tell_their_number(device: str, value: int) -> None:
     words = torch.full((1, 40), value, dtype=torch.int32, device=device)
-    found = [by_kernel(words, [0], ((0, count),))[0] for count in range(1, 41)]
-    assert found == [by_definition(words, [0], ((0, count),))[0] for count in range(1, 41)]
-    assert len(set(found)) == 40
+    counts = (1, 2, 15, 16, 17, 40)
+    found = [by_kernel(words, [0], ((0, count),))[0] for count in counts]
+    assert found == [by_definition(words, [0], ((0, count),))[0] for count in counts]
+    assert len(set(found)) == len(counts)
 
 
 def test_sums_overwrite_what_was_in_the_given_tensor(device: str) -> None:
@@ -120,50 +121,6 @@ def test_sums_overwrite_what_was_in_the_given_tensor(device: str) -> None:
     out = torch.full((2,), -7, dtype=torch.int64, device=device)
     assert checksum.block_checksums(words, ids, table, out) is out
     assert [value & ALL_64_BITS for value in out.tolist()] == by_twin(words, [3, 1], ((0, 24),))
-
-
-@BOTH
-def test_a_head_slice_of_a_wide_block_has_the_sum_of_the_narrow_block(
-    device: str, sums: Sums
-) -> None:
-    # [num_blocks, num_layers, 2, num_kv_heads, words of a head]; heads 2 and 3 of 8
-    wide = random_words(3, 2 * 2 * 8 * 20, device).view(3, 2, 2, 8, 20)
-    narrow = wide[:, :, :, 2:4].contiguous()
-    slices = tuple(((2 * layer + kv) * 160 + 40, 40) for layer in range(2) for kv in range(2))
-    expected = sums(narrow.view(3, -1), [0, 1, 2], ((0, 160),))
-    assert sums(wide.view(3, -1), [0, 1, 2], slices) == expected
-
-
-def flip_bits(words: torch.Tensor, row: int, bits: list[int]) -> None:
-    for bit in bits:
-        word, shift = divmod(bit, 32)
-        words[row, word] ^= -(2**31) if shift == 31 else 1 << shift
-
-
-@BOTH
-def test_each_single_bit_flip_of_the_parts_changes_the_sum_and_none_outside_does(
-    device: str, sums: Sums
-) -> None:
-    parts = ((1, 2), (4, 2))
-    covered = {word for first, count in parts for word in range(first, first + count)}
-    words = random_words(1, 7, "cpu").repeat(7 * 32 + 1, 1)
-    for bit in range(7 * 32):
-        flip_bits(words, bit, [bit])
-    *found, intact = sums(words.to(device), list(range(len(words))), parts)
-    assert [value != intact for value in found] == [bit // 32 in covered for bit in range(7 * 32)]
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "num_bits", [1, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
-)
-def test_a_thousand_random_flips_are_all_caught(device: str, sums: Sums, num_bits: int) -> None:
-    rng = random.Random(num_bits)
-    words = random_words(1, 50, "cpu").repeat(251, 1)
-    for row in range(250):
-        flip_bits(words, row, rng.sample(range(50 * 32), num_bits))
-    *found, intact = sums(words.to(device), list(range(251)), ((0, 50),))
-    assert intact not in found
 
 
 def test_blocks_further_than_two_to_the_31_words_into_the_pool_are_read(tmp_path: Path) -> None:

@@ -74,11 +74,11 @@ def assert_alike(folder: Path) -> None:
 
 
 def answer(runner: ModelRunner) -> list[list[int]]:
-    """Two prompts, the longer in two chunks, then four steps of both together."""
+    """Two prompts, the longer in two chunks, then two steps of both together."""
     long, short = sequence(29, [7, 3, 9], 1), sequence(5, [12], 0)
     runner.launch([Chunk(long, 0, 18, False)]).tokens()
     steps = [[Chunk(short, 0, 5, True), Chunk(long, 18, 29, True)]]
-    for _ in range(4):
+    for _ in range(3):
         chunks = steps.pop()
         for chunk, token in zip(chunks, runner.launch(chunks).tokens(), strict=True):
             chunk.seq.token_ids.append(token.token_id)

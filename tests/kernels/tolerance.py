@@ -1,7 +1,13 @@
-"""How far a kernel's result may lie from the same computed in float64, and why."""
+"""The dtypes and builds that are tried, and the distance of their results from float64's."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+
+from tandem.kernels.tuned import INTERPRETED, architecture
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the tests' tensors are on a GPU")
 
@@ -12,6 +18,18 @@ COSTLY_DTYPES = [torch.float16] + [pytest.param(d, marks=pytest.mark.slow) for d
 
 # Unit roundoff: half the distance from 1 to the next larger number.
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def unlike(configs: Iterable[Any]) -> list[Any]:
+    """Return the configurations without those that are alike here.
+
+    The interpreter knows neither warps nor stages.
+    """
+    found = list(configs)
+    if architecture() == INTERPRETED:
+        schedule = {name: 1 for name in ("num_warps", "num_stages") if hasattr(found[0], name)}
+        found = list({replace(config, **schedule): config for config in found}.values())
+    return found
 
 
 def tolerance(dtype: torch.dtype, num_roundings: float, magnitude: float = 1.0) -> float:

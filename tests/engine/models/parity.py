@@ -15,7 +15,7 @@ from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 PROMPT_LENGTHS = (1, 7, 23, 48, 40)  # the last begins as the one before it does
 
 

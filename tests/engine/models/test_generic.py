@@ -18,7 +18,7 @@ from tandem.runtime.errors import ModelError
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tests.engine.models.generic_architectures import QUICK, SIZES, SLOW
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 PROMPT_LENS = (1, 7, 30, 45)
 
 

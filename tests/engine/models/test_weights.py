@@ -110,7 +110,7 @@ def assert_same(weights: ModelWeights, stored: dict[str, torch.Tensor]) -> None:
     assert torch.equal(weights.lm_head, stored["lm_head.weight"])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     num_files=st.integers(1, 6),
     seed=st.integers(0, 1000),

@@ -243,7 +243,5 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert num_all + self.pool.num_quarantined == self.pool.num_blocks
 
 
-BlockPoolMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_every_block_is_accounted_for_whatever_happens = BlockPoolMachine.TestCase

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 from tandem.kernels.arrivals import arrivals
 from tandem.kernels.attention import decode as paged_attention
+from tandem.kernels.attention import decode_kernel
 from tandem.kernels.attention.decode import PagedAttentionConfig
 from tandem.kernels.cpu import launch
 from tandem.kernels.reference import paged_attention as reference
+from tandem.kernels.tuned import INTERPRETED, architecture
 from tests.kernels.tolerance import DTYPES, on_cpu, tolerance
 
 SCALE = 0.31
 LARGEST_VALUE = 4.5  # of a few thousand normal numbers
-# Splits of one tile, of a few, and of as many as there are; both ways of loading.
 Attend = Callable[..., None]
 default = paged_attention.paged_decode_attention
 # Splits of one tile, of a few, and of as many as there are; both ways of loading.
@@ -117,22 +119,21 @@ def test_every_group_of_query_heads_reads_its_own_kv_head(
     check(attend, paged, num_heads=2 * group_size)
 
 
-@every
+@both
 @pytest.mark.parametrize(
-    ("head_dim", "block_size"),
-    [(8, 16), (24, 16), (64, 1), (16, 7), (96, 32), (128, 64), (256, 16), (64, 128)],
+    ("head_dim", "block_size"),  # threads load those of 1 and 7, the copy engine the others
+    [(8, 16), (24, 16), (64, 1), (24, 7), (96, 32), (128, 64), (256, 16), (64, 128)],
 )
 def test_head_and_block_sizes_need_not_be_powers_of_two(
     attend: Attend, make_paged, head_dim: int, block_size: int
 ) -> None:
-    paged = make_paged([150, 9], head_dim=head_dim, block_size=block_size, stale=7.0)
+    paged = make_paged([block_size + 22, 9], head_dim=head_dim, block_size=block_size, stale=7.0)
     check(attend, paged, num_heads=4)
 
 
 @kernels
-@pytest.mark.parametrize("context_len", [1, 15, 16, 17, 31, 32, 33, 130])
-def test_no_slot_past_a_context_is_used(attend: Attend, make_paged, context_len: int) -> None:
-    paged = make_paged([context_len, 2 * context_len, 3])
+def test_no_slot_past_a_context_is_used(attend: Attend, make_paged) -> None:
+    paged = make_paged([1, 15, 16, 17, 31, 32, 33, 130])
     for row, length in enumerate(paged.context_lens.tolist()):
         paged.block_tables[row, -(-length // 16) :] = 0  # a block of NaN
     check(attend, paged, num_heads=4)
@@ -140,7 +141,8 @@ def test_no_slot_past_a_context_is_used(attend: Attend, make_paged, context_len:
 
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_the_default_tiles_stop_where_a_context_does(make_paged, block_size: int) -> None:
-    paged = make_paged([64, 1, 129, 200, 63, 128], block_size=block_size, dtype=torch.float16)
+    lens = [64, 1, 129, 200, 63, 128]
+    paged = make_paged(lens, num_kv_heads=1, block_size=block_size, dtype=torch.float16)
     check(default, paged, num_heads=2)
 
 
@@ -152,10 +154,10 @@ def test_contexts_that_end_anywhere_in_a_tile_or_are_empty_are_padded(
 
 
 @every
-@pytest.mark.parametrize("window", [1, 16, 20, 70])
+@pytest.mark.parametrize("window", [1, 16, 50])
 def test_a_window_hides_what_is_older(attend: Attend, make_paged, window: int) -> None:
-    paged = make_paged([8, 33, 100, 64, 16], block_size=32, stale=7.0)
-    check(attend, paged, 4, window=window)
+    paged = make_paged([8, 33, 70, 64, 16], num_kv_heads=1, block_size=32, stale=7.0)
+    check(attend, paged, 2, window=window)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_blocks_that_a_window_has_left_behind_may_hold_anything(attend: Attend, 
 
 
 @both
-@pytest.mark.parametrize(("soft_cap", "window"), [(0.5, 0), (30.0, 0), (2.0, 20)])
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.5, 0), (2.0, 20)])
 def test_a_soft_cap_bounds_the_scores(
     attend: Attend, make_paged, soft_cap: float, window: int
 ) -> None:
@@ -180,11 +182,11 @@ def test_a_soft_cap_bounds_the_scores(
 
 
 @every
-@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 20), (2.0, 20)])
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (2.0, 20)])
 def test_a_sink_takes_weight_and_has_no_value(
     attend: Attend, make_paged, soft_cap: float, window: int
 ) -> None:
-    paged = make_padded(make_paged, [70, 0, 5, 150, 33])
+    paged = make_padded(make_paged, [70, 0, 5, 33])
     sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
     check(attend, paged, 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
@@ -225,15 +227,21 @@ def test_the_twin_reads_a_narrower_pool_and_keeps_a_plan(make_paged, lens: list[
         torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=2e-5)
 
 
-def test_more_sequences_than_are_planned_at_a_time(make_paged) -> None:
-    lens = [1 + i % 3 for i in range(255)] + [40, 0, 35, 2]
+def test_more_sequences_than_are_planned_at_a_time(
+    make_paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = decode_kernel.LANES.value
+    if architecture() == INTERPRETED:  # a build keeps the number that it was made with
+        lanes = 16
+        monkeypatch.setattr(decode_kernel, "LANES", tl.constexpr(lanes))
+    lens = [1 + i % 3 for i in range(lanes - 1)] + [40, 0, 35, 2]
     paged = make_padded(make_paged, lens, num_kv_heads=1)
     check(partial(default, config=SMALL), paged, num_heads=1)
 
 
 @kernels
 def test_a_sequence_gets_the_same_bits_in_every_batch(attend: Attend, make_paged) -> None:
-    paged = make_paged([60, 5, 130, 33], dtype=DTYPES[-1])
+    paged = make_paged([40, 5, 100, 33], dtype=DTYPES[-1])
     q = torch.randn(4, 4, 16, device=paged.kv_cache.device).to(DTYPES[-1])
 
     def attended(rows: list[int], width: int) -> torch.Tensor:
@@ -242,9 +250,9 @@ def test_a_sequence_gets_the_same_bits_in_every_batch(attend: Attend, make_paged
         attend(q[rows], paged.kv_cache, tables, paged.context_lens[rows], SCALE, out)
         return out
 
-    together = attended([0, 1, 2, 3], 9)
-    assert torch.equal(attended([3, 2, 1, 0], 9).flip(0), together)
-    for row, width in enumerate([4, 1, 9, 3]):
+    together = attended([0, 1, 2, 3], 7)
+    assert torch.equal(attended([3, 2, 1, 0], 7).flip(0), together)
+    for row, width in enumerate([3, 1, 7, 3]):
         assert torch.equal(attended([row], width)[0], together[row])
 
 

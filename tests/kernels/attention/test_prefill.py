@@ -11,7 +11,7 @@ from tandem.kernels.attention.prefill import PrefillAttentionConfig, candidates
 from tandem.kernels.cpu import launch
 from tandem.kernels.reference import prefill_attention as reference
 from tandem.kernels.tuned import INTERPRETED, architecture
-from tests.kernels.tolerance import DTYPES, on_cpu, tolerance
+from tests.kernels.tolerance import DTYPES, on_cpu, tolerance, unlike
 
 SCALE = 0.27
 
@@ -139,12 +139,12 @@ def test_head_and_block_sizes_need_not_be_powers_of_two(
 
 
 @configs
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [24, 32, 128])
+@pytest.mark.parametrize("block_size", [24, 32, 64])
 def test_every_way_to_fetch_and_to_take_turns_gives_the_same(
-    config: PrefillAttentionConfig, make_paged, block_size: int, dtype: torch.dtype
+    config: PrefillAttentionConfig, make_paged, block_size: int
 ) -> None:
-    paged = make_paged([32, 33, 130, 7], 1, block_size=block_size, dtype=dtype, head_dim=24)
+    lens, dtype = [32, 33, 100, 7], DTYPES[-1]
+    paged = make_paged(lens, 1, block_size=block_size, dtype=dtype, head_dim=24)
     attend = prefill_attention.prefill_attention
     check(attend, paged, [32, 1, 50, 7], num_heads=3, config=config)
 
@@ -154,7 +154,7 @@ def test_every_way_to_fetch_and_to_take_turns_gives_the_same(
 def test_a_window_hides_what_lies_further_back(
     attend: Callable[..., None], make_paged, window: int
 ) -> None:
-    check(attend, make_paged([100, 18], 1), [60, 2], num_heads=2, window=window)
+    check(attend, make_paged([80, 18], 1), [40, 2], num_heads=2, window=window)
 
 
 @launchers
@@ -187,20 +187,20 @@ def test_a_soft_cap_bends_the_scores(attend: Callable[..., None], make_paged, wi
 
 
 @launchers
-@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 20), (1.5, 20)])
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (1.5, 20)])
 def test_a_sink_takes_weight_and_has_no_value(
     attend: Callable[..., None], make_paged, soft_cap: float, window: int
 ) -> None:
-    paged = make_paged([50, 8, 90])
+    paged = make_paged([40, 8, 60])
     sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
-    check(attend, paged, [30, 8, 41], 4, soft_cap=soft_cap, window=window, sinks=sinks)
+    check(attend, paged, [20, 8, 21], 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
 
 @launchers
 def test_a_prompt_longer_than_every_tile_is_attended_whole(
     attend: Callable[..., None], make_paged
 ) -> None:
-    check(attend, make_paged([300], num_kv_heads=1), [160], num_heads=2)
+    check(attend, make_paged([300], 1, dtype=DTYPES[-1]), [160], num_heads=2)
 
 
 @launchers
@@ -283,9 +283,7 @@ def test_every_candidate_gives_the_same(make_paged, head_dim: int, block_size: i
     paged = make_paged([140], 1, head_dim, block_size, dtype=torch.float16)
     found = list(candidates(head_dim, 2, block_size, arch))
     assert 10 <= len(found) <= 60 and len(set(found)) == len(found)
-    if architecture() == INTERPRETED:  # which knows neither warps nor stages
-        found = list({(c.BLOCK_M, c.BLOCK_N, c.use_tma): c for c in found}.values())
-    for config in found:
+    for config in unlike(found):
         check(prefill_attention.prefill_attention, paged, [133], num_heads=1, config=config)
 
 

@@ -93,7 +93,7 @@ def test_whole_prompts_of_odd_lengths_are_causal(
     simulate(lens, lens, head_dim=head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_later_chunk_sees_everything_before_it(simulate: Simulate, seed: int) -> None:
     simulate([140, 32, 1, 2, 128], [500, 33, 400, 18, 384], seed=seed)
 
@@ -107,8 +107,9 @@ def test_every_group_of_query_heads_reads_its_own_kv_head(
     simulate([21, 13], [40, 21], num_heads=2 * group_size, num_kv_heads=2)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size"), [(64, 16), (64, 32), (64, 64), (64, 256), (128, 16), (128, 128)]
+)
 def test_tiles_gather_blocks_of_every_offered_size(
     simulate: Simulate, head_dim: int, block_size: int
 ) -> None:

@@ -1,6 +1,7 @@
 """SiLU or GELU times up against float64."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -46,17 +47,16 @@ def check(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 
 @launchers
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [1, 8, 37, 512, 1160, 4736])
-@pytest.mark.parametrize("num_tokens", [1, 7])
 def test_the_gate_scales_the_up_projection(
-    silu_mul: Callable[..., None], device: str, dtype: torch.dtype, width: int, num_tokens: int
+    silu_mul: Callable[..., None], device: str, dtype: torch.dtype
 ) -> None:
-    gate_up = inputs(num_tokens, width, dtype, device)
-    before = gate_up.clone()
-    out = torch.full((num_tokens, width + 1), float("nan"), dtype=dtype, device=device)
-    silu_mul(gate_up, out[:, :width])
-    check(gate_up, out[:, :width])
-    assert torch.equal(gate_up, before) and out[:, width].isnan().all()
+    for width, num_tokens in product((1, 8, 37, 512, 1160, 4736), (1, 7)):
+        gate_up = inputs(num_tokens, width, dtype, device)
+        before = gate_up.clone()
+        out = torch.full((num_tokens, width + 1), float("nan"), dtype=dtype, device=device)
+        silu_mul(gate_up, out[:, :width])
+        check(gate_up, out[:, :width])
+        assert torch.equal(gate_up, before) and out[:, width].isnan().all()
 
 
 # NumPy's, under the interpreter: exp() may be infinite, the gate is divided by it.
@@ -72,17 +72,17 @@ def test_gates_far_from_zero_stay_finite(silu_mul: Callable[..., None], device: 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @gelu_launchers
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [1, 37, 1160])
 def test_gelu_opens_the_gate_by_tanh(
-    gelu_mul: Callable[..., None], device: str, dtype: torch.dtype, width: int
+    gelu_mul: Callable[..., None], device: str, dtype: torch.dtype
 ) -> None:
-    gate_up = inputs(7, width, dtype, device)
-    gate, up = gate_up.double().chunk(2, dim=1)
-    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    out = torch.full((7, width), float("nan"), dtype=dtype, device=device)
-    gelu_mul(gate_up, out)
-    atol = tolerance(dtype, 2, float(expected.abs().amax()))
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
+    for width in (1, 37, 1160):
+        gate_up = inputs(7, width, dtype, device)
+        gate, up = gate_up.double().chunk(2, dim=1)
+        expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        out = torch.full((7, width), float("nan"), dtype=dtype, device=device)
+        gelu_mul(gate_up, out)
+        atol = tolerance(dtype, 2, float(expected.abs().amax()))
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")

@@ -1,6 +1,7 @@
 """RMSNorm against float64, alone and on top of the residual stream."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ add_rms_norms = pytest.mark.parametrize(
 )
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # One column, fewer than a vector, odd, a power of two, several pieces, pieces that don't fill.
-widths = pytest.mark.parametrize("hidden_size", [1, 6, 33, 96, 256, 3584, 5120])
+WIDTHS = (1, 6, 33, 96, 256, 3584, 5120)
 
 
 def rows(num_tokens: int, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -50,43 +51,42 @@ def check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
 
 @rms_norms
 @dtypes
-@widths
 @pytest.mark.parametrize("num_tokens", [1, 5])
 def test_each_row_is_brought_to_unit_size_and_weighed(
-    rms_norm: Launch, device: str, dtype: torch.dtype, hidden_size: int, num_tokens: int
+    rms_norm: Launch, device: str, dtype: torch.dtype, num_tokens: int
 ) -> None:
-    x, weight = rows(num_tokens, hidden_size, dtype, device), rows(1, hidden_size, dtype, device)[0]
-    before, out = x.clone(), torch.full_like(x, float("nan"))
-    rms_norm(x, weight, EPS, out)
-    check(x, weight, out)
-    assert torch.equal(x, before)
-    rms_norm(x, weight, EPS, x)
-    assert torch.equal(x, out)
+    for width in WIDTHS:
+        x, weight = rows(num_tokens, width, dtype, device), rows(1, width, dtype, device)[0]
+        before, out = x.clone(), torch.full_like(x, float("nan"))
+        rms_norm(x, weight, EPS, out)
+        check(x, weight, out)
+        assert torch.equal(x, before)
+        rms_norm(x, weight, EPS, x)
+        assert torch.equal(x, out)
 
 
 @add_rms_norms
 @dtypes
-@widths
 def test_the_sum_is_kept_as_rounded_and_that_is_normed(
-    add_rms_norm: Launch, device: str, dtype: torch.dtype, hidden_size: int
+    add_rms_norm: Launch, device: str, dtype: torch.dtype
 ) -> None:
-    x, residual = rows(3, hidden_size, dtype, device), rows(4, hidden_size, dtype, device)[:3]
-    weight, total = rows(1, hidden_size, dtype, device)[0], residual + x
-    out = torch.full_like(x, float("nan"))
-    added = residual.clone()
-    add_rms_norm(x, added, weight, EPS, out)
-    assert torch.equal(added, total)
-    check(total, weight, out)
-    add_rms_norm(x, residual, weight, EPS, x)
-    assert torch.equal(residual, total) and torch.equal(x, out)
+    for width in WIDTHS:
+        x, residual = rows(3, width, dtype, device), rows(4, width, dtype, device)[:3]
+        weight, total = rows(1, width, dtype, device)[0], residual + x
+        out = torch.full_like(x, float("nan"))
+        added = residual.clone()
+        add_rms_norm(x, added, weight, EPS, out)
+        assert torch.equal(added, total)
+        check(total, weight, out)
+        add_rms_norm(x, residual, weight, EPS, x)
+        assert torch.equal(residual, total) and torch.equal(x, out)
 
 
-@rms_norms
-@add_rms_norms
-def test_no_tokens_are_no_work(rms_norm: Launch, add_rms_norm: Launch, device: str) -> None:
+@pytest.mark.parametrize("kind", [norm, reference, pytest.param(launch, marks=on_cpu)])
+def test_no_tokens_are_no_work(kind: ModuleType, device: str) -> None:
     x, weight = torch.empty(0, 16, device=device), torch.ones(16, device=device)
-    rms_norm(x, weight, EPS, x)
-    add_rms_norm(x, x.clone(), weight, EPS, x)
+    kind.rms_norm(x, weight, EPS, x)
+    kind.add_rms_norm(x, x.clone(), weight, EPS, x)
 
 
 @rms_norms
