@@ -21,7 +21,7 @@ from tandem.runtime.messages import FirstToken, Settled
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
-from tandem.worker.role import OwnPrompts
+from tandem.worker.load_reports import OwnPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class RemotePrefill(HandoffReceiver):
         logger.warning("request %s: prefilled locally (%s): %s", request_id, cause, detail)
         self._tools.metrics.handoff_closed(cause)
         active.span.end_handoff(cause)
-        self._tools.own_prompts.add(request_id)
+        self._tools.own_prompts.add(request_id, self.num_uncached_tokens)
         token = None
         if self._first_was_sent and first is not None:
             token = SampledToken(first.token_id, first.logprobs)

@@ -36,7 +36,7 @@ from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.table import OpenHandoffs
-from tandem.worker.role import OwnPrompts
+from tandem.worker.load_reports import OwnPrompts
 
 logger = logging.getLogger(__name__)
 

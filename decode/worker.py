@@ -25,6 +25,7 @@ from tandem.runtime.discovery import (
     watch_instances,
 )
 from tandem.runtime.errors import (
+    CancelledRequestError,
     IncompleteError,
     InternalError,
     InvalidRequestError,
@@ -183,10 +184,14 @@ class DecodeRole:
         if self._is_draining:
             raise UnavailableError(f"{self.node.instance_id} is draining")
         request_id = active.request.request_id
-        if request_id in self.active:
-            raise InvalidRequestError(f"request {request_id} is running already")
+        while (older := self.active.get(request_id)) is not None:
+            if older.responder.shares_connection(responder):
+                raise InvalidRequestError(f"request {request_id} is running already")
+            # Its caller lost the older stream's connection before this worker noticed.
+            older.fail(CancelledRequestError("the request came again on another connection"))
+            await asyncio.sleep(0)
         self.active[request_id] = active
-        self._worker.own_prompts.add(request_id)
+        self._worker.own_prompts.add(request_id, active.seq.num_tokens)
         forget = context.on_cancel(
             lambda: active.fail(context.error() or InternalError("cancelled without a reason"))
         )

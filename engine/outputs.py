@@ -110,9 +110,23 @@ def load_of(scheduler: Scheduler) -> LoadStats:
         num_preemptions=scheduler.num_preemptions,
         num_decodes=num_decodes,
         decode_context=decode_context,
-        costs=scheduler.step_costs(),
+        costs=_step_costs(scheduler),
         num_running_prompt_tokens=num_running_prompt_tokens,
         num_waiting_prompt_tokens=num_waiting_prompt_tokens,
         num_remote_prompt_tokens=sum(len(seq.token_ids) for seq in scheduler.remote.values()),
         num_groups=pool.num_groups,
+    )
+
+
+def _step_costs(scheduler: Scheduler) -> StepCosts | None:
+    """Return the learned cost of steps; None before a prompt was computed."""
+    cost = scheduler.step_cost
+    if not any(cost.prompt_s):
+        return None
+    return StepCosts(
+        cost.decode_s,
+        cost.prompt_s,
+        cost.max_step_s,
+        scheduler.max_num_batched_tokens,
+        min(scheduler.prefill_chunk_tokens, scheduler.max_num_batched_tokens),
     )

@@ -12,6 +12,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.prefix_pull import PrefixPuller
+from tandem.prefill.running_jobs import RunningJobs
 from tandem.prefill.tools import JobTools, PromptTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
@@ -48,9 +49,8 @@ class PrefillRole:
         self.endpoint = EndpointAddress(self._namespace, "prefill", "prefill")
         self.metrics = PrefillMetrics(worker.settings.model_name)
         self._steps: dict[str, asyncio.Queue[Step]] = {}
-        self._jobs: dict[asyncio.Task[None], Job] = {}
+        self._jobs = RunningJobs()
         self._rate = TokenRate(RATE_SMOOTHING)
-        self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None  # once it is up
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class PrefillRole:
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Follow the decode workers."""
         await self._watch_peers(stack)
-        stack.push_async_callback(self._end_jobs)
+        stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.push_async_callback(self._stop_receiving)
         stack.callback(keep_running("the look at the load", self._look_around).cancel)
 
@@ -70,10 +70,7 @@ class PrefillRole:
         """Take no new ticket; current jobs go on, up to `patience_s` where it is given."""
         await self._stop_receiving()
         await self.queue.stop_receiving()  # tickets that were pulled and not begun go to others
-        if self._jobs:
-            await asyncio.wait(self._jobs, timeout=patience_s)
-        for job in self._jobs.values():
-            job.cancel("the prefill worker has another role now")
+        await self._jobs.drain("the prefill worker has another role now", patience_s)
 
     async def _stop_receiving(self) -> None:
         if self._receiving is not None:
@@ -171,11 +168,7 @@ class PrefillRole:
         renew_interval_s = settings.queue.ack_wait_s / 3
         tools = JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
         while True:
-            is_full = len(self._jobs) >= config.max_batch_jobs
-            if is_full or self._num_tokens >= config.max_batch_tokens:
-                self._room.clear()
-                await self._room.wait()
-                continue
+            await self._jobs.room(config)
             # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
                 await self._worker.own_prompts.none.wait()
@@ -193,14 +186,7 @@ class PrefillRole:
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
             await delivery.nak(GIVE_BACK_DELAY_S)
             return
-        if any(job.request_id == other.request_id for other in self._jobs.values()):
-            # Two jobs of one attempt would each settle while the other still writes.
-            logger.info("handoff %s was delivered again while it runs", job.request_id)
-            await delivery.ack()
-            return
-        task = asyncio.create_task(job.run())
-        self._jobs[task] = job
-        task.add_done_callback(self._job_done)
+        await self._jobs.begin(job, delivery)
 
     async def _end_own_ticket(self, delivery: Delivery) -> None:
         """Offer the ticket to others once; when it comes again, its prompt is computed here."""
@@ -210,23 +196,6 @@ class PrefillRole:
             await delivery.ack()
         else:
             await delivery.nak(GIVE_BACK_DELAY_S)
-
-    @property
-    def _num_tokens(self) -> int:
-        """The uncached tokens of all current jobs."""
-        return sum(job.ticket.num_uncached_tokens for job in self._jobs.values())
-
-    def _job_done(self, task: "asyncio.Task[None]") -> None:
-        del self._jobs[task]
-        self._room.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a job failed", exc_info=error)
-
-    async def _end_jobs(self) -> None:
-        """Let no job post any more, and wait until each has settled."""
-        for job in self._jobs.values():
-            job.cancel("the prefill worker stopped")
-        await asyncio.gather(*self._jobs, return_exceptions=True)
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -244,7 +213,7 @@ class PrefillRole:
         """Return lines of `tandem status`."""
         return {
             "num_jobs": len(self._jobs),
-            "num_job_tokens": self._num_tokens,
+            "num_job_tokens": self._jobs.num_tokens,
             "num_peers": len(self._group.links),
         }
 

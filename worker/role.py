@@ -1,6 +1,5 @@
-"""A role of a worker, and the prompts of a worker for which those of others wait."""
+"""A role of a worker."""
 
-import asyncio
 import contextlib
 from typing import Protocol
 
@@ -42,28 +41,3 @@ class Role(Protocol):
     def details(self, load: LoadStats) -> Details:
         """Return lines of `tandem status`."""
         ...
-
-
-class OwnPrompts:
-    """Prompts that wait or are computed here for answers of this worker.
-
-    While there is one, the prefill role of the same worker takes no prompt of another worker.
-    """
-
-    def __init__(self) -> None:
-        self._request_ids: set[str] = set()
-        self.none = asyncio.Event()
-        self.none.set()
-        self.changed = asyncio.Event()  # the first came, or the last is gone
-
-    def add(self, request_id: str) -> None:
-        if not self._request_ids:
-            self.none.clear()
-            self.changed.set()
-        self._request_ids.add(request_id)
-
-    def discard(self, request_id: str) -> None:
-        self._request_ids.discard(request_id)
-        if not self._request_ids and not self.none.is_set():
-            self.none.set()
-            self.changed.set()

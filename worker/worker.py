@@ -54,15 +54,14 @@ from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
 from tandem.worker.controls import Controls
 from tandem.worker.kernel_builds import KernelBuilds
+from tandem.worker.load_reports import LoadReports, OwnPrompts
 from tandem.worker.metrics import WorkerMetrics
-from tandem.worker.role import Details, OwnPrompts, Role
+from tandem.worker.role import Details, Role
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
-LOAD_INTERVAL_S = 0.25  # between load reports, unless prompts come or go
-MIN_LOAD_INTERVAL_S = 0.02
 # A change of roles waits this long for work in hand; then other workers go on with it.
 HANDOVER_S = 0.5
 START_TIMEOUT_S = 5.0  # of a role that the worker takes up for the first time
@@ -158,7 +157,8 @@ class Worker:
         async with self._changing:
             for name in role_names(self._initial_role):
                 await self._take_up(self._roles[name])
-        stack.callback(keep_running("the report of the load", self._report_load).cancel)
+        reports = LoadReports(self.own_prompts, self._measured_load, self._send_load)
+        stack.callback(keep_running("the report of the load", reports.send_next).cancel)
         logger.info("%s worker %s serves %s", self.role, node.instance_id, node.model)
 
     async def drain(self) -> None:
@@ -325,17 +325,13 @@ class Worker:
         instance, state = self.node.instance(role.endpoint), self.lifecycle.state.value
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
-    async def _report_load(self) -> None:
-        """Send the load to the frontends and to other workers."""
+    async def _measured_load(self) -> LoadStats:
         load = await self.load()
         self._metrics.loaded(load)
-        report = self._report(load)
-        self.node.events.publish(self._load_subject, encode(report))
-        await asyncio.sleep(MIN_LOAD_INTERVAL_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOAD_INTERVAL_S - MIN_LOAD_INTERVAL_S):
-                await self.own_prompts.changed.wait()
-        self.own_prompts.changed.clear()
+        return load
+
+    def _send_load(self, load: LoadStats) -> None:
+        self.node.events.publish(self._load_subject, encode(self._report(load)))
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)

@@ -11,12 +11,7 @@ from itertools import chain
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.engine.schedule.block_tables import (
-    cover_chunk,
-    extend_table,
-    free_passed,
-    held_blocks,
-)
+from tandem.engine.schedule.block_tables import cover_chunk, extend_table, free_passed
 from tandem.engine.schedule.invariants import check_scheduler
 from tandem.engine.schedule.prefix import PrefixPulls, publish_full_blocks, shareable_hashes
 from tandem.engine.schedule.sequence import (
@@ -27,10 +22,9 @@ from tandem.engine.schedule.sequence import (
     SequenceStatus,
     one_by_one,
 )
+from tandem.engine.schedule.sequence_blocks import free_blocks, num_missing, num_needed, take_blocks
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
-from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.runtime.block_hash import num_blocks_of
-from tandem.runtime.messages import StepCosts
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
 
@@ -155,7 +149,7 @@ class Scheduler:
         is_reserved = seq.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
         seq.status = SequenceStatus.FINISHED
         if is_reserved:
-            self._free(seq, quarantined=quarantined)
+            free_blocks(self.pool, seq, quarantined=quarantined)
         else:
             self._free_when_idle(seq)
         self._num_blocks_awaited = 0
@@ -168,7 +162,7 @@ class Scheduler:
         """
         if len(self.running) + len(self.remote) + len(self.waiting) >= self.max_num_seqs:
             return False
-        if not self._take_blocks(seq, self._num_spare_blocks, is_remote=True):
+        if not take_blocks(self.pool, seq, self._num_spare_blocks, is_remote=True):
             return False
         seq.num_reserved_cached_blocks = seq.num_published_blocks * self.pool.num_groups
         seq.status = SequenceStatus.WAITING_FOR_REMOTE_KVS
@@ -197,26 +191,13 @@ class Scheduler:
     def requeue(self, seq: Sequence, *, quarantined: bool) -> None:
         """Put a sequence with a reservation at the head of the queue, without its blocks."""
         del self.remote[seq.request_id]
-        self._free(seq, quarantined=quarantined)
+        free_blocks(self.pool, seq, quarantined=quarantined)
         self._wait_first(seq)
 
     def release_quarantined(self, block_ids: list[int]) -> None:
         """Free quarantined blocks, in which no write can land any more."""
         self.pool.release_quarantined(block_ids)
         self.is_blocked = False
-
-    def step_costs(self) -> StepCosts | None:
-        """Return the learned cost of steps; None before a prompt was computed."""
-        cost = self.step_cost
-        if not any(cost.prompt_s):
-            return None
-        return StepCosts(
-            cost.decode_s,
-            cost.prompt_s,
-            cost.max_step_s,
-            self.max_num_batched_tokens,
-            min(self.prefill_chunk_tokens, self.max_num_batched_tokens),
-        )
 
     def num_prefix_blocks(self, seq: Sequence) -> int:
         """Count the leading blocks of `seq` in the prefix cache; that of its last token is none."""
@@ -283,8 +264,8 @@ class Scheduler:
         if self._num_blocks_awaited and self._num_returns_seen == self.pool.num_returns:
             return None
         num_spare_blocks = self.num_watermark_blocks if self.running else 0
-        if not self._take_blocks(seq, num_spare_blocks):
-            self._num_blocks_awaited = self._num_needed(seq)
+        if not take_blocks(self.pool, seq, num_spare_blocks):
+            self._num_blocks_awaited = num_needed(self.pool, seq)
             self._num_returns_seen = self.pool.num_returns
             return None
         self._num_blocks_awaited = 0
@@ -317,41 +298,8 @@ class Scheduler:
         if self.pool.has_windows:
             for seq in self.running.values():
                 if seq.num_launched_tokens + 1 < len(seq.token_ids):  # it is within its prompt
-                    num_held = len(held_blocks(seq.block_table))
-                    num_spare_blocks += max(0, self._num_needed(seq) - num_held)
+                    num_spare_blocks += num_missing(self.pool, seq, seq.block_table)
         return num_spare_blocks
-
-    def _num_needed(self, seq: Sequence) -> int:
-        pool = self.pool
-        return num_blocks_needed(pool.windows, len(seq.token_ids), pool.block_size)
-
-    def _take_blocks(
-        self, seq: Sequence, num_spare_blocks: int, *, is_remote: bool = False
-    ) -> bool:
-        """Give `seq` blocks for all its tokens, leading ones from the prefix cache, or none.
-
-        Where layers have windows: those that tokens after its own read if all K/V `is_remote`, and
-        else the cached ones, when there are enough others for its chunks to take.
-        """
-        pool, num_tokens = self.pool, len(seq.token_ids)
-        table = pool.match_prefix(shareable_hashes(seq, pool))
-        num_cached = len(table) // pool.num_groups
-        if pool.has_windows and not is_remote:
-            num_missing = max(0, self._num_needed(seq) - len(held_blocks(table)))
-            has_room = num_missing + num_spare_blocks <= pool.num_available
-        else:
-            num_ordinals = num_blocks_of(num_tokens, pool.block_size)
-            has_room = extend_table(pool, table, num_ordinals, num_tokens - 1, num_spare_blocks)
-        if not has_room:
-            pool.free(held_blocks(table))
-            return False
-        seq.block_table = table
-        seq.num_published_blocks = num_cached
-        seq.num_computed_tokens = num_cached * pool.block_size
-        seq.num_launched_tokens = seq.num_computed_tokens
-        if num_tokens == seq.num_given_tokens:  # else it was preempted
-            seq.num_cached_tokens = seq.num_computed_tokens
-        return True
 
     def _grow(self, seq: Sequence, num_tokens: int) -> bool | None:
         """Give `seq` blocks for `num_tokens`, if need be by preempting the youngest sequences.
@@ -369,7 +317,7 @@ class Scheduler:
             # A prefill_only sequence is never a victim: a transfer may be reading its blocks.
             youngest = next(s for s in reversed(self.running.values()) if not s.prefill_only)
             self._stop_running(youngest)
-            self._free(youngest)
+            free_blocks(self.pool, youngest)
             self._wait_first(youngest)
             self.num_preemptions += 1
             if youngest is seq:
@@ -388,24 +336,13 @@ class Scheduler:
         if seq.in_flight:
             self.draining.add(seq)
         else:
-            self._free(seq)
+            free_blocks(self.pool, seq)
 
     def _free_drained(self) -> None:
         self.is_blocked = False
         for seq in [seq for seq in self.draining if not seq.in_flight]:
             self.draining.remove(seq)
-            self._free(seq)
-
-    def _free(self, seq: Sequence, *, quarantined: bool = False) -> None:
-        num_freed = seq.num_reserved_cached_blocks if quarantined else len(seq.block_table)
-        self.pool.quarantine(held_blocks(seq.block_table[num_freed:]))
-        self.pool.free(held_blocks(seq.block_table[:num_freed]))
-        seq.block_table = []
-        seq.num_computed_tokens = 0
-        seq.num_launched_tokens = 0
-        seq.num_published_blocks = 0
-        seq.num_passed_blocks = 0
-        seq.num_reserved_cached_blocks = 0
+            free_blocks(self.pool, seq)
 
     def check_invariants(self) -> None:
         """Assert that states, tables, batch rows and the pool's references agree."""

@@ -55,6 +55,10 @@ class Responder:
         self._woken: asyncio.Event | None = None
         context.on_cancel(self._on_context_end)
 
+    def shares_connection(self, other: "Responder") -> bool:
+        """Return True if the stream `other` came on the same connection."""
+        return self._connection is other._connection
+
     def send(self, payload: bytes) -> None:
         """Send one item without waiting; dropped when the caller is gone.
 

@@ -7,10 +7,13 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import CancelledRequestError, InvalidRequestError
 from tandem.runtime.messages import PrefillPlace, SamplingParams, StopConditions
+from tandem.runtime.plane.client import RequestClient
 from tests.decode.prefill_peer import PROMPT, Stage
 from tests.handoff_peer import Text
+from tests.services import eventually
 
 QUESTION = [1, 55, 200, 31, 87, 412, 9, 14, 260, 33, 5]
 NUM_TOKENS = 24
@@ -166,3 +169,26 @@ async def test_a_prefill_worker_draws_the_next_token_of_an_answer_that_goes_on(
         assert rest.finish_reason == whole.finish_reason
         for ours, uncut in zip(rest.logprobs, whole.logprobs[cut:], strict=True):
             assert ours.logprob == pytest.approx(uncut.logprob, abs=LOGPROB_TOLERANCE)
+
+
+async def test_a_request_that_comes_again_on_another_connection_ends_its_older_stream(
+    stage: Stage,
+) -> None:
+    stop = StopConditions(max_tokens=200, ignore_eos=True)
+    older = await stage.ask(PROMPT, stop=stop, request_id="one", place="local")
+    await eventually(lambda: bool(older.text.token_ids))
+    with pytest.raises(InvalidRequestError, match="running already"):
+        await (await stage.ask(PROMPT, request_id="one", place="local")).whole()
+    known = older.text.token_ids[:1]
+    lost, stage.peer.node.client = stage.peer.node.client, RequestClient(RuntimeConfig(), "again")
+    try:
+        answer = await stage.ask(
+            [*PROMPT, *known], stop=stop, request_id="one", num_generated=1, place="local"
+        )
+        with pytest.raises(CancelledRequestError, match="on another connection"):
+            await older.whole()
+        text = await answer.whole()
+        assert known + text.token_ids == stage.undisturbed(PROMPT, stop=stop).token_ids
+    finally:
+        await stage.peer.node.client.close()
+        stage.peer.node.client = lost

@@ -50,7 +50,7 @@ async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
 ) -> None:
     limits = {"policy": "threshold", "max_local_prefill_length": 8, "claim_timeout_ms": 20_000}
     async with Pair(runtime_config, tiny_model, **limits) as pair:
-        pair.two.worker.own_prompts.add("a prompt that never ends")
+        pair.two.worker.own_prompts.add("a prompt that never ends", 1)
         before = count("decode_handoffs_total", end="taken_back")
         prompt = fresh_prompt(21, seed=1)
         answer = await pair.ask(pair.one, prompt)
@@ -64,7 +64,7 @@ async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
     runtime_config: RuntimeConfig, tiny_model: Path
 ) -> None:
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
-        pair.two.worker.own_prompts.add("a")
+        pair.two.worker.own_prompts.add("a", 1)
         answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
         await eventually(lambda: pair.one.decode.remote.num_open == 1)
         pair.two.worker.own_prompts.discard("a")

@@ -82,12 +82,9 @@ class DecodeHandoff:
         self.deadline = deadline
         self.state = HandoffState.ALLOCATED
         self.close_cause: CloseCause | None = None
-        self.close_detail = ""
         self.claimant: tuple[str, str] | None = None  # (prefill instance, epoch)
         self.claimant_tp_size = 1
-        self._granted_to: tuple[str, str, bytes] | None = (
-            None  # (instance, epoch, run of the ticket)
-        )
+        self._granted_to: tuple[str, str, bytes] | None = None  # (instance, epoch, run)
         self.first: FirstToken | None = None
         self.dropped: Counter[DropCause] = Counter()  # messages that were not applied
         self._verify = verify
@@ -361,7 +358,7 @@ class DecodeHandoff:
 
     def _close(self, cause: CloseCause, detail: str) -> list[Action]:
         """Give up from any state before ADMITTED; quarantine blocks that may still be written."""
-        self.close_cause, self.close_detail = cause, detail
+        self.close_cause = cause
         quarantined = self.state in _LIVE and not self._settled
         self.state = HandoffState.CLOSING if quarantined else HandoffState.CLOSED
         actions: list[Action] = [PrefillLocally(cause, detail, quarantined)]
@@ -378,7 +375,7 @@ class DecodeHandoff:
             self.state = HandoffState.CLOSED
             return [ReleaseQuarantined(tuple(self._block_of.values()))]
         if self.state in _LIVE:
-            self.close_cause, self.close_detail = cause, detail
+            self.close_cause = cause
             self.state = HandoffState.CLOSED
             return [PrefillLocally(cause, detail, quarantined=False)]
         return []

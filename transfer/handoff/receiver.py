@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ class ReceiverTools:
     spawn: Callable[[Coroutine[None, None, None]], None]
 
 
-class HandoffReceiver:
+class HandoffReceiver(ABC):
     """One handoff of one request. After `ended`, only this process can write the blocks.
 
     `request_id` is for log lines.
@@ -97,25 +98,25 @@ class HandoffReceiver:
     def on_mismatch(self, prefill_instance: str) -> None:
         """Handle a block that is not the one that was announced."""
 
+    @abstractmethod
     def on_admitted(self, first: FirstToken | None) -> None:
         """Decode the prompt: every block is proven."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         """Prefill locally. `quarantined`: writes may still land in the fill blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_cancelled(self, *, quarantined: bool) -> None:
         """Drop the request. `quarantined`: writes may still land in the fill blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_released(self, block_ids: list[int]) -> None:
         """Free quarantined blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_ended(self) -> None:
         """Account for the end of the handoff, once."""
-        raise NotImplementedError
 
     # ---- messages of prefill workers ----------------------------------------------------------
 

@@ -1,0 +1,80 @@
+"""A worker's reports of its load, and its own prompts, whose coming and going changes it."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from tandem.engine.outputs import LoadStats
+
+INTERVAL_S = 0.25  # between reports, unless prompts come or go
+MIN_INTERVAL_S = 0.02
+LONG_TOKENS = 512  # of a prompt that delays others noticeably
+
+
+class OwnPrompts:
+    """Prompts that wait or are computed here for answers of this worker.
+
+    While there is one, the prefill role of the same worker takes no prompt of another worker.
+    """
+
+    def __init__(self) -> None:
+        self._request_ids: set[str] = set()
+        self.none = asyncio.Event()
+        self.none.set()
+        self.changed = asyncio.Event()  # the first or a long one came, or the last is gone
+        self.num_tokens = 0  # of all that came so far
+
+    def add(self, request_id: str, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        if not self._request_ids or num_tokens >= LONG_TOKENS:
+            self.changed.set()
+        self.none.clear()
+        self._request_ids.add(request_id)
+
+    def discard(self, request_id: str) -> None:
+        self._request_ids.discard(request_id)
+        if not self._request_ids and not self.none.is_set():
+            self.none.set()
+            self.changed.set()
+
+
+class LoadReports:
+    """Sends the load of a worker to the frontends and to other workers.
+
+    `load` is answered after the engine's step. Until then prompts that came since its last answer
+    count as waiting.
+    """
+
+    def __init__(
+        self,
+        prompts: OwnPrompts,
+        load: Callable[[], Awaitable[LoadStats]],
+        send: Callable[[LoadStats], None],
+    ) -> None:
+        self._prompts, self._load, self._send = prompts, load, send
+        self._last: LoadStats | None = None
+        self._num_tokens = 0  # of `prompts`, when the last load was asked for
+
+    async def send_next(self) -> None:
+        """Send one report, and wait until the next is due."""
+        await self._send_one()
+        await asyncio.sleep(MIN_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_S - MIN_INTERVAL_S):
+                await self._prompts.changed.wait()
+        self._prompts.changed.clear()
+
+    async def _send_one(self) -> None:
+        asked_at, num_sent = self._prompts.num_tokens, self._num_tokens
+        answer = asyncio.ensure_future(self._load())
+        try:
+            while not (await asyncio.wait([answer], timeout=MIN_INTERVAL_S))[0]:
+                if self._last is not None and self._prompts.num_tokens > num_sent:
+                    num_sent = self._prompts.num_tokens
+                    num_waiting = self._last.num_waiting_tokens + num_sent - self._num_tokens
+                    self._send(replace(self._last, num_waiting_tokens=num_waiting))
+        finally:
+            answer.cancel()
+        self._last, self._num_tokens = answer.result(), asked_at
+        self._send(self._last)
