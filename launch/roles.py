@@ -21,6 +21,7 @@ from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import WorkerRole
 from tandem.runtime.model_files import read_model_files
 from tandem.runtime.node import Node
+from tandem.runtime.progress_report import reported
 from tandem.worker.settings import WorkerSettings
 
 # How long a compute thread spins before it sleeps: some 50 us, the time between two operations of
@@ -63,7 +64,8 @@ def run_worker_role(
     runtime = effective.config.runtime
     component = "worker" if role == "both" else role
     setup_logging(runtime.log_level, component, format=runtime.log_format)
-    folder, model_name = find_model(effective, model)
+    with reported(runtime, component, model.model):
+        folder, model_name = find_model(effective, model)
     config = effective.with_settings([Setting("engine.model", str(folder), "MODEL")]).config
     settings = WorkerSettings(
         config.runtime, config.engine, config.transfer, config.queue, model_name
@@ -79,7 +81,8 @@ async def _run_worker(
     from tandem.worker.worker import Worker
 
     files = read_model_files(Path(settings.engine.model))
-    worker = Worker(settings, role)
+    with reported(settings.runtime, role, settings.model_name):
+        worker = Worker(settings, role)
     await worker.run(DecodeRole(worker, disagg, files), PrefillRole(worker, prefill))
 
 

@@ -5,15 +5,13 @@ import os
 import re
 from pathlib import Path
 
+from tandem.models import hub
 from tandem.runtime.errors import ModelError
 
 BUNDLED_MODEL_NAME = "tandem-tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
 
-# Nothing that could be run: weights as safetensors, the rest as JSON or a template.
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_TIMEOUT_S = 10.0
 _OTHER_WEIGHTS = {
     "*.gguf": "GGUF",
     "pytorch_model*.bin": "PyTorch's pickle",
@@ -70,21 +68,17 @@ def _bundled() -> Path:
 
 
 def _download(hub_id: str, tried: list[str]) -> Path:
-    import huggingface_hub  # an optional dependency
-
     endpoint = os.environ.get("HF_ENDPOINT")
     try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=_HUB_PATTERNS, endpoint=endpoint, etag_timeout=_HUB_TIMEOUT_S
-        )
+        folder = hub.download(hub_id, endpoint)
     except Exception as error:  # the hub client documents no common base of what it raises
         where = endpoint or "the Hugging Face hub"
         reason = str(error).strip().split("\n", 1)[0]
         attempt = f"{where} ({type(error).__name__}: {reason})"
         raise _not_found(hub_id, [*tried, attempt]) from error
-    if not (Path(folder) / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         raise ModelError(f"{hub_id} has no config.json on the hub", param="model")
-    return Path(folder)
+    return folder
 
 
 def _not_found(name: str, tried: list[str]) -> ModelError:

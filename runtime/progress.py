@@ -1,6 +1,6 @@
 """Progress of long work on standard error: a bar on a terminal, a line now and then elsewhere.
 
-Both have the elapsed and the remaining time.
+Both have the elapsed and the remaining time, and so have the events for other processes.
 """
 
 import sys
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Self, TextIO
+from typing import NamedTuple, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +22,26 @@ from rich.progress import (
 
 SHOWN_AFTER_S = 2.0  # shorter work has no bar
 LINE_INTERVAL_S = 5.0
+EVENT_INTERVAL_S = 1.0
+
+
+class Work(NamedTuple):
+    """The progress of long work at one moment."""
+
+    line: str
+    share: float | None  # done, 0 to 1; None: unknown
+
+
+_listeners: list[Callable[[Work | None], object]] = []
+
+
+def on_work(listener: Callable[[Work | None], object]) -> Callable[[], None]:
+    """Call `listener`, from any thread, for the work of every bar; return the undo function.
+
+    Short work has no events. None: the work is over.
+    """
+    _listeners.append(listener)
+    return partial(_listeners.remove, listener)
 
 
 class ProgressBar:
@@ -29,7 +49,7 @@ class ProgressBar:
 
     The size of the work is `total`; without one there is no remaining time. It can be left and
     entered again: the elapsed time counts from its construction. Lines go to `on_line` where that
-    is given, such as the log of a worker.
+    is given, such as the log of a worker. Other output to `console` stands above the bar.
     """
 
     def __init__(
@@ -38,15 +58,17 @@ class ProgressBar:
         total: float | None = None,
         stream: TextIO | None = None,
         on_line: Callable[[str], object] | None = None,
+        console: Console | None = None,
     ) -> None:
-        self._console = Console(file=stream or sys.stderr, highlight=False)
+        self._console = console or Console(file=stream or sys.stderr, highlight=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
         times = (TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         detail = TextColumn("{task.fields[detail]}", markup=False)
         self._bar = Progress(*columns, *times, detail, console=self._console, transient=True)
         self._bar.add_task(label, total=total, detail="")
         (self._task,) = self._bar.tasks
-        self._started_s = self._line_s = perf_counter()
+        self._started_s = self._line_s = self._event_s = perf_counter()
+        self._has_told = False
         self._lock = threading.Lock()
         self._on_line = on_line or partial(self._console.print, soft_wrap=True, markup=False)
 
@@ -56,6 +78,9 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar.live.is_started:
             self._bar.stop()
+        if self._has_told:
+            self._has_told = False
+            _tell(None)
 
     def advance(self, amount: float = 1.0) -> None:
         """Add to the work that is done; threads may call it."""
@@ -88,6 +113,16 @@ class ProgressBar:
             elif now_s - self._line_s >= LINE_INTERVAL_S:
                 self._line_s = now_s
                 self._on_line(self.line())
+            is_long = now_s - self._started_s >= SHOWN_AFTER_S
+            if is_long and now_s - self._event_s >= EVENT_INTERVAL_S:
+                self._event_s, self._has_told = now_s, True
+                share = self._task.percentage / 100 if self._task.total else None
+                _tell(Work(self.line(), share))
+
+
+def _tell(work: Work | None) -> None:
+    for listener in _listeners.copy():
+        listener(work)
 
 
 def in_words(seconds: float) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -12,12 +12,13 @@ from tandem.frontend.catalog import Catalog
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import TooManyRequestsError
 from tandem.frontend.ui.recent import Recent
-from tandem.frontend.ui.state import PageState, QueueState, WorkerState, worker_state
+from tandem.frontend.ui.state import PageState, QueueState, WorkerState, start_state, worker_state
 from tandem.frontend.ui.window import Window
 from tandem.runtime.discovery import TypedView, watch_instances
 from tandem.runtime.instance_report import InstanceReport, ask_worker
 from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.node import Node
+from tandem.runtime.progress_report import ProgressReport, watch_progress
 
 logger = logging.getLogger(__name__)
 
@@ -114,25 +115,32 @@ class Collector:
 
     async def _collect(self) -> None:
         views: dict[str, list[TypedView[Instance]]] = {}
+        progress: dict[str, TypedView[ProgressReport]] = {}
         try:
             while True:
                 started_s = time.perf_counter()
-                self._follow_namespaces(views)
+                self._follow_namespaces(views, progress)
                 try:
-                    self._publish(await self._state(views))
+                    self._publish(await self._state(views, progress.values()))
                 except Exception:
                     logger.exception("no state of the page")
                 await asyncio.sleep(max(0.0, INTERVAL_S - (time.perf_counter() - started_s)))
         finally:
             for view in [view for of_one in views.values() for view in of_one]:
                 await view.close()
+            for reports in progress.values():
+                await reports.close()
 
     def _publish(self, state: PageState) -> None:
         ready, self._next = self._next, asyncio.get_running_loop().create_future()
         if ready is not None:
             ready.set_result(_encode(state))
 
-    def _follow_namespaces(self, views: dict[str, list[TypedView[Instance]]]) -> None:
+    def _follow_namespaces(
+        self,
+        views: dict[str, list[TypedView[Instance]]],
+        progress: dict[str, TypedView[ProgressReport]],
+    ) -> None:
         """Follow the workers of this namespace, and those beside the workers of the catalog."""
         found = {instance.namespace for instance in self._catalog.instances.values()}
         for namespace in {self._node.config.namespace, *found} - views.keys():
@@ -140,8 +148,13 @@ class Collector:
                 watch_instances(self._node.discovery, namespace, component)
                 for component in _WORKERS
             ]
+            progress[namespace] = watch_progress(self._node.discovery, namespace)
 
-    async def _state(self, views: dict[str, list[TypedView[Instance]]]) -> PageState:
+    async def _state(
+        self,
+        views: dict[str, list[TypedView[Instance]]],
+        progress: Iterable[TypedView[ProgressReport]],
+    ) -> PageState:
         present = dict(self._catalog.instances)
         for view in [view for of_one in views.values() for view in of_one]:
             present |= view.items
@@ -163,6 +176,7 @@ class Collector:
         return PageState(
             window_s=window_s,
             workers=[followed.state(now) for followed in self._followed.values()],
+            starting=[start_state(*item) for view in progress for item in view.items.items()],
             queues=[
                 QueueState(
                     *(worker.instance.model, worker.instance.deployment),

@@ -4,6 +4,7 @@ import msgspec
 
 from tandem.runtime.instance_report import InstanceReport
 from tandem.runtime.messages import PrefillPlace, WorkerStatus
+from tandem.runtime.progress_report import ProgressReport
 
 STOPPED_S = 3.0  # without an answer; a busy worker answers between two steps
 
@@ -24,6 +25,15 @@ class WorkerState(msgspec.Struct, frozen=True):
     num_blocks: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0
+
+
+class StartState(msgspec.Struct, frozen=True):
+    """A worker that does not serve yet."""
+
+    id: str
+    name: str
+    line: str  # its progress, with the remaining time
+    share: float | None  # done, 0 to 1
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -71,12 +81,19 @@ class PageState(msgspec.Struct, frozen=True):
 
     window_s: float  # that latencies and placements cover
     workers: list[WorkerState]
+    starting: list[StartState]
     queues: list[QueueState]
     thresholds: dict[str, dict[str, str | int | float | bool]]  # model |-> name |-> value
     latencies: list[Latency]
     placements: list[Placement]
     handoffs: list[HandoffState]  # the last ones, oldest first
     begun: list[HandoffState]  # the last remote prompts whose answer began
+
+
+def start_state(report_id: str, report: ProgressReport) -> StartState:
+    """Return the state of a worker that reports its progress."""
+    name = f"{report.component} of {report.model} at {report.host} (process {report.pid})"
+    return StartState(report_id, name, report.line, report.share)
 
 
 def worker_state(

@@ -4,9 +4,9 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain
 
 from rich.console import Console
+from rich.text import Text
 
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.doctor import checks_machine, checks_parts
@@ -14,6 +14,7 @@ from tandem.launch.doctor.check_model import check_model
 from tandem.launch.doctor.findings import Finding, ok, warn
 from tandem.launch.status import links, read_cluster
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.progress import ProgressBar
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -22,11 +23,15 @@ def run_doctor(effective: EffectiveConfig, model: str = "", *, as_json: bool) ->
     """Print every finding at once, those about `model` first. Return 1 when a check failed."""
     console = Console(highlight=False, soft_wrap=True)
     findings: list[Finding] = []
-    of_model = check_model(model, effective.config.engine) if model else ()
-    for finding in chain(of_model, examine(effective)):
-        findings.append(finding)
-        if not as_json:
-            _print_finding(console, finding)
+    checks = [("the model", check_model(model, effective.config.engine))] if model else []
+    checks += examine(effective)
+    with ProgressBar("doctor", len(checks), on_line=_ignore, console=console) as bar:
+        for index, (name, found) in enumerate(checks):
+            bar.update(index, name)
+            for finding in found:
+                findings.append(finding)
+                if not as_json:
+                    _print_finding(console, finding)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -35,17 +40,25 @@ def run_doctor(effective: EffectiveConfig, model: str = "", *, as_json: bool) ->
     return int(any(finding.grade == "fail" for finding in findings))
 
 
-def examine(effective: EffectiveConfig) -> Iterator[Finding]:
-    """Yield the findings of all checks, quick ones first."""
-    yield from checks_machine.check_machine()
-    yield from checks_machine.check_ports(effective.config)
-    yield from checks_parts.check_packages()
-    yield from checks_parts.check_torch()
-    yield from checks_parts.check_cpu_kernels()
-    yield from checks_parts.check_servers(effective)
-    yield from checks_parts.check_nixl(effective.config.runtime.host)
+def _ignore(line: str) -> None:
+    """Write no line of progress: the findings are lines enough."""
+
+
+def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
+    """Return name and findings of each check, quick ones first; it runs when it is iterated."""
+    config = effective.config
+    checks = [
+        ("the machine", checks_machine.check_machine()),
+        ("ports", checks_machine.check_ports(config)),
+        ("packages", checks_parts.check_packages()),
+        ("torch", checks_parts.check_torch()),
+        ("the CPU's kernels", checks_parts.check_cpu_kernels()),
+        ("NATS and etcd", checks_parts.check_servers(effective)),
+        ("NIXL", checks_parts.check_nixl(config.runtime.host)),
+    ]
     if effective.origin("runtime.etcd_endpoints") != "default":
-        yield from check_links(effective)
+        checks.append(("links of the cluster", check_links(effective)))
+    return checks
 
 
 def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
@@ -66,7 +79,7 @@ def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    console.print(f"[{STYLES[finding.grade]}]{finding.grade:4}[/]  ", end="")
-    console.print(f"{finding.subject}: {finding.detail}", markup=False)
+    grade = (f"{finding.grade:4}", STYLES[finding.grade])
+    console.print(Text.assemble(grade, f"  {finding.subject}: {finding.detail}"))
     if finding.remedy:
         console.print(f"      -> {finding.remedy}", markup=False)

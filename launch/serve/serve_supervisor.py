@@ -18,6 +18,7 @@ from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.progress_report import ProgressReport, watch_progress
 
 WORKERS_ON_A_CPU = 2
 
@@ -33,7 +34,7 @@ def run_serve(
     roles = _chosen_topology(topology, num_workers)
     config = with_free_port(config)
     with Reporter() as reporter:
-        reporter.working(f"looking for {model.model}")
+        reporter.note(f"looking for {model.model}")  # a download has a bar of its own
         folder, name = find_model(config, model)
         supervisor = ServeSupervisor(config, options, reporter, roles, folder, name)
         return uvloop.run(supervisor.run())
@@ -65,6 +66,7 @@ class ServeSupervisor(Supervisor):
         self._model = model
         self._model_name = model_name
         self._disagg = config.config.disagg
+        self._loading: dict[str, str] = {}  # child |-> its progress
 
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
         plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
@@ -80,7 +82,10 @@ class ServeSupervisor(Supervisor):
         view = discovery.watch(f"/tandem/{self._config.config.runtime.namespace}/instances/")
         await view.ready()
         view.subscribe(self._instance_changed)
+        loading = watch_progress(discovery, self._config.config.runtime.namespace)
+        loading.subscribe(self._progress_changed)
         await self._unless_one_dies(self._until_ready(view))
+        await loading.close()
 
     async def _until_ready(self, view: WatchView) -> None:
         workers = [child for child in self._children if child.kind != "frontend"]
@@ -96,7 +101,15 @@ class ServeSupervisor(Supervisor):
         pid = local_pid(value) if value is not None else None
         for child in self._children:
             if pid is not None and child.pid == pid:
+                self._loading.pop(child.name, None)
                 self._report_child_ready(child)
+
+    def _progress_changed(self, _: str, report: ProgressReport | None) -> None:
+        for child in self._children:
+            if report is not None and report.pid == child.pid:
+                self._loading[child.name] = report.line
+                lines = (f"{name}: {line}" for name, line in sorted(self._loading.items()))
+                self._report.progress("; ".join(lines))
 
     def _drain_order(self) -> Sequence[str]:
         return ("frontend", "worker", "decode", "prefill")

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from tandem.runtime.progress import LINE_INTERVAL_S
+
 NO_TERMINAL_WIDTH = 240
 
 
@@ -23,7 +25,7 @@ class Reporter:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._output = Console(highlight=False, soft_wrap=True)
         self._status: Status | None = None
-        self._started = time.perf_counter()
+        self._started = self._progress_s = time.perf_counter()
 
     def __enter__(self) -> Self:
         return self
@@ -40,6 +42,13 @@ class Reporter:
             self._status.start()
         else:
             self._status.update(escape(text))
+
+    def progress(self, text: str) -> None:
+        """Show how far the current activity is; elsewhere than on a terminal now and then."""
+        now_s = time.perf_counter()
+        if self._console.is_terminal or now_s - self._progress_s >= LINE_INTERVAL_S:
+            self._progress_s = now_s
+            self.working(text)
 
     def done(self, text: str) -> None:
         """Print a milestone and the time since the start."""

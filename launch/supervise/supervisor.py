@@ -28,6 +28,7 @@ from tandem.runtime.local_clusters import LocalCluster, announced, started_s, to
 from tandem.runtime.messages import Instance
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
+from tandem.runtime.progress import in_words
 
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05
@@ -238,9 +239,10 @@ class Supervisor(ABC):
     # ---- drain and stop -----------------------------------------------------------------------
 
     async def _shutdown(self) -> None:
-        if self._num_signals == 1:
-            self._report.working("draining; Ctrl-C again kills all processes")
         timeout_s = self._config.config.runtime.drain_timeout_s + KILL_AFTER_DRAIN_S
+        if self._num_signals == 1:
+            most = f"{in_words(timeout_s)} per role at most"
+            self._report.working(f"draining, {most}; Ctrl-C again kills all processes")
         for kind in self._drain_order():
             together = [child for child in self._children if child.kind == kind]
             await asyncio.gather(*(child.stop(timeout_s, self._report.warn) for child in together))

@@ -12,12 +12,15 @@ from time import perf_counter
 from rich.console import Console
 from rich.live import Live
 
+from tandem.launch.change_role import change_role
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.top.board import Board
 from tandem.launch.top.collect import read
 from tandem.launch.top.keyboard import keys
+from tandem.launch.top.roles import RoleChanges, Worker
 from tandem.launch.top.screen import View, draw
 from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.messages import WorkerRole
 
 REDRAW_S = 1.0
 Load = Callable[[], EffectiveConfig]
@@ -56,6 +59,7 @@ class _Top:
         self._view = View()
         self._is_ended = False
         self._changed = asyncio.Event()
+        self._roles = RoleChanges(self._change_role, self._changed.set)
 
     async def run(self) -> None:
         """Draw at every key and reading, and once a second, until the end."""
@@ -69,12 +73,15 @@ class _Top:
             with keys(self._on_key), Live(console=console, screen=True, auto_refresh=False) as live:
                 while not self._is_ended and not reading.done():
                     self._changed.clear()
-                    shown = draw(self._board, self._view, perf_counter(), console.height)
+                    now_s = perf_counter()
+                    note = self._roles.note(now_s)
+                    shown = draw(self._board, self._view, now_s, console.height, note)
                     live.update(shown, refresh=True)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(REDRAW_S):
                             await self._changed.wait()
         finally:
+            self._roles.close()
             reading.cancel()
             done, _ = await asyncio.wait({reading}, timeout=CLOSE_S)
         for task in done:
@@ -93,11 +100,23 @@ class _Top:
             self._changed.set()
             await asyncio.sleep(self._interval_s)
 
+    async def _change_role(self, instance_id: str, role: WorkerRole) -> None:
+        await change_role(self._load(), instance_id, role)
+
+    def _selected(self) -> Worker | None:
+        """Return the selected process if it is a worker that has answered."""
+        member = self._board.members.get(self._view.selected)
+        if member is None or member.last is None:
+            return None
+        return Worker(self._view.selected, member.last.load.role)
+
     def _on_key(self, name: str) -> None:
-        if name == "q":
+        if self._roles.press(name, self._selected()):
+            pass
+        elif name == "q":
             self._is_ended = True
         elif name == " ":
             self._view.is_paused = not self._view.is_paused
         elif name in ("up", "down"):
-            self._view.first = max(self._view.first + (1 if name == "down" else -1), 0)
+            self._view.move(self._board, 1 if name == "down" else -1)
         self._changed.set()

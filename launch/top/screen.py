@@ -9,7 +9,7 @@ from rich.text import Text
 from tandem.launch.top.board import Board, Member
 from tandem.runtime.printable import one_line
 
-KEYS = "q quit   space pause   up/down scroll"
+KEYS = "q quit   space pause   up/down select   r role   u undo"
 BAR = 12  # characters of a KV pool
 MAX_CAUSES = 8
 MAX_TEXT_BYTES = 400
@@ -22,23 +22,37 @@ OLD_S = 6.0  # a reading of this age is pointed out
 class View:
     """The choices of the person at the keyboard."""
 
-    first: int = 0  # worker at the top
+    first: int = 0  # process at the top
+    selected: str = ""  # instance id
     is_paused: bool = False
 
+    def move(self, board: Board, by: int) -> None:
+        """Select the next process, or the one before."""
+        ids = [each.report.instance.instance_id for each in board.in_order()]
+        if ids:
+            at = ids.index(self.selected) + by if self.selected in ids else 0
+            self.selected = ids[min(max(at, 0), len(ids) - 1)]
 
-def draw(board: Board, view: View, now_s: float, height: int) -> RenderableType:
-    """Return the screen; `height` is its number of lines. Bounds `view.first`."""
+
+def draw(board: Board, view: View, now_s: float, height: int, note: str = "") -> RenderableType:
+    """Return the screen; `height` is its number of lines. The selected process is on it."""
     if board.report is None:
         waiting = board.problems or ("reading the cluster ...",)
         return Group(Text(KEYS, "dim"), *map(_words, waiting))
     below: list[Part] = [*_figures(board), *_notes(board, now_s)]
+    if note:
+        below.append(_words(note, "bold"))
     num_below = sum(part.row_count + SIDE_ROWS if isinstance(part, Table) else 1 for part in below)
     num_rows = max(height - num_below - 4, 3)
     members = board.in_order()
+    ids = [each.report.instance.instance_id for each in members]
+    if view.selected in ids:
+        at = ids.index(view.selected)
+        view.first = max(min(view.first, at), at - num_rows + 1)
     view.first = min(view.first, max(len(members) - num_rows, 0))
     shown = members[view.first : view.first + num_rows]
     spaced = [line for part in below for line in _spaced(part)]
-    return Group(_head(board, view), Text(), _workers(shown, now_s), Text(), *spaced)
+    return Group(_head(board, view), Text(), _workers(shown, view.selected, now_s), Text(), *spaced)
 
 
 def _spaced(part: Part) -> list[Part]:
@@ -66,7 +80,7 @@ def _table(*headings: str, num_texts: int) -> Table:
     return table
 
 
-def _workers(members: list[Member], now_s: float) -> Table:
+def _workers(members: list[Member], selected: str, now_s: float) -> Table:
     table = _table(
         *("role", "instance", "model", "state", "kv"),
         *("used", "cached", "running", "waiting", "jobs"),
@@ -76,7 +90,8 @@ def _workers(members: list[Member], now_s: float) -> Table:
         instance = member.report.instance
         style = "" if member.is_well else "bold red"
         role = member.last.load.role if member.last else member.report.role
-        names = (role, instance.instance_id[:8], instance.model, member.state(now_s))
+        mark = "> " if instance.instance_id == selected else ""
+        names = (mark + role, instance.instance_id[:8], instance.model, member.state(now_s))
         table.add_row(*map(_words, names), *_load(member), style=style)
     return table
 

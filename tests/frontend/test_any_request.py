@@ -109,7 +109,7 @@ RESULTS = {
     "/tokenize": "tokens",
     "/detokenize": "prompt",
 }
-FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:

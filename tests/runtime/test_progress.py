@@ -5,7 +5,7 @@ import io
 import pytest
 
 from tandem.runtime import progress
-from tandem.runtime.progress import ProgressBar, in_words
+from tandem.runtime.progress import ProgressBar, Work, in_words, on_work
 
 
 class Clock:
@@ -72,3 +72,30 @@ def test_a_time_has_the_unit_that_fits() -> None:
         "10 min",
         "2.0 h",
     ]
+
+
+def test_long_work_has_events_until_it_is_over(clock: Clock) -> None:
+    told: list[Work | None] = []
+    undo = on_work(told.append)
+    with ProgressBar("weights", total=10, on_line=lambda line: None) as bar:
+        for half_second in range(9):
+            clock.now_s = 100.0 + half_second / 2
+            bar.update(half_second)
+    undo()
+    clock.now_s += 60
+    bar.advance()
+    *works, last = told
+    assert last is None
+    assert [(work.line[:10], work.share) for work in works if work] == [
+        ("weights: 2", 0.4), ("weights: 3", 0.6), ("weights: 4", 0.8),
+    ]  # fmt: skip
+
+
+def test_short_work_has_no_events(clock: Clock) -> None:
+    told: list[Work | None] = []
+    undo = on_work(told.append)
+    with ProgressBar("weights", total=2, on_line=lambda line: None) as bar:
+        clock.now_s += 1.9
+        bar.advance()
+    undo()
+    assert told == []

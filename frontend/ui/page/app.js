@@ -19,9 +19,9 @@ async function follow() {
   const response = await ask("/ui/states");
   byId("key-form").hidden = response.status !== 401;
   if (!response.ok) throw new Error(await failure(response));
-  byId("content").hidden = false;
   for await (const data of events(response)) {
     show(JSON.parse(data));
+    byId("content").hidden = false;
     setText(byId("connection"), "live");
   }
   throw new Error("the frontend ended the stream");

@@ -61,7 +61,7 @@ function setValue(control, text) {
 
 export function changeRole(worker, role) {
   const path = (name) => `/ui/role/${worker.id}?role=${name}`;
-  report(`Changing worker ${shortId(worker.id)} to ${role}`);
+  report(`Changing worker ${shortId(worker.id)} to ${role}, for 30 s at most`);
   return change(path(role), "PUT", `worker ${shortId(worker.id)} is ${role}`,
     () => ({ path: path(worker.role), method: "PUT" }));
 }

@@ -50,6 +50,20 @@ function updateCard(card, worker) {
   );
 }
 
+function makeStarting() {
+  const line = el("li");
+  line.append(el("span"), el("progress"));
+  return line;
+}
+
+function updateStarting(line, each) {
+  const bar = line.querySelector("progress");
+  setText(line.querySelector("span"), `◌ ${each.name} starts: ${each.line} `);
+  bar.setAttribute("aria-label", `Start of ${each.name}`);
+  if (each.share === null) bar.removeAttribute("value");
+  else bar.value = each.share;
+}
+
 function fly(from, to) {
   const area = byId("workers");
   const base = area.getBoundingClientRect();
@@ -79,6 +93,7 @@ export function showWorkers(state, changeRole) {
   const sorted = [...state.workers].sort((a, b) =>
     a.role < b.role ? -1 : a.role > b.role ? 1 : a.id < b.id ? -1 : 1);
   keep(byId("worker-cards"), sorted, (worker) => worker.id, (worker) => makeCard(worker, changeRole), updateCard);
+  keep(byId("starting"), state.starting, (each) => each.id, makeStarting, updateStarting);
   const queueName = ({ model, deployment }) =>
     state.queues.filter((other) => other.model === model).length > 1 ? `${model}, deployment ${deployment}` : model;
   keep(byId("queues"), state.queues, queueName, () => el("li"), (line, queue) =>

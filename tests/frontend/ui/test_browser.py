@@ -6,17 +6,25 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tandem.frontend.config import FrontendConfig
+from tandem.launch.config.live import parse_live
+from tandem.launch.config.model import load_config
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.ports import free_port, is_port_free
+from tandem.runtime import progress
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.progress import ProgressBar
+from tandem.runtime.progress_report import reported
 from tests.e2e.cluster import Cluster
 from tests.frontend.access.test_access import entry
-from tests.frontend.ui.page_stack import page_stack
+from tests.frontend.frontend_stack import MODEL, Stack
+from tests.frontend.ui.page_stack import StatusWorker, page_stack
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -133,6 +141,8 @@ async def test_an_answer_of_the_chat_shows_its_own_timeline(
     cluster: Cluster, tab: playwright.Page
 ) -> None:
     await tab.goto(f"{cluster.base_url}/ui")
+    model = tab.locator("#chat-model")
+    await expect(model).to_have_value(cluster.model_name, timeout=10_000)
     await tab.get_by_label("Message").fill("Tell me a story.")
     await tab.keyboard.press("Tab")
     await tab.keyboard.press("Enter")
@@ -140,6 +150,22 @@ async def test_an_answer_of_the_chat_shows_its_own_timeline(
     await expect(answer).to_contain_text("Prompt computed", timeout=20_000)
     await expect(answer.locator(".text")).not_to_be_empty()
     await expect(answer.locator(".stages")).to_contain_text("first step")
+
+
+async def test_a_message_waits_for_a_model(tab: playwright.Page) -> None:
+    async with Stack(num_workers=0, parse_live=partial(parse_live, load_config())) as stack:
+        await tab.goto(f"{stack.url}/ui")
+        message = tab.get_by_label("Message")
+        await message.fill("Tell me a story.")
+        send = tab.get_by_role("button", name="Send")
+        await send.click()
+        await expect(tab.locator("#chat-model:invalid")).to_be_visible()
+        await expect(message).to_have_value("Tell me a story.")
+        assert await tab.locator(".answer").count() == 0
+        await stack.join(StatusWorker(stack.store, stack.listeners))
+        await expect(tab.locator("#chat-model")).to_have_value(MODEL, timeout=10_000)
+        await send.click()
+        await expect(tab.locator(".answer strong")).to_have_text("Tell me a story.")
 
 
 async def test_a_role_is_changed_and_undone(cluster: Cluster, tab: playwright.Page) -> None:
@@ -152,6 +178,26 @@ async def test_a_role_is_changed_and_undone(cluster: Cluster, tab: playwright.Pa
     assert len(await cluster.statuses("decode")) == 2
     await undo.click()
     await expect(role).to_have_value("prefill", timeout=20_000)
+
+
+async def test_a_worker_that_loads_is_shown_with_its_remaining_time(
+    cluster: Cluster, tab: playwright.Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress, "EVENT_INTERVAL_S", 0.0)
+    runtime = RuntimeConfig(
+        namespace="test", nats_url=cluster.nats.url, etcd_endpoints=cluster.etcd.url
+    )
+    await tab.goto(f"{cluster.base_url}/ui")
+    starting = tab.locator("#starting li")
+    with reported(runtime, "prefill", HOSTILE), ProgressBar("weights", total=10) as bar:
+        bar.advance()
+        bar.advance(3)
+        await expect(starting).to_have_count(1, timeout=10_000)
+        await expect(starting).to_contain_text(f"prefill of {HOSTILE}")
+        await expect(starting).to_contain_text(re.compile("weights: 0 s, 40 %"))
+        await expect(starting.get_by_role("progressbar")).to_have_js_property("value", 0.4)
+    await expect(starting).to_have_count(0, timeout=10_000)
 
 
 async def test_tandem_ui_shows_a_cluster_without_a_frontend_of_its_own(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
@@ -19,6 +20,7 @@ from tandem.frontend.ui.files import PAGE_PATHS
 from tandem.frontend.ui.pages import is_local
 from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import ModelError
+from tandem.runtime.progress_report import ProgressReport, progress_prefix
 from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import MODEL, Stack
 from tests.frontend.ui.page_stack import HANDOFF, StatusWorker, hand_off, page_stack
@@ -182,6 +184,24 @@ async def test_a_worker_that_stops_answering_is_stopped_and_one_that_leaves_is_t
         assert any("does not answer" in worker["state"] for worker in state["workers"])
         page.worker.is_frozen = False
         await first_with(found, lambda each: not all(w["is_stopped"] for w in each["workers"]))
+
+
+async def test_a_worker_that_starts_has_its_progress_until_it_serves(page: Stack) -> None:
+    report = ProgressReport("decode", "m", "h", 7, "weights: 12 s, 40 %, about 3 s left", 0.4)
+    key = progress_prefix("tandem") + "r-1"
+    async with states(page) as found:
+        await first_with(found, lambda each: each["starting"] == [])
+        page.store.set(key, msgspec.json.encode(report))
+        state = await first_with(found, lambda each: each["starting"])
+        (starting,) = state["starting"]
+        assert starting == {
+            "id": "r-1",
+            "name": "decode of m at h (process 7)",
+            "line": report.line,
+            "share": 0.4,
+        }
+        page.store.set(key, None)
+        await first_with(found, lambda each: each["starting"] == [])
 
 
 async def test_pages_share_one_collector_that_rests_without_them_and_has_its_pace(

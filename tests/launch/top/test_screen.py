@@ -87,13 +87,31 @@ def test_before_the_first_reading_there_are_the_keys_and_the_problem() -> None:
 
 
 def test_many_workers_are_scrolled_and_the_figures_stay() -> None:
-    board, view = Board(), View(first=1000)
+    board, view = Board(), View()
     board.add(0.0, reading(*(worker(f"w{number:02}") for number in range(50))))
+    for _ in range(60):
+        view.move(board, 1)
     found = lines(board, 0.0, view, height=24)
     assert len(found) <= 24
     assert any("w49" in line for line in found) and not any("w00" in line for line in found)
     assert any("thresholds" in line for line in found)
-    assert 30 < view.first < 50
+    assert any(line.startswith("> decode") and "w49" in line for line in found)
+    view.move(board, -49)
+    assert any(
+        line.startswith("> decode") and "w00" in line for line in lines(board, 0.0, view, 24)
+    )
+
+
+def test_the_selected_process_stays_selected_where_the_order_changes() -> None:
+    board, view = Board(), View()
+    view.move(board, 1)
+    board.add(0.0, reading(worker("a"), worker("b"), worker("c")))
+    view.move(board, 1)
+    view.move(board, 1)
+    board.add(1.0, reading(worker("a"), worker("b", answers=False), worker("c")))
+    assert board.in_order()[0].report.instance.instance_id == view.selected == "b"
+    view.move(board, 5)
+    assert view.selected == "c"
 
 
 def test_keys_have_names() -> None:

@@ -20,7 +20,7 @@ from tandem.launch.supervise.ports import free_port
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import WorkerStatus, encode
+from tandem.runtime.messages import RoleChange, TokenDelta, WorkerStatus, encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tests.launch.conftest import Tandem
@@ -97,11 +97,24 @@ async def worker(config: RuntimeConfig, address: str = "") -> AsyncIterator[Node
         instance = node.instance(endpoint, address)
         details: dict[str, str | int | float | bool] = {"prompts.local.short": 0}
 
+        load = LOAD
+
         async def status(payload: bytes, context: RequestContext, answer: Responder) -> None:
             details["prompts.local.short"] = int(details["prompts.local.short"]) + 2
-            answer.send(encode(WorkerStatus(instance, "serving", LOAD, details)))
+            answer.send(encode(WorkerStatus(instance, "serving", load, details)))
+
+        async def change_role(payload: bytes, context: RequestContext, answer: Responder) -> None:
+            nonlocal load
+            change = msgspec.msgpack.decode(payload, type=RoleChange)
+            load = msgspec.structs.replace(load, role=change.role)
+            await status(payload, context, answer)
+
+        async def generate(payload: bytes, context: RequestContext, answer: Responder) -> None:
+            answer.send(encode(TokenDelta([5], "length")))
 
         node.server.register("status", status)
+        node.server.register("change_role", change_role)
+        node.server.register(str(endpoint), generate)
         await node.put(endpoint.instance_key(node.instance_id), msgspec.json.encode(instance))
         yield node
 
@@ -147,6 +160,11 @@ async def test_it_shows_a_cluster_with_a_stopped_worker_and_q_ends_it(
                 await terminal.wait_for(well.instance_id[:8], silent.instance_id[:8], "25%")
                 await terminal.wait_for("no answer within", "1 without an answer")
                 await terminal.wait_for("TTFT", "short", "thresholds: policy")
+                terminal.press(b"jjj")
+                await terminal.wait_for(f"> decode  {well.instance_id[:8]}")
+                for keys, role in ((b"rp", "prefill"), (b"u", "decode")):
+                    terminal.press(keys)
+                    await terminal.wait_for(f"has the role {role}", f"> {role} ")
                 terminal.press(b" ")
                 await terminal.wait_for("paused")
                 terminal.press(b"q")
