@@ -34,20 +34,24 @@ serve: $(READY)
 	@exec $(BIN)/python -I -S launch/supervise/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
-# three files at a time, those first that mostly wait for processes of theirs. One thread each: these
-# are many, and none may claim every core for itself. A process that dies is not replaced: it ends the
-# run
+# Tests start many processes: these find modules that others have compiled. One thread each: none may
+# claim every core for itself.
+test test-slow test-vllm: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-vllm: export OMP_NUM_THREADS = 1
+
+# three files at a time, those first that mostly wait for processes of theirs. A process that dies is
+# not replaced: it ends the run
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile \
+	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0
 
 # alone: these need both cores
 test-slow: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow
 
 # one process: each test starts a vLLM, which takes a minute on two cores
 test-vllm: $(READY_VLLM)
-	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -q -m vllm tests/vllm
+	$(VENV_VLLM)/bin/python -m pytest -q -m vllm tests/vllm
 
 check: $(READY_DEV) typing-links
 	$(BIN)/ruff format --check .

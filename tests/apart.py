@@ -2,32 +2,29 @@
 
 import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
-_TIMEOUT_S = 600  # of all tests of a file; each has its own limit in the new process
+_TIMEOUT_S = 600  # of all tests; each has its own limit in the new process
 
 
 def move_apart(mark: str, items: list[pytest.Item]) -> None:
-    """Replace the tests with `mark` of each file by one item that runs them in a new pytest.
+    """Replace the tests with `mark` by one item, in place of the first, that runs them all.
 
     Leave them where all tests have the mark, as they do in that new pytest.
     """
     marked = [item for item in items if item.get_closest_marker(mark)]
-    if len(marked) == len(items):
+    if not marked or len(marked) == len(items):
         return
-    for _, tests in groupby(marked, key=lambda item: item.path):
-        first, *others = tests
-        items[items.index(first)] = Apart.of(mark, [first, *others])
-        for test in others:
-            items.remove(test)
+    items[items.index(marked[0])] = Apart.of(mark, marked)
+    for test in marked[1:]:
+        items.remove(test)
 
 
 class Apart(pytest.Item):
-    """Tests of one file that another pytest runs."""
+    """Tests that another pytest runs."""
 
     def __init__(self, *, tests: list[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,13 +1,15 @@
 """What all tests share: uvloop, and one real NATS and etcd for the session."""
 
 import asyncio
+import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tandem.runtime import otel
 from tandem.runtime.address import new_id
@@ -25,12 +27,28 @@ ROOT = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
 
+# Loaded machines take their time.
+settings.register_profile("tandem", deadline=None)
+settings.load_profile("tandem")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Report what uvloop finds open at the end of a test, as a warning.
 
     As an error it would interrupt uvloop while it closes, which then waits for ever.
     """
     config.addinivalue_line("filterwarnings", "default:unclosed resource:ResourceWarning")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: modules and tests stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

@@ -293,7 +293,9 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
     assert ended, "the stream broke off without [DONE] or an error"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+async def until(
+    condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0, pause_s: float = 0.02
+) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(pause_s)

@@ -18,24 +18,25 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # a worker's start takes longer than the default on a loaded machine
 FRONTEND_FLAGS = ("--frontend.migration_wait_s=40", "--frontend.return_wait_s=40")
 LONG = 1500  # prompt tokens: long enough to be caught in the act
+BRIEF = 100
+ASK_PAUSE_S = 0.2  # between answers that show what the cluster does meanwhile
 NOTICE_S = 3.0
 LOSING_WORKER = Path(__file__).with_name("losing_worker.py")
 SLACK_S = 3.0  # a loaded machine
 
 
-def prompt(seed: int, num_tokens: int = LONG) -> list[int]:
+def prompt(seed: int, num_tokens: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 1000) for _ in range(num_tokens)]
 
 
-async def ask(cluster: Cluster, seed: int, place: str, **options: object) -> Answer:
+async def ask(cluster: Cluster, seed: int, place: str, num_tokens: int = BRIEF) -> Answer:
     return await cluster.complete(
-        prompt(seed),
+        prompt(seed, num_tokens),
         max_tokens=12,
         temperature=0,
         cache_salt=f"{place} {seed} {time.monotonic_ns()}",
         headers={"x-tandem-prefill": place},
-        **options,
     )
 
 
@@ -52,12 +53,12 @@ async def remote_works(cluster: Cluster) -> None:
         assert answer.status == 200
         return answer.place == "remote"
 
-    await until(is_remote)
+    await until(is_remote, pause_s=ASK_PAUSE_S)
 
 
 async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:
-    undisturbed = await ask(cluster, 4, "local")
-    asking = asyncio.create_task(ask(cluster, 4, "remote"))
+    undisturbed = await ask(cluster, 4, "local", LONG)
+    asking = asyncio.create_task(ask(cluster, 4, "remote", LONG))
     await caught_in_the_act(cluster)
     stopped_at = time.perf_counter()
     cluster.send_signal("prefill0", signal.SIGSTOP)
@@ -97,7 +98,7 @@ async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluste
         assert (answer.status, answer.text) == (200, undisturbed.text)
         return answer.place == "local"
 
-    await until(is_local)
+    await until(is_local, pause_s=ASK_PAUSE_S)
     await cluster.nats.restart(empty=True)
     await remote_works(cluster)
     streamed = await streaming
@@ -128,7 +129,7 @@ async def num_begun(cluster: Cluster) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-STORY = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0.9, "seed": 5}
+STORY = {"max_tokens": 700, "ignore_eos": True, "temperature": 0.9, "seed": 5}
 
 
 async def begun(cluster: Cluster, *prompts: list[int]) -> list[asyncio.Task[Answer]]:

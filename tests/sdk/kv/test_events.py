@@ -229,7 +229,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_STEPS, st.booleans())
 def test_whatever_is_lost_a_follower_is_right_after_the_next_event_or_holds_less(
     steps: list[tuple[set[int], set[int], str]], does_dump: bool

@@ -24,7 +24,7 @@ rows = st.tuples(st.integers(1, 2**50), st.integers(1, 2**20), st.integers(0, 7)
 runs = st.lists(st.tuples(rows, st.integers(1, 5)), min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(runs=runs, memory=st.sampled_from(["DRAM", "VRAM"]))
 def test_packed_pieces_come_back_in_their_order(
     runs: list[tuple[tuple[int, int, int], int]], memory: str

@@ -1,9 +1,10 @@
-"""The public clients of OpenAI and Anthropic, unmodified, against the whole stack."""
+"""Answers of the whole stack: those of public clients, of either place, policy and cache."""
 
 import asyncio
 import contextlib
 import io
 import json
+import random
 import re
 import shlex
 from collections.abc import AsyncIterator
@@ -23,6 +24,17 @@ README = Path(__file__).parents[2] / "README.md"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+GREEDY = {"temperature": 0}
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
+PENALIZED = {
+    "temperature": 0.7,
+    "seed": 7,
+    "top_k": 40,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1,
+}
+QUESTIONS = ["Hello!", "What is the capital of France?", "Tell me a story about a fox."]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -34,33 +46,19 @@ async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-async def test_a_chat_answers_in_words(
-    client: openai.AsyncOpenAI, cluster: Cluster, place: str
-) -> None:
-    raw = await client.chat.completions.with_raw_response.create(
-        model=cluster.model_name,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
-        temperature=0,
-        max_tokens=30,
-        extra_headers={"x-tandem-prefill": place},
-    )
-    answer = raw.parse()
-    assert raw.headers["x-tandem-prefill"] == place
-    assert "capital" in (answer.choices[0].message.content or "")
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-
-
-@pytest.mark.parametrize("place", ["local", "remote"])
 async def test_one_question_has_one_answer_in_every_api(
     client: openai.AsyncOpenAI, cluster: Cluster, place: str
 ) -> None:
     question: Any = [{"role": "user", "content": "What is the capital of France?"}]
     headers = {"x-tandem-prefill": place}
     common: Any = {"model": cluster.model_name, "temperature": 0, "extra_headers": headers}
-    chat = await client.chat.completions.create(messages=question, max_tokens=30, **common)
+    raw = await client.chat.completions.with_raw_response.create(
+        messages=question, max_tokens=30, **common
+    )
+    chat = raw.parse()
     text = chat.choices[0].message.content
+    assert raw.headers["x-tandem-prefill"] == place and "capital" in text
+    assert chat.choices[0].finish_reason == "stop"
     async with client.responses.stream(input=question, max_output_tokens=30, **common) as stream:
         response = await stream.get_final_response()
     assert response.output_text == text and response.status == "completed"
@@ -125,25 +123,6 @@ async def test_logprobs_name_the_tokens_of_the_text(
     for token in logprobs.content:
         assert len(token.top_logprobs) == 3
         assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
-
-
-async def test_leaving_a_stream_stops_the_work(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    stream = await client.completions.create(
-        model=cluster.model_name,
-        prompt="The fox",
-        max_tokens=4000,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    async for _ in stream:
-        break
-    await stream.close()
-    async with asyncio.timeout(5):
-        while any(worker.load.num_running for worker in await cluster.statuses("decode")):
-            await asyncio.sleep(0.02)
-    await cluster.balanced()
 
 
 def readme_blocks(cluster: Cluster) -> list[str]:
@@ -218,3 +197,109 @@ async def test_the_bundled_model_streams_its_reasoning_before_its_answer(
     assert re.fullmatch("r{5,}c{3,}", kinds)
     assert "What is the capital of France?" in thought and "think>" not in thought + answer
     assert "Paris" in answer
+
+
+def words(num_words: int, seed: int) -> str:
+    draw = random.Random(seed)
+    vocabulary = ["the", "fox", "ran", "over", "green", "hills", "and", "saw", "an", "old", "house"]
+    return " ".join(draw.choice(vocabulary) for _ in range(num_words))
+
+
+def asking(place: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"x-tandem-prefill": place}}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "all"])
+async def test_local_and_remote_give_the_same_text(
+    cluster: Cluster, sampling: dict[str, object]
+) -> None:
+    async def both(question: str) -> None:
+        texts = []
+        for place in ("local", "remote"):
+            # a salt of its own: nothing is shared with the other runs
+            salt = f"{place} {sampling}"
+            answer = await cluster.chat(
+                question, max_tokens=40, cache_salt=salt, **sampling, **asking(place)
+            )
+            assert (answer.status, answer.place) == (200, place)
+            texts.append(answer.text)
+        assert texts[0] == texts[1] and texts[0]
+
+    await asyncio.gather(*[both(question) for question in QUESTIONS])
+
+
+async def test_every_policy_gives_the_same_text(cluster: Cluster) -> None:
+    prompts = [words(n, seed=n) for n in (5, 90, 400)]
+    texts: dict[str, list[str]] = {}
+    await cluster.set_config("disagg.max_local_prefill_length", 200)
+    for policy in ("always_local", "always_remote", "threshold", "adaptive"):
+        await cluster.set_config("disagg.policy", policy)
+        answers = [
+            await cluster.complete(prompt, max_tokens=24, cache_salt=policy, **options)
+            for prompt in prompts
+            for options in (GREEDY, SEEDED)
+        ]
+        texts[policy] = [answer.text for answer in answers]
+        if policy != "adaptive":
+            places = [answer.place for answer in answers[::2]]
+            expected = {
+                "always_local": ["local"] * 3,
+                "always_remote": ["remote"] * 3,
+                "threshold": ["local", "local", "remote"],
+            }
+            assert places == expected[policy]
+    assert all(these == texts["always_local"] for these in texts.values())
+    await cluster.set_config("disagg.max_local_prefill_length", 1000)
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+async def test_a_prefix_hit_changes_nothing_but_the_work(cluster: Cluster, place: str) -> None:
+    prompt = words(150, seed=99)
+    options = {"max_tokens": 16, "cache_salt": place, **GREEDY, **asking(place)}
+    cold = await cluster.complete(prompt, **options)
+    warm = await cluster.complete(prompt, **options)
+    assert cold.text == warm.text
+    assert cold.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    num_cached = warm.body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    num_prompt = warm.body["usage"]["prompt_tokens"]
+    assert num_cached % 16 == 0 and num_prompt - 16 <= num_cached < num_prompt
+
+
+async def test_a_longer_prompt_reuses_the_blocks_of_a_shorter_one(cluster: Cluster) -> None:
+    head, tail = words(120, seed=5), words(60, seed=6)
+    undisturbed = await cluster.complete(head + " " + tail, max_tokens=16, cache_salt="a", **GREEDY)
+    await cluster.complete(head, max_tokens=4, cache_salt="b", **GREEDY, **asking("local"))
+    partly_cached = await cluster.complete(
+        head + " " + tail, max_tokens=16, cache_salt="b", **GREEDY, **asking("remote")
+    )
+    assert partly_cached.text == undisturbed.text
+    assert partly_cached.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_logprobs_are_the_same_from_both_sides(cluster: Cluster) -> None:
+    answers = [
+        await cluster.complete(
+            words(40, seed=3),
+            max_tokens=6,
+            ignore_eos=True,
+            logprobs=3,
+            cache_salt=place,
+            **GREEDY,
+            **asking(place),
+        )
+        for place in ("local", "remote")
+    ]
+    local, remote = (answer.body["choices"][0]["logprobs"] for answer in answers)
+    assert local["tokens"] == remote["tokens"] and len(local["tokens"]) == 6
+    assert local["token_logprobs"] == pytest.approx(remote["token_logprobs"], abs=1e-4)
+
+
+async def test_salts_keep_tenants_apart(cluster: Cluster) -> None:
+    prompt = words(80, seed=17)
+    for salt in ("one", "two"):
+        answer = await cluster.complete(prompt, max_tokens=1, cache_salt=salt, **GREEDY)
+        assert answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_the_pools_balance_afterwards(cluster: Cluster) -> None:
+    await cluster.balanced()
