@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from tests.services import EtcdServer, NatsServer
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+    # Triton's interpreter multiplies by NumPy's OpenBLAS. Its kernels for newer processors round a
+    # row by its place among the others, which no GPU does. Read when NumPy is first imported.
+    assert "numpy" not in sys.modules
+    os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 WAITING_ROOMS = {"soak", "e2e", "launch", "examples"}  # whole clusters, mostly
 # Processes of tests import helpers as `tests.room.helper`, too.
 ROOT = str(Path(__file__).parents[1])
