@@ -40,11 +40,15 @@ async def ask(cluster: Cluster, seed: int, place: str, num_tokens: int = BRIEF) 
     )
 
 
-async def caught_in_the_act(cluster: Cluster) -> None:
-    async def is_working() -> bool:
-        return any(w.details["num_jobs"] for w in await cluster.statuses("prefill"))
-
-    await until(is_working)
+async def caught_in_the_act(cluster: Cluster, seed: int) -> asyncio.Task[Answer]:
+    """A long prompt that a prefill worker computes now. On a fast machine it takes some tries."""
+    async with asyncio.timeout(20.0):
+        while True:
+            asking = asyncio.create_task(ask(cluster, seed, "remote", LONG))
+            while not asking.done():
+                if any(w.details["num_jobs"] for w in await cluster.statuses("prefill")):
+                    return asking
+            assert (await asking).place == "remote"
 
 
 async def remote_works(cluster: Cluster) -> None:
@@ -58,8 +62,7 @@ async def remote_works(cluster: Cluster) -> None:
 
 async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:
     undisturbed = await ask(cluster, 4, "local", LONG)
-    asking = asyncio.create_task(ask(cluster, 4, "remote", LONG))
-    await caught_in_the_act(cluster)
+    asking = await caught_in_the_act(cluster, 4)
     stopped_at = time.perf_counter()
     cluster.send_signal("prefill0", signal.SIGSTOP)
     answer = await asking
