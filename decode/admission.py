@@ -1,8 +1,11 @@
 """The decision for each prompt: prefill it locally or remotely. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.transfer_cost import TransferCost
@@ -66,8 +69,7 @@ _REASONS = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Decision:
+class Decision(Struct, frozen=True, gc=False):
     """The place of a prompt's prefill, the cause, and the numbers that led to it."""
 
     place: PrefillPlace
@@ -182,7 +184,7 @@ def _best_remote(side: PrefillSide, num_uncached: int, num_cached: int) -> Predi
     return min(
         (
             predict(
-                replace(other, num_waiting_tokens=other.num_waiting_tokens + share),
+                other.behind(share),
                 num_uncached + num_cached,  # its own prefix cache is not known here
                 transfer_s=transfer_s,
             )

@@ -1,7 +1,5 @@
 """The engine's results: outputs of sequences, reservations of blocks, and its load."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from tandem.engine.schedule.scheduler import Scheduler
@@ -30,8 +28,7 @@ class SequenceOutput(msgspec.Struct):
     seq: Sequence | None = None  # whose output it is: ids come again when a request is resumed
 
 
-@dataclass(slots=True, frozen=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """Blocks that a remote prefill fills. The engine owns them until the handoff has ended.
 
     Blocks that no later token reads, because a window has passed them, are in neither list.
@@ -42,8 +39,7 @@ class Reservation:
     num_cached_tokens: int
 
 
-@dataclass(slots=True, frozen=True)
-class LoadStats:
+class LoadStats(msgspec.Struct, frozen=True):
     """The engine's load at one moment. Blocks held are those not free, cached or quarantined."""
 
     num_running: int

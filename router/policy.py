@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
@@ -21,8 +22,7 @@ SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS f
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
 
-@dataclass(slots=True, frozen=True)
-class RoutingDecision:
+class RoutingDecision(Struct, frozen=True, gc=False):
     """The instance for a request, and the reason."""
 
     instance_id: str

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tandem.runtime.messages import LoadReport, StepCosts
@@ -34,6 +35,11 @@ class PlaceLoad:
     num_decodes: int = 0
     decode_context: int = 0  # tokens
     num_waiting_tokens: int = 0  # of prompts that come first
+
+    def behind(self, num_tokens: int) -> "PlaceLoad":
+        """Return the load with so many tokens more that come first."""
+        num_waiting_tokens = self.num_waiting_tokens + num_tokens
+        return PlaceLoad(self.costs, self.num_decodes, self.decode_context, num_waiting_tokens)
 
     @staticmethod
     def of(report: LoadReport) -> "PlaceLoad | None":
@@ -137,8 +143,7 @@ def bounding_factors(seconds: list[float]) -> list[float] | None:
     return [min(1.0, longest_s / max(each, _TINY_S)) for each in seconds]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True, gc=False):
     """The expected seconds of one prompt at one place."""
 
     wait_s: float  # until its first step

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tandem.engine.outputs import LoadStats
 
