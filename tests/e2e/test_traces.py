@@ -44,7 +44,7 @@ async def ask_many(cluster: Cluster, place: str, number: int = NUM_REQUESTS) -> 
 async def migrated(cluster: Cluster) -> dict[str, Answer]:
     """Answers whose decode worker leaves in the middle of them."""
     trace_ids = [secrets.token_hex(16) for _ in range(4)]
-    asking = [asyncio.create_task(ask(cluster, each, "local", 400)) for each in trace_ids]
+    asking = [asyncio.create_task(ask(cluster, each, "local", 1500)) for each in trace_ids]
     async with asyncio.timeout(20):
         while not any(each.load.num_running for each in await cluster.statuses("decode")):
             await asyncio.sleep(0.01)
@@ -79,6 +79,7 @@ async def test_every_request_is_one_trace_with_the_times_of_its_timeline(
         assert {f"chat {cluster.model_name}", "tandem.call", "tandem.decode"} <= names
     assert set(spans) >= set(answers)
     for trace_id, answer in handed.items():
+        assert answer.place == "remote", answer.headers["x-tandem-prefill-reason"]
         assert "tandem.prefill" in spans[trace_id]
         check_times(spans[trace_id], answer)
     for trace_id in fallen:
