@@ -1,7 +1,7 @@
 """From a checked body to the sequences that decode workers generate."""
 
 import hashlib
-import secrets
+import random
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Literal
@@ -138,7 +138,7 @@ def _choices(
 def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
-    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    seed = random.getrandbits(63) if body.seed is None else body.seed % 2**64
     is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
     return SamplingParams(
         temperature=0.0 if is_greedy else _or(body.temperature, 1.0),

@@ -112,6 +112,8 @@ def few_paces(loads: list[InstanceLoad]) -> list[Pace[float]] | None:
             return None
         _lend(loads)
         return few_paces(loads)
+    if len(loads) == 1:
+        return paces
     by_prompts = bounding_factors([load.nominal_s[0] for load in loads])
     by_decodes = bounding_factors([load.nominal_s[1] for load in loads])
     if by_prompts is None and by_decodes is None:

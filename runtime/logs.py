@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -29,20 +30,19 @@ def log_for(request_id: str, headers: Mapping[str, str]) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """One line per event, whatever a stranger put into its message: escaped, cut, no passwords."""
+    """One line per event, whatever a stranger put into its message: escaped, cut, no passwords.
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = one_line(masked(record.message), MAX_MESSAGE_BYTES)
-        return super().formatMessage(record)
+    The lines of a traceback follow, indented.
+    """
+
+    def __init__(self, role: str, instance_id: str) -> None:
+        super().__init__()
+        self._process = f"{role}/{instance_id}" if instance_id else role
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if "\n" not in text:  # nearly every record
-            return text
-        head, *details = text.split("\n")
-        last = details[-_MAX_TRACEBACK_LINES:]
-        lines = (one_line(masked(line), MAX_MESSAGE_BYTES) for line in last)
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+        message = one_line(masked(record.getMessage()), MAX_MESSAGE_BYTES)
+        head = f"{_time(record)} {record.levelname:7} {self._process} {record.name}: {message}"
+        return "\n  ".join([head, *_traceback(self, record)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,9 +53,8 @@ class JsonFormatter(logging.Formatter):
         self._process = {"role": role, "instance": instance_id} if instance_id else {"role": role}
 
     def format(self, record: logging.LogRecord) -> str:
-        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
-            "time": f"{second}.{int(record.msecs):03d}Z",
+            "time": _time(record),
             "level": record.levelname.lower(),
             **self._process,
             "logger": record.name,
@@ -66,11 +65,27 @@ class JsonFormatter(logging.Formatter):
             line["request_id"] = one_line(request_id, MAX_MESSAGE_BYTES)
         if trace_id := trace_id_of(headers):
             line["trace_id"] = trace_id
-        if record.exc_info:
-            last = self.formatException(record.exc_info).split("\n")[-_MAX_TRACEBACK_LINES:]
-            each = (one_line(masked(text), MAX_MESSAGE_BYTES) for text in last)
-            line["traceback"] = "\n".join(each)
+        if traceback := _traceback(self, record):
+            line["traceback"] = "\n".join(traceback)
         return msgspec.json.encode(line).decode()
+
+
+def _time(record: logging.LogRecord) -> str:
+    """Return the time of an event in UTC, with milliseconds."""
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s))
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    """Return the last lines of an event's traceback; none where it has no traceback."""
+    if not record.exc_info:
+        return []
+    last = formatter.formatException(record.exc_info).split("\n")[-_MAX_TRACEBACK_LINES:]
+    return [one_line(masked(line), MAX_MESSAGE_BYTES) for line in last]
 
 
 def setup_logging(level: str, role: str, instance_id: str = "", format: LogFormat = "text") -> None:
@@ -80,10 +95,8 @@ def setup_logging(level: str, role: str, instance_id: str = "", format: LogForma
     lines of a traceback are indented.
     """
     handler = logging.StreamHandler(sys.stderr)
-    is_json = format == "json"
-    handler.setFormatter(
-        JsonFormatter(role, instance_id) if is_json else _text_formatter(role, instance_id)
-    )
+    formatter = JsonFormatter if format == "json" else LineFormatter
+    handler.setFormatter(formatter(role, instance_id))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -91,13 +104,3 @@ def setup_logging(level: str, role: str, instance_id: str = "", format: LogForma
     # No line shows these, and finding them out takes a fifth of a line's time.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-
-
-def _text_formatter(role: str, instance_id: str) -> LineFormatter:
-    who = f"{role}/{instance_id}" if instance_id else role
-    formatter = LineFormatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {who.replace('%', '%%')} %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    formatter.converter = time.gmtime
-    return formatter

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Literal
 
 Stage = Literal[
@@ -13,6 +14,7 @@ Course = Literal["local", "remote", "fallback"]
 
 # The stages that a prefill worker may report; the decode worker marks the others.
 PREFILL_STAGES: tuple[Stage, ...] = ("prefix_pulled", "computed", "first_write", "last_write")
+_BY_TIME = itemgetter(1)
 _CLOCK_SLACK_MS = 50.0  # two hosts' clocks run at rates that differ by parts in a million
 
 # name |-> (the stages it can begin at, best first; the stage it ends at)
@@ -48,7 +50,7 @@ class Timeline:
         """
         if stage not in self._marks:
             elapsed_s = (time.perf_counter() if at is None else at) - self.started_at
-            self._marks[stage] = max(0.0, elapsed_s * 1e3)
+            self._marks[stage] = round(max(0.0, elapsed_s * 1e3), 3)
 
     def merge(self, stages_ms: Mapping[str, float], origin: Stage) -> None:
         """Take over a prefill worker's stages, whose times count from the mark of `origin`.
@@ -63,7 +65,7 @@ class Timeline:
         for stage in PREFILL_STAGES:
             ms = stages_ms.get(stage, math.nan)
             if 0 <= ms <= most_ms:
-                self._marks.setdefault(stage, origin_ms + ms)
+                self._marks.setdefault(stage, round(origin_ms + ms, 3))
 
     def elapsed_s(self) -> float:
         """Return the seconds since construction."""
@@ -71,20 +73,16 @@ class Timeline:
 
     def ms(self) -> dict[str, float]:
         """Return stage |-> milliseconds since construction, rounded to µs, in order of time."""
-        return {stage: round(ms, 3) for stage, ms in sorted(self._marks.items(), key=_by_time)}
+        return dict(sorted(self._marks.items(), key=_BY_TIME))
 
     def since(self, origin: Stage) -> dict[str, float]:
         """Return stage |-> milliseconds since the mark of `origin`, for the stages after it."""
         origin_ms = self._marks.get(origin, math.inf)
         return {
             stage: round(ms - origin_ms, 3)
-            for stage, ms in sorted(self._marks.items(), key=_by_time)
+            for stage, ms in self.ms().items()
             if ms >= origin_ms and stage != origin
         }
-
-
-def _by_time(mark: tuple[str, float]) -> float:
-    return mark[1]
 
 
 def course(stages_ms: Mapping[str, float]) -> Course:

@@ -20,20 +20,21 @@ from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import MAX_NAME_CHARS, masked, one_line, short
 from tests.services import free_port
 
+HEAD = "INFO    decode/1 tandem.x: "
 FORGED = "x\n2026-01-01T00:00:00.000Z INFO    decode/1 tandem.x: all is well"
 
 
 def line_of(message: str, *args: object, error: Exception | None = None) -> str:
     exc_info = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("tandem.x", logging.INFO, "", 0, message, args, exc_info)
-    return LineFormatter("%(levelname)s %(message)s").format(record)
+    return LineFormatter("decode", "1").format(record).partition(" ")[2]
 
 
 def test_a_name_with_a_line_break_forges_no_line() -> None:
-    assert line_of("unknown field %s", FORGED) == "INFO unknown field " + FORGED.replace(
+    assert line_of("unknown field %s", FORGED) == f"{HEAD}unknown field " + FORGED.replace(
         "\n", "\\n"
     )
-    assert line_of("%s", "\x1b[2J\r\x9b\u2028\u202e") == r"INFO \x1b[2J\r\x9b\u2028\u202e"
+    assert line_of("%s", "\x1b[2J\r\x9b\u2028\u202e") == HEAD + r"\x1b[2J\r\x9b\u2028\u202e"
 
 
 def test_the_lines_of_a_traceback_are_indented() -> None:
@@ -41,7 +42,7 @@ def test_the_lines_of_a_traceback_are_indented() -> None:
         raise ValueError(FORGED)
     except ValueError as error:
         first, *others = line_of("failed", error=error).splitlines()
-    assert first == "INFO failed"
+    assert first == f"{HEAD}failed"
     assert others[-2:] == ["  ValueError: x", "  " + FORGED.splitlines()[1]]
     assert all(line.startswith("  ") for line in others)
 
@@ -54,7 +55,7 @@ def test_a_message_of_megabytes_is_cut_at_one_kib(char: str) -> None:
 
 
 def test_a_short_message_stays_as_it_is() -> None:
-    assert line_of("request %s: gr\u00fc\u00dfe", "r1") == "INFO request r1: gr\u00fc\u00dfe"
+    assert line_of("request %s: gr\u00fc\u00dfe", "r1") == f"{HEAD}request r1: gr\u00fc\u00dfe"
 
 
 def test_names_in_errors_are_cut() -> None:
@@ -74,7 +75,7 @@ def test_names_in_errors_are_cut() -> None:
 )
 def test_the_secrets_of_urls_are_masked(url: str, shown: str) -> None:
     assert masked(url) == shown
-    assert line_of("NATS at %s", url) == f"INFO NATS at {shown}"
+    assert line_of("NATS at %s", url) == f"{HEAD}NATS at {shown}"
 
 
 async def test_an_unreachable_nats_is_named_without_its_password() -> None:
