@@ -270,6 +270,7 @@ class DecodeRole:
         """Return lines of `tandem status`."""
         thresholds = self.thresholds.current.model_dump(exclude_none=True)
         return {f"disagg.{key}": value for key, value in thresholds.items()} | {
+            "num_prefill_instances": len(self._prefill_instances.items),
             "num_open_handoffs": self.remote.num_open,
             "num_queued_jobs": self.prefill_view.queue_depth.num_jobs,
             "num_queued_tokens": self.prefill_view.queue_depth.num_tokens,

@@ -23,7 +23,7 @@ from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.plane.client import RequestClient
@@ -164,7 +164,9 @@ class Cluster:
         await self.ready(num_prefill, num_decode)
 
     async def ready(self, num_prefill: int, num_decode: int) -> None:
-        """Until just these running workers are registered and the frontend is healthy."""
+        """Until just these workers are registered and know each other, and the frontend is
+        healthy.
+        """
         async with asyncio.timeout(READY_TIMEOUT_S):
             while not await self._is_ready(num_prefill, num_decode):
                 for child in self.children.values():
@@ -192,13 +194,16 @@ class Cluster:
         pids = {child.pid for child in self.children.values()}
         try:
             instances = await self.instances()
+            decodes = await self.statuses("decode")
             is_healthy = (await self.get("/health")).status == 200
-        except (aiohttp.ClientError, ServiceError):
+        except (aiohttp.ClientError, TandemError):
             return False
         roles = [instance.component for instance in instances if instance.pid in pids]
         counts = (roles.count("prefill"), roles.count("decode"))
         no_ghosts = len(roles) == len(instances)
-        return is_healthy and no_ghosts and counts == (num_prefill, num_decode)
+        known = [each.details["num_prefill_instances"] for each in decodes]
+        know_each_other = known == [num_prefill] * num_decode
+        return is_healthy and no_ghosts and know_each_other and counts == (num_prefill, num_decode)
 
     async def end(self, name: str) -> None:
         """Stops a process cleanly, also one that is frozen."""
