@@ -41,7 +41,10 @@ def run(setting: Setting) -> Iterator[Figure]:
     label = f"answers that differ from one worker's, of {len(prompts)}"
     yield Figure("served_different", label, "", samples, at_most(limit), failure=failure)
     share = places.count("remote") / len(places)
-    yield Figure("served_remote", "share of remote prefills", "", (share,), at_least(0.9))
+    reasons = tuple(sorted({*re.findall(r"prefill local \(.*?\)", logs)}))
+    yield Figure(
+        "served_remote", "share of remote prefills", "", (share,), at_least(0.9), notes=reasons
+    )
     builds = re.findall(r"kernel \S+ was built while serving", logs)
     yield Figure(
         "served_builds",

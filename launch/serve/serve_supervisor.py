@@ -1,5 +1,6 @@
 """`tandem serve`: the roles of one topology as children of the supervisor."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +15,24 @@ from tandem.launch.serve.plan import make_plan
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.serve.topology import Topology, load_topology, workers_topology
 from tandem.launch.supervise.reporter import Reporter
-from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
+from tandem.launch.supervise.supervisor import (
+    Supervisor,
+    local_instance,
+    local_pid,
+    with_free_port,
+)
+from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.instance_report import ask_worker
+from tandem.runtime.messages import Instance
+from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.progress_report import ProgressReport, watch_progress
 
 WORKERS_ON_A_CPU = 2
+KNOWN_RETRY_S = 0.05
 
 
 def run_serve(
@@ -88,13 +100,14 @@ class ServeSupervisor(Supervisor):
         await loading.close()
 
     async def _until_ready(self, view: WatchView) -> None:
-        workers = [child for child in self._children if child.kind != "frontend"]
+        workers = {child.pid for child in self._children if child.kind != "frontend"}
         await view.wait_for(
-            lambda items: (
-                {worker.pid for worker in workers} <= {local_pid(v) for v in items.values()}
-            ),
+            lambda items: workers <= {local_pid(value) for value in items.values()},
             self._options.start_timeout_s,
         )
+        local = (local_instance(value) for value in view.items.values())
+        own = [instance for instance in local if instance and instance.pid in workers]
+        await until_known(self._config.config.runtime, own)
         await self._until_answers("/health")
 
     def _instance_changed(self, key: str, value: bytes | None) -> None:
@@ -133,3 +146,26 @@ class ServeSupervisor(Supervisor):
                 "tandem config set disagg.max_local_prefill_length 512"
             )
         self._report.note("Ctrl-C stops; tandem status shows the state of every process")
+
+
+async def until_known(runtime: RuntimeConfig, instances: Sequence[Instance]) -> None:
+    """Wait until each decode worker has heard of all prefill workers among `instances`.
+
+    Before that it would prefill every prompt itself, whatever its policy.
+    """
+    num_prefill = sum(instance.component == "prefill" for instance in instances)
+    decodes = [instance for instance in instances if instance.component == "decode"]
+    client = RequestClient(runtime, new_id())
+    try:
+        for decode in decodes:
+            while not await _knows(client, decode, num_prefill):
+                await asyncio.sleep(KNOWN_RETRY_S)
+    finally:
+        await client.close()
+
+
+async def _knows(client: RequestClient, decode: Instance, num_prefill: int) -> bool:
+    worker = (await ask_worker(client, decode)).worker
+    if worker is None:
+        return False
+    return int(worker.details.get("num_prefill_instances", num_prefill)) >= num_prefill

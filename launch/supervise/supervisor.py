@@ -265,13 +265,19 @@ def with_free_port(config: EffectiveConfig) -> EffectiveConfig:
     return config.with_settings([chosen])
 
 
-def local_pid(instance: bytes) -> int | None:
-    """Return the process id in an instance's record; None for an instance of another machine."""
+def local_instance(record: bytes) -> Instance | None:
+    """Return an instance's record; None for an instance of another machine."""
     try:
-        decoded = msgspec.json.decode(instance, type=Instance)
+        instance = msgspec.json.decode(record, type=Instance)
     except msgspec.DecodeError:
         return None
-    return decoded.pid if decoded.host == socket.gethostname() else None
+    return instance if instance.host == socket.gethostname() else None
+
+
+def local_pid(record: bytes) -> int | None:
+    """Return the process id in an instance's record; None for an instance of another machine."""
+    instance = local_instance(record)
+    return instance.pid if instance is not None else None
 
 
 def _died(process: ManagedProcess | LocalServer, when: str) -> ServiceError:
