@@ -160,7 +160,8 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject, quarantined: bool, in_step: bool) -> None:
         if in_step:
             self.engine.launch()
-        request_id = data.draw(st.sampled_from(sorted(self.seqs)))
+        running = [request_id for request_id in self.engine.scheduler.running if in_step]
+        request_id = data.draw(st.sampled_from(running or sorted(self.seqs)))
         is_remote = self.seqs[request_id].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
         if self.engine.abort(request_id, quarantined=quarantined):
             self.dropped.add(request_id)
