@@ -223,8 +223,10 @@ class Worker:
         await self._register(role)
 
     async def _register(self, role: Role) -> None:
-        key = await register_instance(self.node, self.node.instance(role.endpoint))
-        self._active[role.name] = key
+        instance = self.node.instance(role.endpoint)
+        # before anyone can find it: the status that they ask for has the role
+        self._active[role.name] = role.endpoint.instance_key(instance.instance_id)
+        await register_instance(self.node, instance)
 
     async def _start(self, role: Role) -> None:
         """Start a role, once; a start that fails leaves nothing behind."""

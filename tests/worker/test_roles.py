@@ -102,6 +102,23 @@ async def test_a_worker_lays_one_role_down_and_takes_it_up_again(
     assert (await pair.change(one, "both")).load.role == "both"
 
 
+async def test_the_status_has_a_role_as_soon_as_the_worker_can_be_found_by_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pair.change(pair.one, "prefill")
+    discovery, statuses = pair.one.node.discovery, []
+    put = discovery.put
+
+    async def put_and_ask(key: str, value: bytes) -> None:
+        await put(key, value)
+        statuses.append(await pair.one.worker._worker_status())
+
+    monkeypatch.setattr(discovery, "put", put_and_ask)
+    await pair.change(pair.one, "both")
+    assert statuses[-1].load.role == "both"
+    assert statuses[-1].details["num_prefill_instances"] == 2
+
+
 async def test_tickets_go_past_a_worker_that_laid_the_prefill_role_down(pair: Pair) -> None:
     await pair.change(pair.two, "decode")
     await eventually(
