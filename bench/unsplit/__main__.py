@@ -5,7 +5,6 @@ python -m tandem.bench.unsplit --trace conversation_trace.jsonl --output unsplit
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -58,9 +57,8 @@ HOW = {
     "a trace's beginning is scaled in time to a share of its capacity",
     "capacity": f"requests/s of the trace that the unsplit workers answer to {CAPACITY_CALLERS} "
     f"callers; {', '.join(f'{name} is {share:g} of it' for name, share in SHARES.items())}",
-    "turns": "one cluster runs at a time, started anew for the cells of each group (as many "
-    "callers, prompts as long); every other round goes in reverse order. Each idle cluster beside "
-    "it would take 4 % of two cores, and its share of a GPU's memory",
+    "turns": "the clusters run beside each other, started anew for each cell, and answer one at a "
+    "time; every other round goes in reverse order",
     "goodput": "requests/s that keep all targets",
     "num_failed": "requests with an error or with a shorter answer than asked for",
 }
@@ -91,7 +89,7 @@ class Comparison:
                 load_topology(name)
 
     async def run(self) -> None:
-        """Measure every cell, group by group, until the time is over.
+        """Measure every cell until the time is over.
 
         Raises ConfigError, ServiceError and ExchangeError.
         """
@@ -109,21 +107,23 @@ class Comparison:
             capacity = run.summary.request_throughput
             say(f"capacity of {trace.stem}: {capacity:.2f} requests/s")
             cells += (cell for cell in trace_cells(trace, capacity, options) if cell.name in names)
-        for group, found in itertools.groupby(cells, key=lambda cell: cell.group):
-            await self._measure_group(group, list(found))
+        for cell in cells:
+            await self._measure_cell(cell)
 
-    async def _measure_group(self, group: str, cells: Sequence[Cell]) -> None:
-        names = list(self._topologies)
-        for index in range(self._options.rounds):
-            for name in names if index % 2 == 0 else reversed(names):
+    async def _measure_cell(self, cell: Cell) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(self._served(name, cell.load))
+                for name in self._topologies
+            }
+            for index in range(self._options.rounds):
                 if perf_counter() > self._deadline_s:
-                    say(f"the time is over: {group} gets {index} rounds")
+                    say(f"the time is over: {cell.name} gets {index} rounds")
                     return
-                async with self._served(name, cells[-1].load) as client:
-                    for cell in cells:
-                        await self._measure_cell(client, name, cell, index)
+                for name in clients if index % 2 == 0 else reversed(clients):
+                    await self._take_turn(clients[name], name, cell, index)
 
-    async def _measure_cell(self, client: OpenAIClient, name: str, cell: Cell, index: int) -> None:
+    async def _take_turn(self, client: OpenAIClient, name: str, cell: Cell, index: int) -> None:
         run = await self._measure(client, cell.load, f"{cell.name}, {name}", index)
         values = values_of(run, self._options.targets) | {"time_scale": cell.load.time_scale}
         self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)

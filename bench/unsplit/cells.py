@@ -49,7 +49,7 @@ class Options:
     trace_block_tokens: int = option(16, "tokens per hash id of a trace", least=1)
     cells: tuple[str, ...] = option((), "only cells of these names, as c4-1500-* or *-knee")
     quick: bool = option(False, "two cells, and the knee of the traces, for two short rounds")
-    rounds: int = option(5, "interleaved rounds", group="course", least=1)
+    rounds: int = option(9, "interleaved rounds", group="course", least=1)
     seconds: float = option(6.0, "in which a closed loop sends", least=0.1)
     trace_seconds: float = option(25.0, "in which a trace's requests arrive", least=1)
     minutes: float = option(300.0, "after which nothing more is started", least=0)
@@ -79,10 +79,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One load; a contender measures the cells of a group in one turn."""
+    """One load."""
 
     name: str  # c4-1500-64: callers, prompt, answer | conversation_trace-knee
-    group: str
     load: BenchOptions
 
 
@@ -92,11 +91,10 @@ def trace_names(options: Options) -> dict[str, Path]:
 
 
 def grid_cells(options: Options) -> list[Cell]:
-    """Return the cells of closed loops, group by group."""
+    """Return the cells of closed loops."""
     return [
         Cell(
             f"c{callers}-{num_input}-{num_output}",
-            f"c{callers}-{num_input}",
             BenchOptions(
                 concurrency=callers,
                 input_tokens=num_input,
@@ -146,8 +144,7 @@ def trace_cells(trace: Path, capacity: float, options: Options) -> Iterator[Cell
             trace_block_tokens=options.trace_block_tokens,
             **_shared(options),
         )
-        name = f"{trace.stem}-{load}"
-        yield Cell(name, name, replayed)
+        yield Cell(f"{trace.stem}-{load}", replayed)
 
 
 def _shared(options: Options) -> dict[str, Any]:

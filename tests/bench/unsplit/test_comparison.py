@@ -54,12 +54,8 @@ def test_a_run_writes_ratios_into_its_document_and_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_hardware_is_refused_and_results_until_then_are_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_hardware_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "unsplit.json"
     assert main([*SMALL, "--output", str(output), "--workers", "1"]) == 1
     assert "2 workers and unsplit has 1" in capsys.readouterr().err
-    cells = json.loads(output.read_text())["cells"]
-    (values,) = cells["c2-100-8"]["unsplit"]
-    assert values["num_requests"] > 1 and not values["num_failed"]
+    assert not output.exists()
