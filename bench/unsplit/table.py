@@ -1,5 +1,6 @@
 """The ratios of contenders to the unsplit workers, as figures and as a table. Pure."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,7 +84,10 @@ def figures_of(results: Results) -> Iterator[Figure]:
 
 
 def markdown(results: Results) -> str:
-    """Return a table for each contender: medians of the rounds' ratios, least and greatest."""
+    """Return a table for each contender: medians of the rounds' ratios, least and greatest.
+
+    Its last row is over the rounds of all cells, for the metrics with a target.
+    """
     figures = {figure.name: figure for figure in figures_of(results)}
     contenders = dict.fromkeys(name for rounds in results.values() for name in rounds)
     return "\n".join(
@@ -107,6 +111,8 @@ def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> I
         row = [cell, f"{statistics.median(rates):.2f}" if rates else "-", *map(_text, found)]
         yield f"| {' | '.join(row)} |"
         judged += [figure for figure in found if figure is not None and figure.target]
+    means = [_mean([each for each in judged if each.name.endswith(m.name)]) for m in METRICS]
+    yield f"| geometric mean, standard error | | {' | '.join(means)} |"
     num_met = sum(figure.verdict == "met" for figure in judged)
     yield f"\n{num_met} of {len(judged)} medians with a target reach it ({PROMISE.text()})."
     failed = {
@@ -118,6 +124,15 @@ def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> I
         counts = "; ".join(f"{where}: {count:.0f}" for where, count in failed.items() if count)
         yield f"Failed or short answers: {counts}."
     yield ""
+
+
+def _mean(figures: list[Figure]) -> str:
+    """Return the geometric mean of all ratios, and its standard error."""
+    logs = [math.log(sample) for figure in figures for sample in figure.samples]
+    if len(logs) < 2:
+        return "-"
+    mean, error = math.exp(statistics.fmean(logs)), statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{mean:.2f} ± {mean * error:.2f}"
 
 
 def _text(figure: Figure | None) -> str:

@@ -52,6 +52,7 @@ def test_a_figure_is_the_median_of_the_rounds_own_ratios() -> None:
     table = markdown({"c1": {"unsplit": unsplit, "split": split}})
     assert "| c1 | 10.00 | 0.90 (0.50 to 2.00) | 1.00 (1.00 to 1.00) |" in table
     assert "3 of 4 medians" in table
+    assert "| geometric mean, standard error | | 0.97 ± 0.39 | 1.00 ± 0.00 |" in table
 
 
 def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
