@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable
 
 import msgspec
 import nats.errors
@@ -21,7 +20,7 @@ from nats.js import JetStreamContext
 from tandem.queue.config import QueueConfig
 from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
-from tandem.queue.pull import PullConsumer
+from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import DECODE_ERRORS, PrefillJob, encode
@@ -57,15 +56,15 @@ class JetStreamDelivery:
 
     async def ack(self) -> None:
         if self._answer():
-            await _best_effort(self._message.ack())
+            await best_effort(self._message.ack())
 
     async def nak(self, delay_s: float = 0.0) -> None:
         if self._answer():
-            await _best_effort(self._message.nak(delay=delay_s or None))
+            await best_effort(self._message.nak(delay=delay_s or None))
 
     async def in_progress(self) -> None:
         if not self._answered:
-            await _best_effort(self._message.in_progress())
+            await best_effort(self._message.in_progress())
 
     def _answer(self) -> bool:
         first, self._answered = not self._answered, True
@@ -152,8 +151,7 @@ class JetStreamQueue:
         await self.stop_receiving()
 
     async def stop_receiving(self) -> None:
-        for message in await self._pulls.close():
-            await _best_effort(message.nak())
+        await self._pulls.close()
 
     async def _dead_letter(self, message: Msg, reason: str) -> None:
         """Move a delivered message to the dead letters; when that fails it is delivered again."""
@@ -167,7 +165,7 @@ class JetStreamQueue:
             )
             return
         logger.warning("%s: job %s is a dead letter: %s", self._names.stream, identity, reason)
-        await _best_effort(message.term())
+        await best_effort(message.term())
 
     @property
     def _jetstream(self) -> JetStreamContext:
@@ -243,10 +241,3 @@ def _num_tokens(subject: str) -> int:
 def _header_value(text: str) -> str:
     """Return a text, perhaps a stranger's, as the value of a header: short, printable ASCII."""
     return ascii(text)[1:-1][:_MAX_HEADER_CHARS]
-
-
-async def _best_effort(call: Awaitable[object]) -> None:
-    try:
-        await call
-    except (nats.errors.Error, OSError) as exc:
-        logger.debug("an answer to the broker was not sent: %s", exc)

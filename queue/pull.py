@@ -8,14 +8,18 @@ own `fetch` of several messages waits for all of them.
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections import deque
+from collections.abc import Awaitable
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from tandem.runtime.nats import NatsConnection
+
+logger = logging.getLogger(__name__)
 
 _STATUS = "Status"
 _NO_RESPONDERS = "503"
@@ -79,15 +83,14 @@ class PullConsumer:
         self._ended[self._standing] = "reset"
         self._wake.set()
 
-    async def close(self) -> list[Msg]:
-        """Stop listening; return the messages that came and were not taken."""
+    async def close(self) -> None:
+        """Stop listening, and give back what came and was not taken, or comes too late."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._leave(subscription)
         self._standing_until = 0.0
-        left = list(self._messages)
-        self._messages.clear()
-        return left
+        while self._messages:
+            await best_effort(self._messages.popleft().nak())
 
     async def _leave(self, subscription: Subscription) -> None:
         """End a subscription, after the messages that the broker has sent already have come."""
@@ -137,6 +140,9 @@ class PullConsumer:
         status = (message.headers or {}).get(_STATUS)
         # A job keeps its own subject, whatever its headers are.
         if status is None or not message.subject.startswith(f"{self._inbox}."):
+            if self._subscription is None:
+                await best_effort(message.nak())
+                return
             self._messages.append(message)
             self._standing_until = 0.0
         else:
@@ -144,6 +150,14 @@ class PullConsumer:
             if message.subject == self._standing:
                 self._standing_until = 0.0
         self._wake.set()
+
+
+async def best_effort(call: Awaitable[object]) -> None:
+    """Send an answer to the broker, which delivers a job again where it does not come."""
+    try:
+        await call
+    except (nats.errors.Error, OSError) as exc:
+        logger.debug("an answer to the broker was not sent: %s", exc)
 
 
 async def _drain(subscription: Subscription) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import nats.js.errors
 import pytest
 
+from tandem.queue import pull
 from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.memory import MemoryQueue
@@ -189,9 +190,13 @@ async def test_two_workers_share_the_jobs_and_a_closed_one_gives_its_job_back(
     await first.close()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 async def test_a_job_on_its_way_to_a_worker_that_stops_receiving_goes_to_another(
-    nats: NatsServer, connection: NatsConnection
+    nats: NatsServer, connection: NatsConnection, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
+    """Also when the worker does not wait for the broker."""
+    if is_late:
+        monkeypatch.setattr(pull, "_LEAVE_TIMEOUT_S", 0.0)
     config = QueueConfig(ack_wait_s=60, max_deliver=5)
     model = os.urandom(4).hex()
     elsewhere = NatsConnection(RuntimeConfig(nats_url=nats.url))
