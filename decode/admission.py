@@ -1,5 +1,6 @@
 """The decision for each prompt: prefill it locally or remotely. Pure."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,7 @@ from tandem.runtime.messages import PrefillPlace
 
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
+LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ _REASONS = {
     PlacementCause.FALLBACK: "remote failed: {0.detail}",
 }
 
+_PREDICTED = (PlacementCause.FASTER, PlacementCause.SLOWER, PlacementCause.TARGET)
+
 
 class Decision(Struct, frozen=True, gc=False):
     """The place of a prompt's prefill, the cause, and the numbers that led to it."""
@@ -82,13 +86,18 @@ class Decision(Struct, frozen=True, gc=False):
     remote_ms: float = 0.0
     local_cost_ms: float = 0.0  # predicted delay of all answers together
     remote_cost_ms: float = 0.0
-    claim_timeout_ms: float = 0.0  # the ticket's; 0: as configured
+    claim_timeout_ms: float = 0.0  # of the ticket, then both are predicted anew; 0: as configured
     detail: str = ""  # of a remote prefill that was given up
 
     @property
     def predicted_ms(self) -> float:
         """The predicted time to the first token at the place; 0 when it is not known."""
         return self.local_ms if self.place == "local" else self.remote_ms
+
+    @property
+    def is_predicted(self) -> bool:
+        """True when the predictions of both places decided."""
+        return self.cause in _PREDICTED
 
     @property
     def reason(self) -> str:
@@ -121,6 +130,31 @@ def decide(
     if local is not None and decision.local_ms == 0.0:
         decision = replace(decision, local_ms=local.first_token_s * 1e3)
     return decision
+
+
+def is_still_remote(
+    config: DisaggConfig,
+    num_uncached_tokens: int,
+    side: PrefillSide,
+    *,
+    num_cached_tokens: int = 0,
+    waited_ms: float = 0.0,
+) -> bool:
+    """Return True if a ticket that no worker has claimed in time should go on waiting.
+
+    It should while another place is still predicted to be better. `side` counts the ticket itself.
+    The time that it has waited counts against the target of its first token.
+    """
+    if config.ttft_target_ms is not None:
+        left_ms = max(0.0, config.ttft_target_ms - waited_ms)
+        config = config.model_copy(update={"ttft_target_ms": left_ms})
+    without_it = dataclasses.replace(
+        side,
+        num_queued_jobs=max(0, side.num_queued_jobs - 1),
+        num_ticket_tokens=max(0, side.num_ticket_tokens - num_uncached_tokens),
+    )
+    decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
+    return decision.place == "remote" and decision.is_predicted
 
 
 def _decide(
@@ -172,7 +206,7 @@ def _by_threshold(config: DisaggConfig, num_uncached: int, side: PrefillSide) ->
 
 
 def _has_targets(config: DisaggConfig) -> bool:
-    return bool(config.ttft_target_ms or config.itl_target_ms)
+    return config.ttft_target_ms is not None or config.itl_target_ms is not None
 
 
 def _best_remote(side: PrefillSide, num_uncached: int, num_cached: int) -> Prediction | None:

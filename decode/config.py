@@ -72,7 +72,8 @@ class DisaggConfig(BaseModel):
         ge=1,
         le=MAX_TIMEOUT_MS,
         description="time a ticket may wait in the queue unclaimed before the prompt is "
-        "prefilled locally (ms)",
+        "prefilled locally; adaptive waits longer where that is predicted to be better, and "
+        "for no worker that has been silent for so long (ms)",
     )
 
     def handoff_timeout_of(self, num_uncached_tokens: int) -> int:

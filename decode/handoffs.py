@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from tandem.decode.admission import LOOK_AGAIN_S
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
+from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
 from tandem.queue.prefill_queue import PrefillQueue
@@ -59,6 +61,7 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         transfer_cost: TransferCost,
         vocab_size: int,
         own_prompts: OwnPrompts,
+        is_still_remote: Callable[[Engine, RemotePrefill], bool],  # on the engine thread
     ) -> None:
         super().__init__(transfer)
         self._node = node
@@ -68,6 +71,7 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         self._transfer = transfer
         self._deployment = deployment
         self._vocab_size = vocab_size
+        self._is_still_remote = is_still_remote
         self._tools = HandoffTools(
             group=group,
             health=self.health,
@@ -149,6 +153,27 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         )
         if await self.publish(remote, job, self._queue.publish):
             active.timeline.mark("queued")
+
+    def unclaimed(self, receiver: RemotePrefill) -> None:
+        """Give up a ticket that waits, unless another worker is still predicted to be better."""
+        decision = receiver.active.decision
+        if not receiver.is_unclaimed:
+            return
+        if decision is None or not decision.is_predicted:
+            super().unclaimed(receiver)
+            return
+
+        def look(engine: Engine) -> None:
+            waits = self._is_still_remote(engine, receiver)
+            self._aio.call_soon_threadsafe(end_look, waits)
+
+        def end_look(waits: bool) -> None:
+            if waits:
+                self._aio.call_later(LOOK_AGAIN_S, self.unclaimed, receiver)
+            else:
+                super(RemotePrefills, self).unclaimed(receiver)
+
+        self._tools.loop.post(look)
 
     # ---- the end ------------------------------------------------------------------------------
 

@@ -53,8 +53,11 @@ class PrefillView:
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
 
-    def side(self, engine: Engine) -> PrefillSide:
-        """Return the prefill side as of now. On the engine thread."""
+    def side(self, engine: Engine, longest_silence_s: float = REPORT_LIFETIME_S) -> PrefillSide:
+        """Return the prefill side as of now. On the engine thread.
+
+        Loads that were reported longer ago than `longest_silence_s` are left out.
+        """
         side, remote, depth = self._side, self._remote, self.queue_depth
         excluded = {self._me, *remote.excluded()}
         helpers = {
@@ -69,12 +72,12 @@ class PrefillView:
         num_open_tokens = self._num_reserved_tokens - remote.num_computed_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_open_tokens)
         side.here = _place_here(engine.load())
-        side.others = self._other_places(helpers)
+        side.others = self._other_places(helpers, longest_silence_s)
         return side
 
-    def _other_places(self, helpers: Set[str]) -> list[PlaceLoad]:
+    def _other_places(self, helpers: Set[str], longest_silence_s: float) -> list[PlaceLoad]:
         """Return the load of every worker that takes tickets and has reported lately."""
-        oldest = time.perf_counter() - REPORT_LIFETIME_S
+        oldest = time.perf_counter() - min(longest_silence_s, REPORT_LIFETIME_S)
         found = []
         for instance_id, (came_at, report) in list(self._loads.items()):
             if came_at < oldest or instance_id not in helpers:

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import time
 
-from tandem.decode.admission import Decision, PlacementCause, decide
+from tandem.decode.admission import Decision, PlacementCause, decide, is_still_remote
 from tandem.decode.config import DisaggConfig
+from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.kv_events import KvEventPublisher
 from tandem.decode.metrics import DecodeMetrics
@@ -149,6 +151,7 @@ class DecodeRole:
             transfer_cost=self._transfer_cost,
             vocab_size=self.engine.runner.model_config.vocab_size,
             own_prompts=worker.own_prompts,
+            is_still_remote=self._is_still_remote,
         )
         self.prefill_view = PrefillView(
             worker, self.remote, self._prefill_instances.items, self._transfer_cost, self.metrics
@@ -233,6 +236,20 @@ class DecodeRole:
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
+
+    def _is_still_remote(self, engine: Engine, remote: RemotePrefill) -> bool:
+        """Return True if a ticket should go on waiting. On the engine thread.
+
+        It waits for no worker that has been silent for as long as `claim_timeout_ms`.
+        """
+        config = self.thresholds.current
+        return is_still_remote(
+            config,
+            remote.num_uncached_tokens,
+            self.prefill_view.side(engine, config.claim_timeout_ms / 1e3),
+            num_cached_tokens=remote.active.num_cached_tokens,
+            waited_ms=(time.perf_counter() - remote.active.timeline.started_at) * 1e3,
+        )
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.bench.client.record import RequestRecord
-from tandem.decode.admission import Decision, PrefillSide
+from tandem.decode.admission import LOOK_AGAIN_S, Decision, PrefillSide, is_still_remote
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
@@ -114,7 +114,9 @@ class Handoffs:
         self._queue[ticket] = None
         claim_ms = decision.claim_timeout_ms or config.claim_timeout_ms
         longest_ms = config.handoff_timeout_ms + config.handoff_timeout_ms_per_token * num_uncached
-        self._clock.after(claim_ms / 1e3, partial(self._give_up_unclaimed, ticket))
+        self._clock.after(
+            claim_ms / 1e3, partial(self._unclaimed, ticket, may_wait=decision.is_predicted)
+        )
         self._clock.after(longest_ms / 1e3, partial(self._give_up, ticket))
         home.own_prompts.discard(seq.request_id)
         self.offer()
@@ -208,8 +210,19 @@ class Handoffs:
             home.scheduler.finish(seq)
             self._on_token(home, seq)
 
-    def _give_up_unclaimed(self, ticket: Ticket) -> None:
-        if ticket.worker is None:
+    def _unclaimed(self, ticket: Ticket, *, may_wait: bool) -> None:
+        """Give up a ticket that waits, unless another worker is still predicted to be better."""
+        if ticket.worker is not None or ticket.has_ended:
+            return
+        if may_wait and is_still_remote(
+            self._config,
+            ticket.num_uncached,
+            self.side(ticket.home),
+            num_cached_tokens=ticket.seq.num_cached_tokens,
+            waited_ms=(self._clock.now_s - ticket.queued_s) * 1e3,
+        ):
+            self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
+        else:
             self._give_up(ticket)
 
     def _give_up(self, ticket: Ticket) -> None:

@@ -8,6 +8,7 @@ from tandem.decode.admission import (
     PlacementCause,
     PrefillSide,
     decide,
+    is_still_remote,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.predict import PlaceLoad
@@ -126,6 +127,36 @@ def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
     assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)
     decision = decide(ADAPTIVE, 500, side(here=place(waiting=10**6), others=[place()]))
     assert decision.claim_timeout_ms == ADAPTIVE.claim_timeout_ms
+
+
+def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better() -> None:
+    waits = side(here=place(waiting=2000), others=[place()], num_queued_jobs=2)
+    waits.num_ticket_tokens = 500 + 1000  # its own tokens, and those of another ticket
+    assert is_still_remote(ADAPTIVE, 500, waits)
+    assert (waits.num_queued_jobs, waits.num_ticket_tokens) == (2, 1500)
+    waits.num_queued_jobs = 3  # two others wait
+    assert not is_still_remote(ADAPTIVE, 500, waits)
+    waits.num_queued_jobs, waits.num_ticket_tokens = 2, 500 + 2000
+    assert not is_still_remote(ADAPTIVE, 500, waits)
+    waits.num_ticket_tokens, waits.others = 500, []  # no other worker has reported lately
+    assert not is_still_remote(ADAPTIVE, 500, waits)
+
+
+def test_a_ticket_that_waits_has_less_time_left_to_its_target() -> None:
+    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 700.0})
+    busy = place(num_decodes=8)
+    known = side(here=busy, others=[place(waiting=100)], num_ticket_tokens=500)
+    assert is_still_remote(config, 500, known, waited_ms=50)
+    assert not is_still_remote(config, 500, known, waited_ms=150)  # local still keeps it
+    assert is_still_remote(config, 500, known, waited_ms=250)  # neither place does
+
+
+@pytest.mark.parametrize("policy", [Policy.THRESHOLD, Policy.ALWAYS_REMOTE])
+def test_no_ticket_goes_on_waiting_without_a_prediction(policy: Policy) -> None:
+    config = ADAPTIVE.model_copy(update={"policy": policy})
+    known = side(here=place(waiting=2000), others=[place()], num_queued_jobs=1)
+    assert decide(config, 500, known).place == "remote"
+    assert not is_still_remote(config, 500, known)
 
 
 @pytest.mark.parametrize("num_uncached", [50, 500])

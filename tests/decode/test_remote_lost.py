@@ -18,7 +18,15 @@ from tandem.runtime.errors import (
     TransferError,
     UnavailableError,
 )
-from tandem.runtime.messages import ClaimRefused, PrefillJob, StopConditions
+from tandem.runtime.events import load_subject
+from tandem.runtime.messages import (
+    ClaimRefused,
+    LoadReport,
+    PrefillJob,
+    StepCosts,
+    StopConditions,
+    encode,
+)
 from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
 from tests.handoff_peer import TRANSFER
@@ -155,6 +163,43 @@ async def test_a_handoff_ends_by_its_deadline_whatever_is_lost(
             await stage.settle(work)  # and the first token never comes
         assert await answer.whole() == stage.undisturbed(PROMPT)
         assert answer.report is not None and answer.report.place == "local"
+        await stage.balanced()
+
+
+async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predicted_to_be_better(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)  # so that remote is better
+    limits = {"policy": "adaptive", "max_local_prefill_length": 0, "claim_timeout_ms": 500}
+    async with Stage(runtime_config, tiny_model, **limits) as stage:
+        worker, events = stage.worker, stage.peer.node.events
+        assert await (await stage.ask(fresh_prompt(9, seed=1), place="local")).whole()
+        costs = StepCosts((1e-9, 0.0, 0.0), (1e-9, 1e-12, 0.0), 1.0, 4096, 4096)
+        puppet = stage.peer.node.instance_id
+        load = LoadReport(puppet, "", "prefill", 0, 0, 0, 8, 8, 0, costs=costs)
+        subject = load_subject(stage.peer.node.config.namespace, puppet)
+
+        async def report() -> None:
+            while True:
+                events.publish(subject, encode(load))
+                await asyncio.sleep(0.02)  # as a worker does, more often
+
+        reports = asyncio.create_task(report())
+        try:
+            await eventually(lambda: puppet in worker.prefill_view._loads)
+            waits = await stage.ask(PROMPT)
+            asked_at = time.perf_counter()
+            await eventually(lambda: time.perf_counter() > asked_at + 1.0)
+            assert worker.remote.num_open == 1
+            await stage.deliver(await stage.claimed())
+        finally:
+            reports.cancel()
+        assert await waits.whole() == stage.undisturbed(PROMPT)
+        assert waits.report is not None and waits.report.place == "remote"
+        silent = await stage.ask(fresh_prompt(12, seed=2))
+        assert await silent.whole() == stage.undisturbed(fresh_prompt(12, seed=2))
+        assert silent.report is not None and silent.report.place == "local"
+        assert "no prefill worker claimed it in time" in silent.report.reason
         await stage.balanced()
 
 

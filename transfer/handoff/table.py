@@ -86,14 +86,13 @@ class OpenHandoffs(Generic[Receiver]):
     # ---- tickets ------------------------------------------------------------------------------
 
     def begin(self, receiver: Receiver, claim_timeout_ms: float) -> None:
-        """Set the timers of a handoff; it is given up when none claims it in time."""
+        """Set the timers of a handoff: its own, and `unclaimed` after this time."""
         receiver.run([])  # sets the machine's first timer
-        self._aio.call_later(
-            claim_timeout_ms / 1e3,
-            receiver.give_up_unclaimed,
-            CloseCause.UNCLAIMED,
-            "no prefill worker claimed it in time",
-        )
+        self._aio.call_later(claim_timeout_ms / 1e3, self.unclaimed, receiver)
+
+    def unclaimed(self, receiver: Receiver) -> None:
+        """Give up a handoff that none has claimed in time."""
+        receiver.give_up_unclaimed(CloseCause.UNCLAIMED, "no prefill worker claimed it in time")
 
     async def publish(
         self, receiver: Receiver, job: PrefillJob, publish: Callable[[PrefillJob], Awaitable[None]]

@@ -70,6 +70,21 @@ def test_a_ticket_that_is_not_claimed_in_time_is_computed_at_home() -> None:
     assert second.output_times_s[0] == pytest.approx(0.004 + 0.015)
 
 
+def test_a_ticket_outlasts_its_time_while_the_busy_prefill_worker_is_predicted_to_be_better() -> (
+    None
+):
+    config = DisaggConfig.model_validate({"max_local_prefill_length": 0, "claim_timeout_ms": 100})
+    one_job = PrefillConfig.model_validate({"max_batch_jobs": 1})
+    load = load_of(concurrency=2, num_requests=24, input_tokens=4000, output_tokens=60)
+    records = simulate(layout("1P 1D", 2), setup_of(config, prefill=one_job), load)
+    waits_s = [
+        record.output_times_s[0] - record.scheduled_s - 0.41  # in which the prompt is computed
+        for record in records
+        if record.prefill_place == "remote"
+    ]
+    assert max(waits_s) > 0.15
+
+
 def test_a_claimed_prompt_that_takes_too_long_is_computed_at_home_and_its_late_kv_dropped() -> None:
     config = ALWAYS_REMOTE.model_copy(
         update={"handoff_timeout_ms": 10, "handoff_timeout_ms_per_token": 0.0}
