@@ -5,6 +5,7 @@ cost of prompt tokens (a constant, each token, its context). Pure.
 """
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,7 @@ class LinearCost:
         self._weights = list(weights)
 
     def predict(self, features: list[float]) -> float:
-        return math.fsum(w * x for w, x in zip(self._weights, features, strict=True))
+        return math.fsum(map(operator.mul, self._weights, features))
 
     @property
     def weights(self) -> list[float]:
