@@ -167,4 +167,5 @@ class ActiveRequest:
             prefill_instance=self.prefill_instance,
             timeline_ms=self.timeline.ms(),
             cause=self.decision.cause,
+            predicted_ms=round(self.decision.predicted_ms, 3),
         )

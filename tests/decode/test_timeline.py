@@ -60,6 +60,14 @@ def request(place: PrefillPlace = "local") -> tuple[ActiveRequest, list[TokenDel
     return active, client.deltas
 
 
+async def test_the_report_of_a_first_token_has_its_prediction() -> None:
+    active, deltas = request()
+    active.decision = Decision("local", PlacementCause.SHORT, local_ms=12.34567, remote_ms=99.0)
+    active.send([7], None)
+    assert deltas[0].prefill is not None
+    assert deltas[0].prefill.predicted_ms == 12.346
+
+
 def handed_off() -> tuple[ActiveRequest, list[TokenDelta]]:
     """As it is when the KV of a remote prefill is proven; its client has the first token."""
     active, deltas = request("remote")
