@@ -182,6 +182,17 @@ def predict(
     return Prediction(pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s)
 
 
+def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> float:
+    """Return the seconds that prompts after one of `num_uncached` tokens add to its last step.
+
+    They came by now and have `num_following` tokens; as many as the step has room for are computed
+    with it, and its first token comes when the step ends.
+    """
+    room = Pace.of(load).num_step_tokens
+    left = -(load.num_waiting_tokens + num_uncached) % room
+    return min(left, num_following) * load.costs.prompt_s[1]
+
+
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:
     """Return the seconds of a step of decodes with `context` tokens together."""
     if num_decodes == 0:
