@@ -116,7 +116,7 @@ class DecodeMetrics:
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3
             self._of(self._first_token, place).observe(first_token_s)
-            if predicted_ms := active.decision.predicted_ms:
+            if predicted_ms := active.predicted_ms:
                 error = stages["first_token"] / predicted_ms
                 self._of(self._prediction_error, place).observe(error)
         self._observe_handoff(stages)

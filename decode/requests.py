@@ -33,7 +33,7 @@ class ActiveRequest:
     """One generate stream: its request, the placement of its prompt, and its client.
 
     `done` resolves after the last delta was sent, or raises the typed error that ended the stream.
-    Owned by the event loop; the engine thread reads `request` and `seq` and sets `decision`.
+    Owned by the event loop; the engine thread reads `request` and `seq` and calls `place`.
     """
 
     request: GenerateRequest
@@ -44,6 +44,9 @@ class ActiveRequest:
     timeline: Timeline = field(default_factory=Timeline)
     span: RequestSpan = field(init=False)
     decision: Decision | None = None
+    # Of the time to the first token, what `decision` does not count: until it was made, mostly for
+    # a step's end, and for other prompts in the last step of this one.
+    uncounted_ms: float = 0.0
     prefill_instance: str | None = None
     handoff_id: str = ""  # hex; also in the prefill worker's trace
     num_cached_tokens: int = 0
@@ -82,6 +85,17 @@ class ActiveRequest:
         )
         done = asyncio.get_running_loop().create_future()
         return cls(request, seq, context, responder, done)
+
+    def place(self, decision: Decision, shared_s: float = 0.0) -> None:
+        """Note the place of the prompt as it is decided now; others add `shared_s` to its step."""
+        self.decision = decision
+        self.uncounted_ms = (self.timeline.elapsed_s() + shared_s) * 1e3
+
+    @property
+    def predicted_ms(self) -> float:
+        """The predicted time from receiving the request to its first token; 0: not known."""
+        predicted_ms = self.decision.predicted_ms if self.decision is not None else 0.0
+        return predicted_ms and self.uncounted_ms + predicted_ms
 
     def emit(self, output: SequenceOutput) -> None:
         """Send the output of one step; the last one resolves `done`."""
@@ -150,7 +164,7 @@ class ActiveRequest:
                 "place": self.decision.place,
                 "cause": self.decision.cause,
                 "reason": self.decision.reason,
-                "predicted_ms": round(self.decision.predicted_ms, 1),
+                "predicted_ms": round(self.predicted_ms, 1),
             }
         error = "" if self.outcome == "finished" else self.outcome
         conventions = {"gen_ai.request.model": self.request.model}
@@ -167,4 +181,5 @@ class ActiveRequest:
             prefill_instance=self.prefill_instance,
             timeline_ms=self.timeline.ms(),
             cause=self.decision.cause,
+            predicted_ms=round(self.predicted_ms, 3),
         )

@@ -3,9 +3,14 @@
 import asyncio
 import contextlib
 import logging
-import time
 
-from tandem.decode.admission import Decision, PlacementCause, decide, is_still_remote
+from tandem.decode.admission import (
+    Decision,
+    PlacementCause,
+    PrefillSide,
+    decide,
+    is_still_remote,
+)
 from tandem.decode.config import DisaggConfig
 from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
@@ -18,6 +23,7 @@ from tandem.decode.thresholds import LiveThresholds
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.router.predict import shared_step_s
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -216,10 +222,11 @@ class DecodeRole:
         engine.limit_steps(config.itl_target_ms)
         try:
             num_cached = engine.prefix_hit(seq)
+            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine)
             decision = decide(
                 config,
-                seq.num_tokens - num_cached,
-                self.prefill_view.side(engine),
+                num_uncached,
+                side,
                 num_cached_tokens=num_cached,
                 placement=active.request.prefill_place,
                 prompt_logprobs=seq.prompt_scores is not None,
@@ -227,12 +234,12 @@ class DecodeRole:
             if decision.place == "remote":
                 reservation = engine.reserve(seq)
                 if reservation is not None:
-                    active.decision = decision
-                    self.prefill_view.reserved(seq.num_tokens - num_cached)
+                    active.place(decision)
+                    self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
                 decision = Decision("local", PlacementCause.NO_BLOCKS)
-            active.decision = decision
+            active.place(decision, self._shared_s(active, side, num_uncached))
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
@@ -248,8 +255,19 @@ class DecodeRole:
             remote.num_uncached_tokens,
             self.prefill_view.side(engine, config.claim_timeout_ms / 1e3),
             num_cached_tokens=remote.active.num_cached_tokens,
-            waited_ms=(time.perf_counter() - remote.active.timeline.started_at) * 1e3,
+            waited_ms=remote.active.timeline.elapsed_s() * 1e3,
         )
+
+    def _shared_s(self, active: ActiveRequest, side: PrefillSide, num_uncached: int) -> float:
+        """Return the seconds by which prompts that are not placed yet lengthen its last step."""
+        if side.here is None:
+            return 0.0
+        num_following = sum(
+            each.seq.num_tokens
+            for each in list(self.active.values())
+            if each.decision is None and each is not active
+        )
+        return shared_step_s(side.here, num_uncached, num_following)
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""

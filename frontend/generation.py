@@ -131,7 +131,12 @@ class Answer:
         """
         if not self.plan.wants_timeline or run.report is None:
             return msgspec.UNSET
-        return ChoiceTimeline(run.report.place, run.timeline_ms or run.report.timeline_ms)
+        report = run.report
+        return ChoiceTimeline(
+            report.place,
+            run.timeline_ms or report.timeline_ms,
+            report.predicted_ms or msgspec.UNSET,
+        )
 
 
 def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:

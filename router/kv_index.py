@@ -43,8 +43,8 @@ class KvIndex:
         self._num_entries = 0
         self._is_nearly_full = False  # before that, the order of use does not matter
         self._sources: dict[str, _Source] = {}
-        # Of the same instances. The values are None: half as large as sets.
-        self._held: dict[str, dict[bytes, None]] = {}
+        # Of the same instances; the value of all is the instance's bit. Half as large as sets.
+        self._held: dict[str, dict[bytes, int]] = {}
         self._holders: dict[bytes, int] = {}  # once nearly full, least recently used first
         self._names: list[str] = []  # by place in the sets; also of instances that left
         self._free: list[int] = []  # places of instances that left
@@ -131,12 +131,12 @@ class KvIndex:
 
     def _levels(self, hashes: Sequence[bytes], among: int) -> list[tuple[int, int]]:
         """Return each depth at which matches end, with the instances whose match ends there."""
-        levels = []
+        levels, holders = [], self._holders
         depth = 0
         if not among:
             return []
         for block_hash in hashes:
-            left = among & self._holders.get(block_hash, 0)
+            left = among & holders.get(block_hash, 0)
             if left != among:
                 if depth:
                     levels.append((depth, among ^ left))
@@ -173,13 +173,15 @@ class KvIndex:
             self._clear(event.instance_id)
         held, bit = self._held[event.instance_id], self._sources[event.instance_id].bit
         num_before = len(held)
-        for block_hash in event.removed:
-            if block_hash in held:
-                del held[block_hash]
-                self._release(block_hash, bit)
-        for block_hash in reversed(event.stored):  # reversed as in `_use`
-            if block_hash not in held:
-                held[block_hash] = None
+        self._release([each for each in event.removed if held.pop(each, None)], bit)
+        added = dict.fromkeys(reversed(event.stored), bit)  # reversed as in `_use`
+        if not held.keys().isdisjoint(added):
+            added = {each: bit for each in added if each not in held}
+        held.update(added)
+        if self._holders.keys().isdisjoint(added):
+            self._holders.update(added)
+        else:
+            for block_hash in added:
                 others = self._holders.get(block_hash)
                 self._holders[block_hash] = others | bit if others else bit
         if self._is_nearly_full:
@@ -190,17 +192,17 @@ class KvIndex:
 
     def _clear(self, instance_id: str) -> None:
         held, bit = self._held[instance_id], self._sources[instance_id].bit
-        for block_hash in held:
-            self._release(block_hash, bit)
+        self._release(held, bit)
         self._count(-len(held))
         held.clear()
 
-    def _release(self, block_hash: bytes, bit: int) -> None:
-        others = self._holders[block_hash] ^ bit
-        if others:
-            self._holders[block_hash] = others
-        else:
-            del self._holders[block_hash]
+    def _release(self, hashes: Iterable[bytes], bit: int) -> None:
+        holders = self._holders
+        for block_hash in hashes:
+            if holders[block_hash] == bit:
+                del holders[block_hash]
+            else:
+                holders[block_hash] ^= bit
 
     def _count(self, num_new: int) -> None:
         self._num_entries += num_new
@@ -208,8 +210,9 @@ class KvIndex:
 
     def _use(self, hashes: Sequence[bytes]) -> None:
         """Make `hashes` the youngest, the first one last: a chain is useless without its start."""
+        holders = self._holders
         for block_hash in reversed(hashes):
-            self._holders[block_hash] = self._holders.pop(block_hash)
+            holders[block_hash] = holders.pop(block_hash)
 
     def _shrink(self) -> None:
         """Evict the oldest blocks, until there is some room."""

@@ -15,6 +15,7 @@ class InstanceLoad:
     """
 
     row: int  # in the table of all instances
+    has_new_costs: bool = True  # since the table took them
     block_size: int = 16
     costs: StepCosts | None = None  # as the instance learned them, or borrowed; None: not known
     nominal_s: tuple[float, float] = (0.0, 0.0)  # of a typical prompt and step, by `costs`
@@ -56,6 +57,7 @@ class InstanceLoad:
         """Set the costs of steps, the instance's own or borrowed ones."""
         if costs != self.costs:
             self.costs, self.nominal_s, self.last_pace = costs, nominal_s(costs), None
+            self.has_new_costs = True
 
     def pace(self) -> Pace[float] | None:
         """Return the pace, or None while no costs are known."""

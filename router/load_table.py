@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tandem.router.load import InstanceLoad
-from tandem.router.predict import Floats, Pace, bounded, bounding_factors, scaled
+from tandem.router.predict import Floats, Pace, bounding_arrays, bounding_factors, scaled
 
-Rows = NDArray[np.intp]
-_NUM_PACE = 8  # of the columns: the fields of a Pace, in their order
+_NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
 _PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE = range(_NUM_PACE, _NUM_PACE + 5)
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
 _FIRST_CAPACITY = 16
@@ -18,7 +16,8 @@ _FIRST_CAPACITY = 16
 class LoadTable:
     """The loads by instance id. The owner calls `changed` after each change of one.
 
-    A column is computed when it is read after changes, and its place is used again after `remove`.
+    A row is computed when it is read after changes, and used again after `remove`. The rows of
+    the candidates come first, in their order, so that all of them are read without a copy.
     """
 
     def __init__(self) -> None:
@@ -26,8 +25,10 @@ class LoadTable:
         self._columns = np.zeros((_ACTIVE + 1, _FIRST_CAPACITY))
         self._free = list(range(_FIRST_CAPACITY))
         self._changed: dict[str, None] = {}
-        self._candidates: list[str] = []  # of the last call of `rows`
-        self._rows: Rows = np.zeros(0, np.intp)  # of these
+        self._candidates: list[str] = []  # of the last call of `arrange`
+        self._first: Floats = self._columns[:, :0]  # the part of the columns with these
+        self._have_costs_changed = True  # of any instance, since the factors were computed
+        self._factors: tuple[Floats, Floats] | None = None
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -41,6 +42,7 @@ class LoadTable:
                 capacity = self._columns.shape[1]
                 self._columns = np.hstack([self._columns, np.zeros_like(self._columns)])
                 self._free.extend(range(capacity, 2 * capacity))
+                self._candidates = []
             load = self._loads[instance_id] = InstanceLoad(self._free.pop())
             self.changed(instance_id)
         return load
@@ -58,43 +60,55 @@ class LoadTable:
             self._changed.pop(instance_id, None)
             self._candidates = []
 
-    def rows(self, instance_ids: list[str]) -> Rows:
-        """Return the places of these instances in the table, which is up to date for them."""
+    def arrange(self, instance_ids: list[str]) -> None:
+        """Make different instances the candidates, whose rows are up to date then."""
         if instance_ids != self._candidates:
-            self._rows = np.array([self.add(each).row for each in instance_ids], np.intp)
-            self._candidates = list(instance_ids)
+            for each in instance_ids:
+                self.add(each)
+            chosen = {each: self._loads[each] for each in instance_ids}
+            loads = list((chosen | self._loads).values())
+            self._columns[:, : len(loads)] = self._columns[:, [load.row for load in loads]]
+            for row, load in enumerate(loads):
+                load.row = row
+            self._free = list(range(len(loads), self._columns.shape[1]))
+            self._first = self._columns[:, : len(instance_ids)]
+            self._candidates, self._have_costs_changed = list(instance_ids), True
         self._update()
-        return self._rows
 
-    def paces(self, rows: Rows) -> Pace[Floats] | None:
-        """Return the bounded paces of these instances, None if no costs are known of any.
+    def paces(self) -> Pace[Floats] | None:
+        """Return the bounded paces of the candidates, None if no costs are known of any.
 
         An instance without costs borrows those of the median instance until it has its own.
         """
-        columns = self._columns[: _DECODE_S + 1].take(rows, axis=1)
-        is_unknown = np.isnan(columns[_PROMPT_S])
-        if is_unknown.any():
+        first = self._first
+        if self._have_costs_changed:
+            is_unknown = np.isnan(first[_PROMPT_S])
             if is_unknown.all():
                 return None
-            _lend([self._loads[each] for each in self._candidates])
-            for index in np.flatnonzero(is_unknown):
-                self.changed(self._candidates[index])
-            self._update()
-            columns = self._columns[: _DECODE_S + 1].take(rows, axis=1)
-        return bounded(Pace(*columns[:_NUM_PACE]), columns[_PROMPT_S], columns[_DECODE_S])
+            if is_unknown.any():
+                _lend([self._loads[each] for each in self._candidates])
+                for index in np.flatnonzero(is_unknown):
+                    self.changed(self._candidates[index])
+                self._update()
+            self._factors = bounding_arrays(first[_PROMPT_S], first[_DECODE_S])
+            self._have_costs_changed = False
+        pace = Pace(*first[:_NUM_PACE])
+        return pace if self._factors is None else scaled(pace, *self._factors)
 
-    def blocks(self, rows: Rows) -> tuple[Floats, Floats]:
+    def blocks(self) -> tuple[Floats, Floats]:
         """Return the blocks that wait to be prefilled, and those of running requests."""
-        return self._columns[_PENDING].take(rows), self._columns[_ACTIVE].take(rows)
+        return self._first[_PENDING], self._first[_ACTIVE]
 
-    def num_requests(self, rows: Rows) -> Floats:
-        """Return the numbers of our own requests in flight."""
-        taken: Floats = self._columns[_NUM_REQUESTS].take(rows)
-        return taken
+    def num_requests(self) -> Floats:
+        """Return the numbers of our own requests in flight at the candidates."""
+        num_requests: Floats = self._first[_NUM_REQUESTS]
+        return num_requests
 
     def _update(self) -> None:
         for instance_id in self._changed:
             load = self._loads[instance_id]
+            self._have_costs_changed |= load.has_new_costs
+            load.has_new_costs = False
             self._columns[:, load.row] = (
                 *_paces_of(load),
                 load.num_requests,
@@ -147,5 +161,7 @@ def _paces_of(load: InstanceLoad) -> Iterable[float]:
         pace.waiting_tokens_s,
         pace.num_waiting_steps,
         pace.num_decodes,
+        pace.overhead_s,
+        pace.wait_s,
         *load.nominal_s,
     )

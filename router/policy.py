@@ -10,7 +10,7 @@ from msgspec import Struct
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
-from tandem.router.load_table import LoadTable, Rows, few_paces
+from tandem.router.load_table import LoadTable, few_paces
 from tandem.router.predict import MAX_SLOWNESS, Floats, delay_s
 from tandem.runtime.messages import LoadReport
 
@@ -99,9 +99,9 @@ class Router:
             best, cost, first_token_s = self._choose_of_few(candidates, few_cached, num_blocks)
             overlap = few_cached[best]
         else:
-            depths = self.index.depths(hashes, candidates)
+            depths = self.index.depths(hashes, candidates) if hashes else None
             best, cost, first_token_s = self._choose_of_many(candidates, depths, num_blocks)
-            overlap = int(depths[best])
+            overlap = 0 if depths is None else int(depths[best])
         among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
         if first_token_s is None:
             reason = "the only instance" if len(candidates) == 1 else f"cost {cost:g} of {among}"
@@ -130,8 +130,8 @@ class Router:
         first_tokens_s, costs = [], []
         for pace, num in zip(paces, num_cached, strict=True):
             num_tokens = max((num_blocks - weight * num) * block_size, 1.0)
-            wait_s, compute_s = pace.seconds(num_tokens, num * block_size)
-            first_tokens_s.append(wait_s + compute_s)
+            compute_s = pace.compute_s(num_tokens, num * block_size)
+            first_tokens_s.append(pace.wait_s + compute_s)
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
         best = self._best_of_few(loads, costs, num_cached, MARGIN)
         best = self._tried(best, candidates, costs, num_cached)
@@ -153,32 +153,40 @@ class Router:
             good = [index for index in good if loads[index].num_requests == fewest]
         return good[self.rng.randrange(len(good)) if len(good) > 1 else 0]
 
-    def _choose_of_many(self, candidates: list[str], num_cached: Floats, num_blocks: int) -> Choice:
-        """Choose in arrays."""
-        rows = self._loads.rows(candidates)
+    def _choose_of_many(
+        self, candidates: list[str], num_cached: Floats | None, num_blocks: int
+    ) -> Choice:
+        """Choose in arrays. None: no candidate holds a block of the prompt."""
+        self._loads.arrange(candidates)
         weight = self.config.overlap_weight
-        pace = self._loads.paces(rows)
+        pace = self._loads.paces()
         if pace is None:
-            pending, active = self._loads.blocks(rows)
-            costs = weight * (np.maximum(num_blocks - num_cached, 0.0) + pending) + active
-            best = self._best_of_many(rows, costs, np.zeros(len(rows)), 0.0)
+            pending, active = self._loads.blocks()
+            num_missing = num_blocks if num_cached is None else num_blocks - num_cached
+            costs = weight * (np.maximum(num_missing, 0.0) + pending) + active
+            best = self._best_of_many(costs, None, 0.0)
             return best, costs.item(best), None
         block_size = self._loads.add(candidates[0]).block_size
-        num_tokens = np.maximum((num_blocks - weight * num_cached) * block_size, 1.0)
-        wait_s, compute_s = pace.seconds(num_tokens, num_cached * block_size)
-        first_token_s = wait_s + compute_s
+        if num_cached is None:
+            compute_s = pace.compute_s(max(float(num_blocks * block_size), 1.0), 0.0)
+        else:
+            num_tokens = np.maximum((num_blocks - weight * num_cached) * block_size, 1.0)
+            compute_s = pace.compute_s(num_tokens, num_cached * block_size)
+        first_token_s = pace.wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
-        best = self._best_of_many(rows, costs, num_cached, MARGIN)
+        best = self._best_of_many(costs, num_cached, MARGIN)
         best = self._tried(best, candidates, costs, num_cached)
         return best, costs.item(best), first_token_s.item(best)
 
-    def _best_of_many(self, rows: Rows, costs: Floats, num_cached: Floats, margin: float) -> int:
+    def _best_of_many(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""
         cheapest = costs.argmin()
-        is_good = (costs <= costs[cheapest] * (1 + margin)) & (num_cached >= num_cached[cheapest])
-        good = np.flatnonzero(is_good)
+        is_good = costs <= costs[cheapest] * (1 + margin)
+        if num_cached is not None:
+            is_good &= num_cached >= num_cached[cheapest]
+        good = is_good.nonzero()[0]
         if len(good) > 1:
-            num_requests = self._loads.num_requests(rows.take(good))
+            num_requests = self._loads.num_requests().take(good)
             good = good[num_requests == num_requests.min()]
         return int(good[self.rng.randrange(len(good)) if len(good) > 1 else 0])
 
@@ -187,7 +195,7 @@ class Router:
         best: int,
         candidates: list[str],
         costs: Sequence[float] | Floats,
-        num_cached: Sequence[int] | Floats,
+        num_cached: Sequence[int] | Floats | None,
     ) -> int:
         """Return `best`, or now and then an idle worker that may be as good.
 
@@ -200,7 +208,8 @@ class Router:
         is_bearable = costs[other] <= MAX_SLOWNESS * (1 + MARGIN) * costs[best]
         is_bearable = is_bearable or self.rng.random() < SHARE_UNBEARABLE
         is_idle = self._loads.add(candidates[other]).num_requests == 0
-        return other if is_idle and is_bearable and num_cached[other] >= num_cached[best] else best
+        is_as_long = num_cached is None or num_cached[other] >= num_cached[best]
+        return other if is_idle and is_bearable and is_as_long else best
 
     # ---- our own requests ---------------------------------------------------------------------
 

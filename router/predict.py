@@ -63,6 +63,8 @@ class Pace(Generic[Real]):
     waiting_tokens_s: Real  # of prompts that come first
     num_waiting_steps: Real  # that hold these
     num_decodes: Real
+    overhead_s: Real  # of each step: its constant, and its decodes
+    wait_s: Real  # until the prompts that come first are computed
 
     @staticmethod
     def of(load: PlaceLoad) -> "Pace[float]":
@@ -72,18 +74,21 @@ class Pace(Generic[Real]):
         room = _room(costs, decode_s) if load.num_decodes else costs.max_tokens
         waiting_s = load.num_waiting_tokens * costs.prompt_s[1]
         num_steps = math.ceil(load.num_waiting_tokens / room)
-        return Pace(*costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes)
+        overhead_s = costs.prompt_s[0] + decode_s
+        wait_s = waiting_s + num_steps * overhead_s
+        return Pace(
+            *costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes,
+            overhead_s, wait_s,
+        )  # fmt: skip
 
-    def seconds(self, num_uncached: Real, num_cached: Real) -> tuple[Real, Real]:
-        """Return the seconds until the first step of a prompt, and from there to its first token.
+    def compute_s(self, num_uncached: Real | float, num_cached: Real | float) -> Real:
+        """Return the seconds from the first step of a prompt, after `wait_s`, to its first token.
 
         The prompt has `num_uncached` tokens behind `num_cached`.
         """
-        overhead_s = self.per_step_s + self.decode_s  # of each step
         per_token_s = self.per_token_s + self.per_position_s * (num_cached + num_uncached / 2)
         num_steps = _ceil(num_uncached / self.num_step_tokens)
-        wait_s = self.waiting_tokens_s + self.num_waiting_steps * overhead_s
-        return wait_s, num_uncached * per_token_s + num_steps * overhead_s
+        return num_uncached * per_token_s + num_steps * self.overhead_s
 
 
 def _ceil(number: Real) -> Real:
@@ -97,30 +102,34 @@ def delay_s(first_token_s: Real, compute_s: Real, num_delayed: Real) -> Real:
 
 def nominal_s(costs: StepCosts) -> tuple[float, float]:
     """Return the seconds of a typical prompt and of a typical step of decodes, to compare costs."""
-    _, prompt_s = Pace.of(PlaceLoad(costs)).seconds(_NOMINAL_TOKENS, 0.0)
+    prompt_s = Pace.of(PlaceLoad(costs)).compute_s(_NOMINAL_TOKENS, 0.0)
     return prompt_s, decode_step_s(costs, _NOMINAL_DECODES, _NOMINAL_CONTEXT)
 
 
-def bounded(pace: Pace[Floats], prompt_s: Floats, decode_s: Floats) -> Pace[Floats]:
-    """Return the paces of alike workers, none slower than MAX_SLOWNESS times the fastest.
+def bounding_arrays(prompt_s: Floats, decode_s: Floats) -> tuple[Floats, Floats] | None:
+    """Return the factors by which none is slower than MAX_SLOWNESS times the fastest; None: all 1.
 
-    `prompt_s` and `decode_s` are the nominal seconds of each. A worker whose costs were learned in
-    a bad moment gets prompts in spite of them, and learns them anew.
+    `prompt_s` and `decode_s` are the nominal seconds of alike workers. A worker whose costs were
+    learned in a bad moment gets prompts in spite of them, and learns them anew.
     """
     if _is_bounded(prompt_s) and _is_bounded(decode_s):
-        return pace
-    return scaled(pace, _factors(prompt_s), _factors(decode_s))
+        return None
+    return _factors(prompt_s), _factors(decode_s)
 
 
 def scaled(pace: Pace[Real], by_prompts: Real, by_decodes: Real) -> Pace[Real]:
     """Return the pace with other seconds of prompts and of decodes, by these factors."""
+    per_step_s, decode_s = pace.per_step_s * by_prompts, pace.decode_s * by_decodes
+    waiting_tokens_s, overhead_s = pace.waiting_tokens_s * by_prompts, per_step_s + decode_s
     return replace(
         pace,
-        per_step_s=pace.per_step_s * by_prompts,
+        per_step_s=per_step_s,
         per_token_s=pace.per_token_s * by_prompts,
         per_position_s=pace.per_position_s * by_prompts,
-        waiting_tokens_s=pace.waiting_tokens_s * by_prompts,
-        decode_s=pace.decode_s * by_decodes,
+        waiting_tokens_s=waiting_tokens_s,
+        decode_s=decode_s,
+        overhead_s=overhead_s,
+        wait_s=waiting_tokens_s + pace.num_waiting_steps * overhead_s,
     )
 
 
@@ -167,10 +176,21 @@ def predict(
 ) -> Prediction:
     """Return what a prompt of `num_uncached` tokens behind `num_cached` would cost at a worker."""
     pace = Pace.of(load)
-    wait_s, compute_s = pace.seconds(num_uncached, num_cached)
+    compute_s = pace.compute_s(num_uncached, num_cached)
     longest_s = max(load.costs.max_step_s, pace.decode_s)
     step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
-    return Prediction(wait_s, compute_s, transfer_s, load.num_decodes, step_s)
+    return Prediction(pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s)
+
+
+def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> float:
+    """Return the seconds that prompts after one of `num_uncached` tokens add to its last step.
+
+    They came by now and have `num_following` tokens; as many as the step has room for are computed
+    with it, and its first token comes when the step ends.
+    """
+    room = Pace.of(load).num_step_tokens
+    left = -(load.num_waiting_tokens + num_uncached) % room
+    return min(left, num_following) * load.costs.prompt_s[1]
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

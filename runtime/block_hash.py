@@ -4,6 +4,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 DIGEST_BYTES = 16
 
@@ -40,6 +41,7 @@ def block_hashes(
     return digests
 
 
+@lru_cache(maxsize=64)
 def _key(salt: str, adapter: str) -> bytes:
     """A key that no other (salt, adapter) has: the lengths keep the parts apart."""
     parts = [part.encode() for part in (salt, adapter)]

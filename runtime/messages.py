@@ -99,6 +99,7 @@ class PrefillReport(Message, frozen=True, tag=False):
     prefill_instance: str | None = None
     timeline_ms: dict[str, float] = {}  # stage |-> ms since the worker received the request
     cause: str = ""  # the reason without its numbers; empty from an engine of the kit
+    predicted_ms: float = 0.0  # from receiving the request to its first token; 0: not known
 
 
 # ---- to a decode worker, from a frontend ------------------------------------------------------

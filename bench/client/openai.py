@@ -112,6 +112,7 @@ class _Reader:
                 self._is_complete = True
             if choice.tandem is not None:
                 self._record.timeline_ms = choice.tandem.timeline_ms
+                self._record.predicted_ms = choice.tandem.predicted_ms
 
     def _take_usage(self, chunk: Chunk) -> None:
         usage = chunk.usage

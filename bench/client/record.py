@@ -24,6 +24,7 @@ class RequestRecord:
     timeline_ms: dict[str, float] = field(
         default_factory=dict
     )  # of its decode worker, if the server sends it
+    predicted_ms: float = 0.0  # of `first_token` in it, by the worker; 0: not known
     error: str = ""  # kind
     error_message: str = ""
     unfinished: bool = False  # cut off by an interrupted run

@@ -22,6 +22,7 @@ class Course(msgspec.Struct):
     """Tandem's own fields of a choice that has ended."""
 
     timeline_ms: dict[str, float] = {}
+    predicted_ms: float = 0.0
 
 
 class Choice(msgspec.Struct):

@@ -38,6 +38,9 @@ DEFINITIONS: Mapping[str, str] = {
     "receiving a request to sending its first token. Exposed transfer: end of computing to the "
     "last block of KV landed; verification: from there until all blocks are proven; first step: "
     "from there to the second token. Medians of parts need not add up to the median of the whole.",
+    "prediction": "error of the decode worker's prediction of the time to its first token, made "
+    "when it placed the prompt, against the timeline: |predicted - actual| / actual. For servers "
+    "that send both.",
     "percentiles": "linear interpolation between the two nearest ranks.",
 }
 
@@ -53,6 +56,15 @@ class Distribution:
     p95: float
     p99: float
     max: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionErrors:
+    """The errors of predicted times to a first token, as shares of the actual times."""
+
+    num_samples: int
+    median: float
+    share_within_half: float  # of the predictions, at most this far off
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class Summary:
     num_fallbacks: int  # prompts taken back from a handoff; they enter no breakdown
     latencies_ms: dict[str, Distribution]
     breakdown_ms: dict[str, dict[str, Distribution]]  # local, remote |-> part of the time
+    prediction: PredictionErrors | None  # None where the server sends no predictions
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
@@ -178,6 +191,7 @@ REDUCERS: Mapping[str, Reducer] = {
     "num_fallbacks": lambda run: sum(course(r.timeline_ms) == "fallback" for r in run.good),
     "latencies_ms": lambda run: _latencies_ms(run.good),
     "breakdown_ms": lambda run: breakdown_ms(run.good),
+    "prediction": lambda run: prediction_errors(run.good),
 }
 
 
@@ -204,6 +218,18 @@ def breakdown_ms(good: Iterable[RequestRecord]) -> dict[str, dict[str, Distribut
         kind: {part: spread for part, ms in mine.items() if (spread := distribution(ms))}
         for kind, mine in sorted(parts.items())
     }
+
+
+def prediction_errors(good: Iterable[RequestRecord]) -> PredictionErrors | None:
+    """Return the errors of predicted first tokens; None without a record that has a prediction."""
+    pairs = [(record.predicted_ms, record.timeline_ms.get("first_token", 0.0)) for record in good]
+    errors = sorted(
+        abs(predicted - actual) / actual for predicted, actual in pairs if predicted and actual
+    )
+    if not errors:
+        return None
+    num_within = sum(error <= 0.5 for error in errors)
+    return PredictionErrors(len(errors), percentile(errors, 0.5), num_within / len(errors))
 
 
 def _parts_ms(record: RequestRecord) -> dict[str, float]:

@@ -155,6 +155,11 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
         lines.append(f"prefill     {places}")
     if summary.num_fallbacks:
         lines.append(f"handoffs    {summary.num_fallbacks} were given up, and prefilled locally")
+    if errors := summary.prediction:
+        lines.append(
+            f"prediction  of {errors.num_samples} first tokens: median error {errors.median:.1%}, "
+            f"{errors.share_within_half:.1%} within 50 %"
+        )
     lines.append(
         f"client      {result.client_cpu_s / max(result.wall_s, 1e-9):.0%} of a core, "
         f"{result.num_reconnects} reconnects"

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from tandem.engine.schedule.windows import NO_BLOCK, first_read
 
@@ -41,10 +42,12 @@ class FreeRuns:
             return
         block_ids = sorted(block_ids)
         start = 0
-        for i in range(1, len(block_ids) + 1):
-            if i == len(block_ids) or block_ids[i] != block_ids[i - 1] + 1:
+        for i, (left, right) in enumerate(pairwise(block_ids), 1):
+            if right != left + 1:
                 self._join(block_ids[start], i - start)
                 start = i
+        if block_ids:
+            self._join(block_ids[start], len(block_ids) - start)
 
     def take(self, num_blocks: int, after: int | None = None) -> list[int]:
         """Take ids in as few runs as is cheap to find, following `after` if that is free."""
@@ -140,7 +143,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._group_of = bytearray(num_blocks)  # of blocks with a hash
         self._blocks_of: list[dict[bytes, int]] = [{} for _ in windows]  # by group
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, next victim first
+        self._evictable: OrderedDict[int, bytes] = OrderedDict()  # cached, next victim first
         self._free = FreeRuns(num_blocks)
         self._num_evict_ahead = int(num_blocks * EVICT_AHEAD_FRACTION)
 
@@ -233,37 +236,44 @@ class BlockPool:
                 return None
             self._evict(min(shortage + self._num_evict_ahead, len(self._evictable)))
         block_ids = self._free.take(num_blocks, after)
+        num_refs = self._num_refs
         for block_id in block_ids:
-            self._num_refs[block_id] = 1
+            num_refs[block_id] = 1
         return block_ids
 
-    def publish(self, block_id: int, block_hash: bytes, group: int = 0) -> bool:
-        """Let `match_prefix` find a full held block of `group`.
+    def publish(self, block_ids: Sequence[int], hashes: Sequence[bytes], group: int = 0) -> int:
+        """Let `match_prefix` find full held blocks of `group`; return how many it newly finds.
 
-        False when another block has that hash: this one stays private.
+        Where another block has the hash of one, this one stays private. NO_BLOCK is passed over.
         """
-        assert self._num_refs[block_id] > 0 and self._hash_of[block_id] is None, block_id
-        if not self.enable_prefix_cache or block_hash in self._blocks_of[group]:
-            return False
-        self._hash_of[block_id] = block_hash
-        self._group_of[block_id] = group
-        self._blocks_of[group][block_hash] = block_id
-        if group == 0 and self.on_stored is not None:
-            self.on_stored([block_hash])
-        return True
+        if not self.enable_prefix_cache:
+            return 0
+        blocks, refs = self._blocks_of[group], self._num_refs
+        hash_of, group_of, stored = self._hash_of, self._group_of, []
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            if block_id != NO_BLOCK and block_hash not in blocks:
+                assert refs[block_id] > 0 and hash_of[block_id] is None, block_id
+                blocks[block_hash] = block_id
+                hash_of[block_id] = block_hash
+                group_of[block_id] = group
+                stored.append(block_hash)
+        if stored and group == 0 and self.on_stored is not None:
+            self.on_stored(stored)
+        return len(stored)
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Drop one reference to each. The last blocks of a table will be evicted first."""
-        unhashed = []
+        refs, hash_of, evictable, unhashed = self._num_refs, self._hash_of, self._evictable, []
         for block_id in reversed(block_ids):
-            num_refs = self._num_refs[block_id] - 1
+            num_refs = refs[block_id] - 1
             assert num_refs >= 0, f"block {block_id} is freed but not held"
-            self._num_refs[block_id] = num_refs
+            refs[block_id] = num_refs
             if num_refs == 0:
-                if self._hash_of[block_id] is None:
+                block_hash = hash_of[block_id]
+                if block_hash is None:
                     unhashed.append(block_id)
                 else:
-                    self._evictable[block_id] = None
+                    evictable[block_id] = block_hash
         self._free.add(unhashed)
         self.num_returns += 1
 
@@ -291,14 +301,14 @@ class BlockPool:
         return num_cached
 
     def _evict(self, num_blocks: int) -> None:
-        block_ids = [self._evictable.popitem(last=False)[0] for _ in range(num_blocks)]
-        removed = []
-        for block_id in block_ids:
-            block_hash = self._hash_of[block_id]
-            assert block_hash is not None
-            self._hash_of[block_id] = None
-            group = self._group_of[block_id]
-            del self._blocks_of[group][block_hash]
+        next_victim, hash_of, group_of = self._evictable.popitem, self._hash_of, self._group_of
+        blocks_of, block_ids, removed = self._blocks_of, [], []
+        for _ in range(num_blocks):
+            block_id, block_hash = next_victim(last=False)
+            block_ids.append(block_id)
+            hash_of[block_id] = None
+            group = group_of[block_id]
+            del blocks_of[group][block_hash]
             if group == 0:
                 removed.append(block_hash)
         self._free.add(block_ids)
@@ -323,7 +333,8 @@ class BlockPool:
             assert first + length not in runs, "adjacent runs were not joined"
             assert not any(num_refs[first : first + length])
             assert self._hash_of[first : first + length].count(None) == length
-        assert all(num_refs[i] == 0 and self._hash_of[i] is not None for i in self._evictable)
+        assert all(num_refs[i] == 0 for i in self._evictable)
+        assert all(self._hash_of[i] == block_hash for i, block_hash in self._evictable.items())
         for group, blocks in enumerate(self._blocks_of):
             assert all(self._hash_of[i] == block_hash for block_hash, i in blocks.items())
             assert all(self._group_of[i] == group for i in blocks.values())

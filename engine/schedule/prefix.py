@@ -27,11 +27,12 @@ def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
     num_full = seq.num_computed_tokens // pool.block_size
     if pool.enable_prefix_cache:
         _hash_full_blocks(seq, seq.num_computed_tokens, pool.block_size)
-        num_groups = pool.num_groups
-        for entry in range(seq.num_published_blocks * num_groups, num_full * num_groups):
-            if (block_id := seq.block_table[entry]) != NO_BLOCK:
-                ordinal, group = divmod(entry, num_groups)
-                pool.publish(block_id, seq.block_hashes[ordinal], group)
+        begin, num_groups = seq.num_published_blocks, pool.num_groups
+        for group in range(num_groups):
+            block_ids = seq.block_table[
+                begin * num_groups + group : num_full * num_groups : num_groups
+            ]
+            pool.publish(block_ids, seq.block_hashes[begin:num_full], group)
     seq.num_published_blocks = num_full
 
 
@@ -114,7 +115,7 @@ class PrefixPulls:
         if proven:
             for entry in pull.fresh:
                 ordinal, group = divmod(entry, pool.num_groups)
-                pool.publish(table[entry], pull.block_hashes[ordinal], group)
+                pool.publish([table[entry]], [pull.block_hashes[ordinal]], group)
         elif quarantined:
             pool.quarantine([table[entry] for entry in pull.fresh])
             for entry in pull.fresh:

@@ -5,6 +5,7 @@ cost of prompt tokens (a constant, each token, its context). Pure.
 """
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,12 +56,14 @@ class StepWork:
 def work_of(chunks: "list[Chunk]") -> StepWork:
     """Return the work of `chunks`. A chunk of one token counts as a decode."""
     work = StepWork()
+    num_decodes = decode_context = 0  # locals: most chunks are decodes, and this is called per step
     for _, start, end, _ in chunks:
         if end - start == 1:
-            work.num_decodes += 1
-            work.decode_context += end
+            num_decodes += 1
+            decode_context += end
         else:
             work.add_prompt(start, end - start)
+    work.num_decodes, work.decode_context = num_decodes, decode_context
     return work
 
 
@@ -93,7 +96,7 @@ class LinearCost:
         self._weights = list(weights)
 
     def predict(self, features: list[float]) -> float:
-        return math.fsum(w * x for w, x in zip(self._weights, features, strict=True))
+        return math.fsum(map(operator.mul, self._weights, features))
 
     @property
     def weights(self) -> list[float]:

@@ -86,6 +86,7 @@ class ChoiceTimeline(msgspec.Struct, frozen=True):
 
     prefill: PrefillPlace
     timeline_ms: dict[str, float]
+    predicted_ms: float | msgspec.UnsetType = msgspec.UNSET  # of its `first_token`, where known
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

@@ -138,6 +138,8 @@ class VirtualCluster:
             unfinished=True,
         )
         self._records.append(record)
+        for each in self._decoders.values():
+            each.send_blocks()
         names = list(self._decoders)
         num_blocks = num_blocks_of(request.num_prompt_tokens, self._block_size)
         hashes = request.hashes if self._router.heeds_prefix(names) else []

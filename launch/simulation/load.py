@@ -99,14 +99,22 @@ def _of_trace(workload: TraceWorkload, block_size: int) -> Iterator[PlannedReque
     """Yield a trace's requests. Its hash ids stand for a prompt up to their end, as hashes do."""
     per_id = workload.block_tokens
     start_ms = workload.entries[0].timestamp
+    made: dict[tuple[int, int], list[bytes]] = {}  # (hash id, its place) |-> blocks that end in it
     for index, entry in enumerate(workload.entries):
-        num_tokens, hash_ids = workload.input_tokens(entry), entry.hash_ids
-        hashes = []
-        for ordinal in range(num_tokens // block_size):
-            last = ((ordinal + 1) * block_size - 1) // per_id
-            # a prompt's tokens beyond its hash ids are its own
-            is_shared = last < len(hash_ids)
-            name = hash_ids[last] % MAX_ID if is_shared else MAX_ID + index
-            hashes.append((name << 32 | ordinal).to_bytes(DIGEST_BYTES, "big"))
+        num_tokens, num_shared = workload.input_tokens(entry), len(entry.hash_ids) * per_id
+        hashes: list[bytes] = []
+        for place, hash_id in enumerate(entry.hash_ids):
+            if (blocks := made.get((hash_id, place))) is None:
+                ordinals = range(place * per_id // block_size, (place + 1) * per_id // block_size)
+                blocks = made[hash_id, place] = _named(hash_id % MAX_ID, ordinals)
+            hashes += blocks
+        # a prompt's tokens beyond its hash ids are its own
+        hashes += _named(MAX_ID + index, range(num_shared // block_size, num_tokens // block_size))
+        del hashes[num_tokens // block_size :]
         offset_s = (entry.timestamp - start_ms) / 1e3 / workload.time_scale
         yield PlannedRequest(index, num_tokens, workload.output_tokens(entry), hashes, offset_s)
+
+
+def _named(name: int, ordinals: range) -> list[bytes]:
+    head = name.to_bytes(DIGEST_BYTES - 4, "big")
+    return [head + ordinal.to_bytes(4, "big") for ordinal in ordinals]

@@ -136,7 +136,18 @@ class VirtualWorker:
         """Let `index` follow the prefix cache."""
         self._index = index
         self.pool.on_stored = self._stored.extend
-        self.pool.on_removed = self._send_event
+        self.pool.on_removed = self.send_blocks
+
+    def send_blocks(self, removed: list[bytes] | None = None) -> None:
+        """Send the blocks that were stored since the last call, and then those `removed`.
+
+        The index must have them when a worker is chosen, so they are sent together before that.
+        """
+        for stored, gone in ((self._stored, []), ([], removed or [])):
+            if self._index is not None and (stored or gone):
+                self._num_events += 1
+                self._index.apply(KvEvent(self.name, EPOCH, self._num_events, stored, gone))
+        self._stored.clear()
 
     def limit_steps(self, longest_ms: float | None) -> None:
         """Keep steps with decodes under `longest_ms`, and under the worker's own limit."""
@@ -176,8 +187,6 @@ class VirtualWorker:
         self._is_awake = self._has_changed = True
         while self._inbox:
             self._inbox.popleft()()
-        if self._stored:
-            self._send_event([])
         chunks = self._chunks = self.scheduler.schedule() or []
         if not chunks:
             self._is_awake = False
@@ -258,16 +267,6 @@ class VirtualWorker:
             else:
                 scheduler.finish(seq)
                 self._on_token(self, seq)
-
-    def _send_event(self, removed: list[bytes]) -> None:
-        """Send the blocks that were stored, and then those that were removed."""
-        assert self._index is not None
-        events: tuple[tuple[list[bytes], list[bytes]], ...] = ((self._stored, []), ([], removed))
-        for stored, gone in events:
-            if stored or gone:
-                self._num_events += 1
-                self._index.apply(KvEvent(self.name, EPOCH, self._num_events, stored, gone))
-        self._stored.clear()
 
 
 def step_seconds(costs: StepCosts, work: StepWork) -> float:

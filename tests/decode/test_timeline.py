@@ -74,6 +74,31 @@ def handed_off() -> tuple[ActiveRequest, list[TokenDelta]]:
     return active, deltas
 
 
+async def test_the_report_of_a_first_token_has_its_prediction_after_the_wait_for_placement() -> (
+    None
+):
+    active, deltas = request()
+    active.timeline.started_at -= 0.1
+    active.place(Decision("local", PlacementCause.SHORT, local_ms=12.0, remote_ms=99.0))
+    active.send([7], None)
+    assert deltas[0].prefill is not None
+    assert (
+        112.0
+        <= deltas[0].prefill.predicted_ms
+        == pytest.approx(active.uncounted_ms + 12.0, abs=1e-3)
+    )
+    stages_ms = deltas[0].prefill.timeline_ms
+    assert active.uncounted_ms <= stages_ms["first_token"] + 1e-3
+
+
+async def test_a_placement_without_learned_costs_predicts_nothing() -> None:
+    active, deltas = request()
+    active.place(Decision("local", PlacementCause.SHORT))
+    active.send([7], None)
+    assert deltas[0].prefill is not None
+    assert deltas[0].prefill.predicted_ms == 0.0
+
+
 def value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"tandem_{name}", labels) or 0.0
 

@@ -260,9 +260,9 @@ class FakeRunner:
             for step in self.uncollected:
                 assert all(pool._num_refs[i] > 0 for i in step.written_blocks), "freed too early"
 
-        def watched_publish(block_id: int, block_hash: bytes, group: int = 0) -> bool:
-            assert not any(block_id in step.written_blocks for step in self.uncollected)
-            return publish(block_id, block_hash, group)
+        def watched_publish(block_ids: list[int], hashes: list[bytes], group: int = 0) -> int:
+            assert all(step.written_blocks.isdisjoint(block_ids) for step in self.uncollected)
+            return publish(block_ids, hashes, group)
 
         pool.free, pool.publish = watched_free, watched_publish
 

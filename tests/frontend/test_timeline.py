@@ -59,6 +59,19 @@ async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack, p
     assert not any("tandem" in choice for choice in choices if not choice["finish_reason"])
 
 
+async def test_the_prediction_of_the_first_token_stands_beside_its_time(stack: Stack) -> None:
+    async def script(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        report = PrefillReport("local", "short", timeline_ms=TIMELINE, predicted_ms=7.5)
+        responder.send(encode(TokenDelta(token_ids("a"), finish_reason="length", prefill=report)))
+
+    stack.worker.script = script
+    response = await stack.http.post("/v1/chat/completions", json=chat_body(), headers=ASK)
+    expected = CHOICE_TIMELINE | {"predicted_ms": 7.5}
+    assert response.json()["choices"][0]["tandem"] == expected
+
+
 async def test_a_choice_ended_by_a_stop_string_has_its_timeline_up_to_the_first_token(
     reporting: Stack,
 ) -> None:

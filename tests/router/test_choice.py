@@ -206,8 +206,9 @@ def test_the_table_keeps_no_place_of_workers_that_left() -> None:
     table = LoadTable()
     for number in range(5000):
         names = [str(number + ahead) for ahead in range(3)]
-        rows = table.rows(names)
-        assert len(set(rows)) == 3 and rows.max() < 16
+        table.arrange(names)
+        assert [load.row for each in names if (load := table.get(each))] == [0, 1, 2]
+        assert table._columns.shape[1] == 16
         table.remove(str(number))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.router.predict import PlaceLoad, predict
+from tandem.router.predict import PlaceLoad, predict, shared_step_s
 from tandem.runtime.messages import LoadReport, StepCosts
 
 # 10 ms a step with decodes, 1 ms a decode; 5 ms a step with prompts, 1 ms a prompt token
@@ -40,6 +40,16 @@ def test_a_long_step_of_decodes_leaves_room_for_a_few_tokens() -> None:
 def test_positions_cost_what_they_cost() -> None:
     costs = StepCosts((0.0, 0.0, 0.0), (0.0, 0.0, 1e-6), 0.1, 400, 200)
     assert predict(PlaceLoad(costs), 100, 1000).compute_s == pytest.approx(100 * 1050 * 1e-6)
+
+
+def test_prompts_that_follow_lengthen_the_last_step_as_far_as_it_has_room() -> None:
+    idle, beside = PlaceLoad(COSTS), PlaceLoad(COSTS, num_decodes=5)  # 400 and 70 tokens a step
+    assert shared_step_s(idle, 100, 50) == pytest.approx(0.05)
+    assert shared_step_s(idle, 100, 5000) == pytest.approx(0.3)
+    assert shared_step_s(idle, 800, 50) == 0.0
+    assert shared_step_s(beside, 100, 5000) == pytest.approx(0.04)
+    assert shared_step_s(beside.behind(30), 100, 5000) == pytest.approx(0.01)
+    assert shared_step_s(idle, 100, 0) == 0.0
 
 
 def test_a_report_without_costs_gives_no_place() -> None:

@@ -111,7 +111,7 @@ async def answer_with_timeline(exchange: Exchange) -> None:
     if exchange.body is None or exchange.headers.get("x-tandem-timeline") != "true":
         await answer_in_full(exchange)
         return
-    course = {"prefill": "remote", "timeline_ms": HANDOFF}
+    course = {"prefill": "remote", "timeline_ms": HANDOFF, "predicted_ms": 16.8}
     last = {"index": 0, "text": "b", "finish_reason": "length", "tandem": course}
     await exchange.start_stream(b"x-tandem-prefill: remote")
     await exchange.send_chunk(text_event("a"))

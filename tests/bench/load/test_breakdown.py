@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.bench.client.record import RequestRecord
-from tandem.bench.load.metrics import breakdown_ms, summarize
+from tandem.bench.load.metrics import breakdown_ms, prediction_errors, summarize
 from tests.bench.load.sse_server import HANDOFF
 
 LOCAL = {"received": 0.0, "first_token": 8.0, "first_step": 11.0}
@@ -11,12 +11,16 @@ FALLBACK = {"received": 0.0, "queued": 2.0, "first_token": 90.0, "first_step": 9
 
 
 def record(
-    timeline_ms: dict[str, float], ttft_ms: float = 25.0, ttst_ms: float = 36.0
+    timeline_ms: dict[str, float],
+    ttft_ms: float = 25.0,
+    ttst_ms: float = 36.0,
+    predicted_ms: float = 0.0,
 ) -> RequestRecord:
     times = [ttft_ms / 1e3, ttst_ms / 1e3]
     return RequestRecord(
-        0, 0.0, 0.0, 0.1, times, num_output_tokens=2, has_usage=True, timeline_ms=timeline_ms
-    )
+        0, 0.0, 0.0, 0.1, times, num_output_tokens=2, has_usage=True, timeline_ms=timeline_ms,
+        predicted_ms=predicted_ms,
+    )  # fmt: skip
 
 
 def medians(timelines: list[dict[str, float]], course: str) -> dict[str, float]:
@@ -45,3 +49,15 @@ def test_local_requests_are_apart_and_those_taken_back_are_only_counted() -> Non
 def test_a_server_that_tells_nothing_has_no_breakdown() -> None:
     summary = summarize([record({})], {})
     assert (summary.breakdown_ms, summary.num_fallbacks) == ({}, 0)
+    assert summary.prediction is None
+
+
+def test_errors_of_predictions_are_shares_of_the_worker_s_actual_times() -> None:
+    """The actual time is 8 ms; without a prediction or a first token there is no error."""
+    predicted_ms = (10.0, 8.0, 4.0, 12.0, 12.1, 80.0, 0.0)
+    records = [record(LOCAL, predicted_ms=ms) for ms in predicted_ms]
+    errors = prediction_errors([*records, record({"received": 0.0}, predicted_ms=9.0)])
+    assert errors is not None
+    assert errors.num_samples == 6
+    assert errors.median == pytest.approx(0.5)  # 0, 0.25, 0.5, 0.5, 0.51, 9
+    assert errors.share_within_half == pytest.approx(4 / 6)

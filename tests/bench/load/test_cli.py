@@ -57,6 +57,7 @@ async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: P
         placement = server.exchanges[-1].headers["x-tandem-prefill"]
     assert outcome.code == 0, outcome.err
     assert "prefilled remotely (" not in outcome.out  # this server sends no timelines
+    assert "prediction  " not in outcome.out
     for text in ("time to first token", "p99", "12 of 12 succeeded", "goodput", "Definitions"):
         assert text in outcome.out
     results = json.loads(output.read_text())
@@ -182,6 +183,19 @@ async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
     remote = breakdown["B"]["remote"]
     assert remote["first_step"]["num_samples"] == 4
     assert (remote["queue"]["p50"], remote["verification"]["p99"]) == (3.0, 0.5)
+
+
+async def test_the_error_of_predicted_first_tokens_is_shown_where_the_server_sends_them(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "results.json"
+    async with serving(answer_with_timeline) as server:
+        outcome = await bench("--url", server.url, "--num-requests", "3", "--output", str(output))
+    assert outcome.code == 0, outcome.err
+    line = "prediction  of 3 first tokens: median error 20.0%, 100.0% within 50 %"
+    assert line in outcome.out
+    errors = json.loads(output.read_text())["summary"]["prediction"]
+    assert errors == {"num_samples": 3, "median": pytest.approx(0.2), "share_within_half": 1.0}
 
 
 async def test_a_run_that_fails_altogether_has_an_exit_code() -> None:

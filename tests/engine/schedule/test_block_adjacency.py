@@ -50,8 +50,7 @@ class Churn:
             pool.free(self.tables.pop(self.random.randrange(len(self.tables))))
         block_ids = pool.allocate(num_blocks)
         assert block_ids is not None
-        for block_id in block_ids:
-            pool.publish(block_id, next(self._hashes))
+        pool.publish(block_ids, [next(self._hashes) for _ in block_ids])
         return block_ids
 
     def step(self) -> None:
@@ -61,7 +60,7 @@ class Churn:
             if self.random.random() < self.growth and self.pool.num_available:
                 grown = self.pool.allocate(1, after=table[-1])
                 assert grown is not None
-                self.pool.publish(grown[0], next(self._hashes))
+                self.pool.publish(grown, [next(self._hashes)])
                 table += grown
         self.tables.append(self.allocate(int(2 ** self.random.uniform(2, 9))))
 
@@ -107,7 +106,7 @@ def test_an_eviction_frees_a_little_ahead_and_never_what_is_not_there() -> None:
     pool.on_removed = removed.extend
     for i in range(128):
         (block_id,) = pool.allocate(1) or []
-        assert pool.publish(block_id, bytes([i]))
+        assert pool.publish([block_id], [bytes([i])])
         pool.free([block_id])
     pool.allocate(1)
     assert removed == [bytes([i]) for i in range(3)]  # one, and a 64th of the pool

@@ -19,8 +19,7 @@ def taken(pool: BlockPool, num_blocks: int, after: int | None = None) -> list[in
 
 
 def publish(pool: BlockPool, block_ids: list[int], hashes: list[bytes]) -> None:
-    for block_id, block_hash in zip(block_ids, hashes, strict=True):
-        assert pool.publish(block_id, block_hash)
+    assert pool.publish(block_ids, hashes) == len(hashes)
 
 
 def test_an_allocation_lies_in_one_run_while_there_is_one() -> None:
@@ -74,8 +73,8 @@ def test_a_prefix_is_found_shared_and_counted() -> None:
 def test_the_first_block_of_a_hash_stays_and_the_second_is_private() -> None:
     pool = BlockPool(8, 16)
     first, second = taken(pool, 2)
-    assert pool.publish(first, b"a")
-    assert not pool.publish(second, b"a")
+    assert pool.publish([first], [b"a"])
+    assert not pool.publish([second], [b"a"])
     pool.free([second])
     assert pool.num_free == 7
     assert pool.match_prefix([b"a"]) == [first]
@@ -104,7 +103,7 @@ def test_listeners_hear_of_every_hash_that_enters_and_leaves() -> None:
     pool.on_stored, pool.on_removed = known.update, known.difference_update
     for i in range(10):
         (block_id,) = taken(pool, 1)
-        assert pool.publish(block_id, bytes([i]))
+        assert pool.publish([block_id], [bytes([i])])
         pool.free([block_id])
         assert known == set(pool._blocks_of[0])
 
@@ -121,7 +120,7 @@ def test_a_failed_allocation_changes_nothing() -> None:
 def test_nothing_is_shared_without_a_prefix_cache() -> None:
     pool = BlockPool(4, 16, enable_prefix_cache=False)
     table = taken(pool, 2)
-    assert not pool.publish(table[0], b"a")
+    assert not pool.publish(table[:1], [b"a"])
     pool.free(table)
     assert pool.match_prefix([b"a"]) == []
     assert pool.num_free == 4
@@ -186,7 +185,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, name: int) -> None:
         block_id = data.draw(st.sampled_from(sorted(self.private)))
         is_new = bytes([name]) not in self.known
-        assert self.pool.publish(block_id, bytes([name])) == is_new
+        assert self.pool.publish([block_id], [bytes([name])]) == is_new
         if is_new:
             self.private.discard(block_id)
 

@@ -18,10 +18,9 @@ WINDOWS = (0, 6)  # tokens, in blocks of 4
 
 
 def publish_all(pool: BlockPool, table: list[int], hashes: list[bytes]) -> None:
-    for entry, block_id in enumerate(table):
-        ordinal, group = divmod(entry, pool.num_groups)
-        if block_id != NO_BLOCK:
-            pool.publish(block_id, hashes[ordinal], group)
+    for group in range(pool.num_groups):
+        block_ids = table[group :: pool.num_groups]
+        pool.publish(block_ids, hashes[: len(block_ids)], group)
 
 
 def grown(pool: BlockPool, num_ordinals: int, position: int) -> list[int]:
