@@ -40,6 +40,12 @@ engine's attention, linear layers, norms and experts: `pip install 'tandem-serve
 must have the same version of transformers, and do not work together otherwise. Code from a model's
 folder is never run.
 
+At the start the calls of a model's modules are traced into a flat program, which serves if its
+results are the same; and where heads are normed and rotated as one kernel does it, that kernel
+takes the place of the attention module's code. So a dense decoder's step on one CPU core takes 1.04
+to 1.07 times as long as native code's, a prompt 1.06 to 1.08 times
+(`python -m tandem.bench.engine.generic`).
+
 Tests compare more than 30 architectures with the eager pass of transformers, among them mixtures of
 experts, gpt-oss, DeepSeek-V3, Llama 4 and GPT-NeoX. A model with latent attention (DeepSeek) keeps
 full keys and values for every head, which takes far more memory than its latents would.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
@@ -27,13 +28,35 @@ class AttentionCall:
     soft_cap: float  # 0: none
     sinks: torch.Tensor | None  # [num_heads] float32: a logit that takes mass and has no value
     unsupported: str  # the first argument that no kernel takes, or empty
+    # Of a module whose heads are normed and rotated by a kernel:
+    qk_norm: torch.Tensor | None = None  # [num_heads + num_kv_heads, head_dim], None: no norm
+    eps: float = 1e-6
 
 
 # (call, q, k, v), each [num_tokens, heads, size] |-> attended [num_tokens, num_heads, v's size]
 Attend = Callable[[AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+
+Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [1, num_tokens, head_dim]
+
+# (call, q, k and v side by side [num_tokens, their sizes], angles) |-> attended, as Attend's
+AttendRotated = Callable[[AttentionCall, torch.Tensor, Angles], torch.Tensor]
+
 # The attention of the forward pass that this thread is in.
 attend: ContextVar[Attend] = ContextVar("attend")
+attend_rotated: ContextVar[AttendRotated] = ContextVar("attend_rotated")
+
+
+def rotary_table(angles: Angles) -> torch.Tensor:
+    """Return [num_tokens, 2, head_dim] as kernels take it: the sine negated in its first half."""
+    table = torch.cat(angles).transpose(0, 1).contiguous()
+    table[:, 1, : table.shape[2] // 2].neg_()
+    return table
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Return whether a pass of the module came to `attend`."""
+    return _CALL in module.__dict__
 
 
 def _attention(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,16 @@ from transformers import PreTrainedModel
 
 from tandem.engine.kernel_set import Kernels, StepOptions
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.generic_attention import AttentionCall, attend
+from tandem.engine.models.generic_attention import (
+    Angles,
+    AttentionCall,
+    attend,
+    attend_rotated,
+    rotary_table,
+)
 from tandem.engine.models.generic_build import build_generic
 from tandem.engine.models.generic_parts import pack_linears, swap_mlps, swap_norms
+from tandem.engine.models.generic_trace import flat_trunk
 from tandem.engine.step.batch import Batch
 
 
@@ -36,7 +43,8 @@ class GenericModel:
         swap_mlps(model, kernels, self._dtype, device)
         swap_norms(model, kernels, self._dtype)
         # The trunk computes hidden states; the rest, with a trunk that passes them on, the logits.
-        name, self._trunk = _trunk_of(model)
+        name, trunk = _trunk_of(model)
+        self._trunk = flat_trunk(trunk, config, device)
         setattr(model, name, _PassedOn())
         self._head = model
         # Modelling code rotates queries and keys: the store kernel gets a rotation by nothing.
@@ -58,29 +66,26 @@ class GenericModel:
         of_all: bool = False,
     ) -> torch.Tensor:
         """Return the operands of `logits`; fill the cache. All as in decoder.Model.hidden."""
-        positions = torch.zeros_like(batch.positions)
-        step = _Step(self, batch, positions, kv_cache, on_layers, boundaries)
-        token = attend.set(step.attend)
+        none = _Rotation(self._no_rotation, torch.zeros_like(batch.positions))
+        step = _Step(self, batch, kv_cache, on_layers, boundaries, none)
+        tokens = attend.set(step.attend), attend_rotated.set(step.attend_rotated)
         try:
-            out = self._trunk(
-                input_ids=batch.token_ids.unsqueeze(0),
-                position_ids=batch.positions.clamp(min=0).unsqueeze(0),
-                use_cache=False,
-            )
+            positions = batch.positions.clamp(min=0).unsqueeze(0)
+            hidden = self._trunk(batch.token_ids.unsqueeze(0), positions)[0]
         finally:
-            attend.reset(token)
-        hidden: torch.Tensor = out.last_hidden_state[0]
+            attend.reset(tokens[0])
+            attend_rotated.reset(tokens[1])
         if of_all or batch.samples_all:
             return hidden
         return hidden.index_select(0, batch.logits_indices)
 
     def step_options(
-        self, batch: Batch, positions: torch.Tensor, kv_cache: torch.Tensor, window: int
+        self, batch: Batch, rotation: "_Rotation", kv_cache: torch.Tensor, window: int
     ) -> StepOptions:
-        """Return the kernels' options of all layers of a step that have this window."""
+        """Return the kernels' options of all layers of a step with this rotation and window."""
         return self._kernels.step_options(
-            replace(batch, positions=positions),
-            self._no_rotation,
+            replace(batch, positions=rotation.positions),
+            rotation.table,
             kv_cache[:, 0],
             self._config.num_heads,
             window,
@@ -88,17 +93,25 @@ class GenericModel:
 
     def store(
         self,
+        call: AttentionCall,
         qkv: torch.Tensor,  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        positions: torch.Tensor,  # [num_tokens] zeros
+        rotation: "_Rotation",
         batch: Batch,
         cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
         options: StepOptions,
     ) -> torch.Tensor:
-        """Store keys and values; return the queries."""
+        """Norm and rotate queries and keys, store keys and values; return the queries."""
         q = qkv[:, : self._config.num_heads]
-        where = positions, batch.slot_mapping
         self._kernels.store_qkv(
-            qkv, None, self._no_rotation, *where, cache, 1e-6, q, **options.store_qkv
+            qkv,
+            call.qk_norm,
+            rotation.table,
+            rotation.positions,
+            batch.slot_mapping,
+            cache,
+            call.eps,
+            q,
+            **options.store_qkv,
         )
         return q
 
@@ -147,36 +160,57 @@ class GenericModel:
         return out
 
 
+class _Rotation(NamedTuple):
+    """Angles of a step's tokens."""
+
+    table: torch.Tensor  # [num_angles, 2, head_dim]
+    positions: torch.Tensor  # [num_tokens] in the table
+
+
 @dataclass(slots=True)
 class _Step:
     """One pass over one batch: the attention of its layers."""
 
     model: GenericModel
     batch: Batch
-    positions: torch.Tensor  # [num_tokens] zeros
     kv_cache: torch.Tensor  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
     on_layers: Callable[[int], None] | None
     boundaries: Collection[int]
-    options: dict[tuple[int, int], StepOptions] = field(default_factory=dict)  # by window, group
+    no_rotation: _Rotation
+    # By the identity of cosines, which are kept with them.
+    rotations: dict[int, tuple[_Rotation, Angles]] = field(default_factory=dict)
+    # By window, group, and identity of the rotation's table.
+    options: dict[tuple[int, int, int], StepOptions] = field(default_factory=dict)
 
     def attend(
         self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        group, place = self.model.places[call.layer]
-        cache, batch = self.kv_cache[:, place], self.batch.of_group(group)
-        if (call.window, group) not in self.options:
-            self.options[call.window, group] = self.model.step_options(
-                batch, self.positions, self.kv_cache, call.window
-            )
-        options = self.options[call.window, group]
-        head_dim, value_size = cache.shape[-1], v.shape[-1]
+        head_dim, value_size = self.kv_cache.shape[-1], v.shape[-1]
         # Heads of other sizes are padded with zeros, which change no score.
         qkv = torch.cat([_padded(x, head_dim) for x in (q, k, v)], dim=1)
-        q = self.model.store(qkv, self.positions, batch, cache, options)
+        return self._attend(call, qkv, self.no_rotation)[..., :value_size]
+
+    def attend_rotated(
+        self, call: AttentionCall, qkv: torch.Tensor, angles: Angles
+    ) -> torch.Tensor:
+        key = id(angles[0])
+        if key not in self.rotations:
+            positions = torch.arange(len(qkv), device=qkv.device)
+            self.rotations[key] = _Rotation(rotary_table(angles), positions), angles
+        qkv = qkv.view(len(qkv), -1, self.kv_cache.shape[-1])
+        return self._attend(call, qkv, self.rotations[key][0])
+
+    def _attend(self, call: AttentionCall, qkv: torch.Tensor, rotation: _Rotation) -> torch.Tensor:
+        group, place = self.model.places[call.layer]
+        cache, batch = self.kv_cache[:, place], self.batch.of_group(group)
+        key = call.window, group, id(rotation.table)
+        if key not in self.options:
+            self.options[key] = self.model.step_options(batch, rotation, self.kv_cache, call.window)
+        options = self.options[key]
+        q = self.model.store(call, qkv, rotation, batch, cache, options)
         if self.on_layers is not None and call.layer + 1 in self.boundaries:
             self.on_layers(call.layer + 1)
-        out = self.model.attention(call, q, batch, cache, options)
-        return out[..., :value_size]
+        return self.model.attention(call, q, batch, cache, options)
 
 
 def _padded(x: torch.Tensor, size: int) -> torch.Tensor:

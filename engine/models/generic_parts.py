@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from tandem.engine.kernel_set import Kernels
 from tandem.kernels.reference.linear import Linear
@@ -13,11 +13,12 @@ from tandem.kernels.reference.linear import Linear
 MAX_INPUTS = 4  # that linear modules multiply between two that multiply the same
 
 
-class _Part(nn.Module):
-    """A module without hooks: a call is its `forward`."""
+class Part(nn.Module):
+    """A module without hooks: a call is its `forward`, except for a tracer."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.forward(x)  # type: ignore[no-any-return]
+        call = super().__call__ if isinstance(x, fx.Proxy) else self.forward
+        return call(x)  # type: ignore[no-any-return]
 
 
 class _Products:
@@ -51,19 +52,19 @@ class _Products:
         return part
 
 
-class _PackedLinear(_Part):
+class PackedLinear(Part):
     def __init__(self, products: _Products, index: int, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.products, self._index = products, index
+        self.products, self.index = products, index
         self.bias = bias
         self.out_features = products.sizes[index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.products.take(self._index, x)
+        y = self.products.take(self.index, x)
         return y if self.bias is None else y.add_(self.bias)
 
 
-class _GatedMlp(_Part):
+class _GatedMlp(Part):
     """down(act(gate(x)) * up(x)), the activation times the ups by a kernel."""
 
     def __init__(self, gate_up: _Products, down: _Products, act_mul: Callable[..., None]) -> None:
@@ -77,15 +78,16 @@ class _GatedMlp(_Part):
         return self._down.all(inner).view(x.shape)
 
 
-class _Norm(_Part):
+class Norm(Part):
     def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels) -> None:
         super().__init__()
-        self._weight, self._eps, self._rms_norm = weight, eps, kernels.rms_norm
+        self.weight, self.eps = weight, eps
+        self._rms_norm = kernels.rms_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty_like(rows)
-        self._rms_norm(rows, self._weight, self._eps, out)
+        self._rms_norm(rows, self.weight, self.eps, out)
         return out.view(x.shape)
 
 
@@ -134,7 +136,7 @@ def pack_linears(model: nn.Module, siblings: Sequence[tuple[str, ...]], kernels:
         for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
             dtype = kernels.activation_dtype(linear.weight)
             bias = None if linear.bias is None else linear.bias.to(dtype)
-            model.set_submodule(name, _PackedLinear(products, index, bias))
+            model.set_submodule(name, PackedLinear(products, index, bias))
 
 
 def _are_alike(linears: Sequence[nn.Linear]) -> bool:
@@ -146,7 +148,7 @@ def swap_mlps(model: nn.Module, kernels: Kernels, dtype: torch.dtype, device: to
     """Replace each module that computes a gated MLP of three matrices by the kernels."""
     for name, module in list(model.named_modules()):
         parts = list(module.children())
-        linears = [each for each in parts if isinstance(each, _PackedLinear) and each.bias is None]
+        linears = [each for each in parts if isinstance(each, PackedLinear) and each.bias is None]
         products = list(dict.fromkeys(each.products for each in linears))
         if len(parts) != 4 or len(linears) != 3 or [len(each.sizes) for each in products] != [2, 1]:
             continue
@@ -178,7 +180,7 @@ def swap_norms(model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
         if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             continue
         for scale in (weight.data.to(dtype), (1 + weight.data.float()).to(dtype)):
-            mine = _Norm(scale, eps, kernels)
+            mine = Norm(scale, eps, kernels)
             if _is_same(mine, module, len(weight), dtype, weight.device):
                 model.set_submodule(name, mine)
                 break

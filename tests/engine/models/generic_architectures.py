@@ -79,3 +79,26 @@ SLOW: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "starcoder2": {"sliding_window": 8},
 }
+# Their heads are normed, rotated and stored by one kernel. Others rotate neighbors or a part of a
+# head, have norms over all heads or of another kind, or keys of several parts.
+FUSED = {
+    "apertus",
+    "arcee",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "granitemoe",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+}

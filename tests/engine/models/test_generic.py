@@ -1,5 +1,6 @@
 """Models that transformers' code computes: the tokens and logits of their own eager pass."""
 
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tandem.engine.models.ring import choose_model_config
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import ModelError
 from tandem.runtime.messages import SamplingParams, StopConditions
-from tests.engine.models.generic_architectures import QUICK, SIZES, SLOW
+from tests.engine.models.generic_architectures import FUSED, QUICK, SIZES, SLOW
 
 NUM_TOKENS = 40
 PROMPT_LENS = (1, 7, 30, 45)
@@ -88,11 +89,14 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("kind", "values"), list(cases()))
 def test_tokens_and_logits_are_those_of_the_eager_pass(
-    kind: str, values: dict[str, Any], tmp_path: Path
+    kind: str, values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = save(tmp_path, kind, values)
+    caplog.set_level(logging.DEBUG, "tandem.engine.models")
     bound = 1e-4 if "num_experts" in values else 2e-5  # of logits and the sum of the softmax
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
+    assert "called as modules" not in caplog.text
+    assert ("stays as it is" not in caplog.text) == (kind in FUSED)
     check(model, generate(engine), bound)
     check(model, generate(engine), bound)  # the prompts' heads are in the prefix cache
     assert engine.block_pool.num_held == 0
