@@ -73,7 +73,19 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
         cases.__name__ = f"prefill_{kind}_warp_specialized"
         return cases
 
-    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET)]
+    def ragged(setting: Setting) -> Sequence[Case]:
+        case = prefill_case(
+            "prefill_hopper_paged_ragged_block64",
+            "prefill paged 5 prompts of 0.5k to 8k, block 64 (warp-specialized)",
+            [(length, length) for length in RAGGED],
+            64,
+            setting,
+            shuffled=True,
+            attention=prefill_attention_hopper,
+        )
+        return [case]
+
+    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET), ragged]
     yield from measure_groups(groups, setting)
 
 
