@@ -7,6 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
+STEP_TOKENS = {"VRAM": 8192, "DRAM": 2048}  # most of one step, by where the KV pool is
+# Of a worker that begins as decode worker alone: a placement, and an answer that was handed over,
+# wait for the end of a step of local prompts.
+DECODE_STEP_TOKENS = 2048
+
 
 class EngineConfig(BaseModel):
     """Model, device, memory and limits of one worker's engine; the same for both roles."""
@@ -40,7 +45,12 @@ class EngineConfig(BaseModel):
         default=256 * 2**20, ge=1, description="KV pool on a machine without a GPU"
     )
     max_num_seqs: int = Field(default=128, ge=1, description="sequences in one step")
-    max_num_batched_tokens: int = Field(default=2048, ge=1, description="tokens in one step")
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens in one step; None: 8192 on a GPU, 2048 on a CPU and for a worker that "
+        "begins as decode worker",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=2,
@@ -86,6 +96,12 @@ class EngineConfig(BaseModel):
         default="auto",
         description="auto: triton on a GPU; on a CPU c, or torch where there is no C compiler",
     )
+
+    def with_step_tokens(self, default: int) -> "EngineConfig":
+        """Return the configuration with `max_num_batched_tokens`: the configured ones or these."""
+        if self.max_num_batched_tokens is not None:
+            return self
+        return self.model_copy(update={"max_num_batched_tokens": default})
 
     def num_threads(self) -> int:
         """Return the number of torch threads: `threads`, or the default on this machine."""

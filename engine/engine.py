@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import STEP_TOKENS, EngineConfig
 from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
 from tandem.engine.runner import Runner, Step
 from tandem.engine.schedule.block_pool import BlockPool
@@ -83,7 +83,8 @@ class Engine:
         self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache, windows)
         self._longest_step_s = longest_step_s(config, memory)
         step_cost = StepCost(self._longest_step_s)
-        self.scheduler = Scheduler(config, self.block_pool, step_cost)
+        limited = config.with_step_tokens(STEP_TOKENS[memory])
+        self.scheduler = Scheduler(limited, self.block_pool, step_cost)
         self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
         self._in_flight: deque[_Launched] = deque()  # oldest first
         self._again: deque[list[Chunk]] = deque()  # steps to launch before the scheduler's next

@@ -185,6 +185,7 @@ class ModelRunner:
             if self._stream is None or not config.cuda_graphs or config.kernels == "torch":
                 return None
             recorder = CudaRecorder(self._stream)
+        assert config.max_num_batched_tokens is not None
         sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
         return DecodeGraphs(self, self._batch_rows, sizes, recorder)
 

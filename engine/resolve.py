@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import STEP_TOKENS, EngineConfig
 from tandem.engine.kernel_set import choose_kernels
-from tandem.engine.memory.kv_cache import choose_block_size
+from tandem.engine.memory.kv_cache import choose_block_size, memory_of
 from tandem.engine.models.config import ModelConfig
 from tandem.runtime.errors import ConfigError
 
@@ -20,7 +20,7 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
     dtype: str = config.dtype
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else stored.dtype
-    resolved = config.model_copy(
+    resolved = config.with_step_tokens(STEP_TOKENS[memory_of(device)]).model_copy(
         update={
             "dtype": dtype,
             "device": str(device),

@@ -153,7 +153,7 @@ class PrefillRole:
             matcher_of=self._worker.matcher_of,
             block_size=block_size,
             vocab_size=self.engine.runner.model_config.vocab_size,
-            max_chunk_tokens=settings.engine.max_num_batched_tokens,
+            max_chunk_tokens=self.engine.scheduler.max_num_batched_tokens,
             transfer=settings.transfer,
         )
         sender_tools = SenderTools(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.engine.config import DECODE_STEP_TOKENS
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
@@ -79,6 +80,8 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, role: WorkerRole) -> None:
         runtime, engine = settings.runtime, settings.engine
+        if role == "decode":
+            engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))

@@ -29,7 +29,7 @@ POLICIES = ("always_local", "always_remote", "threshold")
 TOPOLOGY = "disagg-1p1d"
 REQUEST_TIMEOUT_S = 90.0
 # Two workers share the device: each has KV for 160k tokens, in 19 GB.
-GPU_FLAGS = ("--engine.num_blocks=2560", "--engine.max_num_batched_tokens=8192")
+GPU_FLAGS = ("--engine.num_blocks=2560",)
 DRY_FLAGS = ("--engine.device=cpu", "--disagg.max_local_prefill_length=64")
 LATENCIES = (("ttft", "p50"), ("itl", "p50"), ("itl", "p99"))
 

@@ -28,6 +28,7 @@ from tandem.kernels.sampling.rows import (
     TokenMasks,
     new_sampled_rows,
 )
+from tandem.kernels.tuned import config_fields, shape_key
 
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
@@ -60,6 +61,7 @@ class BuildCase:
     family: str
     shape: str
     launch: Callable[[], object]
+    config: str = ""  # of a launch that is not left to the table
 
 
 def build_cases(arch: int) -> Iterator[BuildCase]:
@@ -83,6 +85,12 @@ def _prefill_cases(arch: int) -> Iterator[BuildCase]:
         prefill_attention_hopper.prefill_attention_hopper(*_prefill_inputs(shape, DTYPE))
 
     yield from _attention_cases(arch, "attention.prefill", launch)
+    if arch >= prefill_attention.FIRST_TMA_ARCH:
+        config = prefill_attention.BLOCKS_OF_64
+        text = shape_key(**config_fields(config))
+        for shape in ((128, 64, 4), (64, 64, 4), (96, 64, 4)):
+            call = partial(launch, shape, config=config)
+            yield BuildCase("attention.prefill", _attention_shape(shape), call, text)
     if arch == 90:
         for shape in ATTENTION_SHAPES:
             if prefill_attention_hopper.offered(shape[0], shape[1], DTYPE):

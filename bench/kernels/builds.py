@@ -144,7 +144,7 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
             error.add_note(f"while building {case.family} {case.shape} for sm_{arch}")
             raise
     for built in compiled:
-        yield read_build(case, ", ".join(configs), built)
+        yield read_build(case, ", ".join(configs) or case.config, built)
 
 
 def build_all(

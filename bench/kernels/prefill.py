@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from tandem.bench.kernels.cases import ERROR_BOUNDS, Call, Case, measure_groups,
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
-from tandem.kernels.attention.prefill import prefill_attention
+from tandem.kernels.attention.prefill import BLOCKS_OF_64, FIRST_TMA_ARCH, prefill_attention
+from tandem.kernels.tuned import architecture
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LENGTHS = {"8k": 8192, "16k": 16384, "32k": 32768}
@@ -71,7 +73,19 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
         cases.__name__ = f"prefill_{kind}_warp_specialized"
         return cases
 
-    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET)]
+    def ragged(setting: Setting) -> Sequence[Case]:
+        case = prefill_case(
+            "prefill_hopper_paged_ragged_block64",
+            "prefill paged 5 prompts of 0.5k to 8k, block 64 (warp-specialized)",
+            [(length, length) for length in RAGGED],
+            64,
+            setting,
+            shuffled=True,
+            attention=prefill_attention_hopper,
+        )
+        return [case]
+
+    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET), ragged]
     yield from measure_groups(groups, setting)
 
 
@@ -88,6 +102,16 @@ def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
                 shuffled=kind == "paged",
                 target=target,
             )
+    if setting.is_dry or architecture() >= FIRST_TMA_ARCH:
+        case = prefill_case(
+            f"prefill_paged_{name}_block64_by_tma",
+            f"prefill paged {name}, block 64, tiles of 64 by TMA",
+            [(length, length)],
+            64,
+            setting,
+            shuffled=True,
+        )
+        yield replace(case, config=BLOCKS_OF_64)
 
 
 def prefill_of_chunks(setting: Setting) -> Sequence[Case]:

@@ -58,9 +58,10 @@ class StepProfile:
         longest: int,
         device: torch.device,
     ) -> None:
-        assert config.block_size is not None
+        assert config.block_size is not None and config.max_num_batched_tokens is not None
         self._config = config
-        self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_num_tokens = config.max_num_batched_tokens
+        self._max_num_seqs = min(config.max_num_seqs, self._max_num_tokens)
         self._model = model
         self._block_size = config.block_size
         self._longest = longest
@@ -102,7 +103,7 @@ class StepProfile:
 
         The sizes between are for libraries that load kernels of theirs by size.
         """
-        sizes = [1 << bit for bit in range((self._config.max_num_batched_tokens - 1).bit_length())]
+        sizes = [1 << bit for bit in range((self._max_num_tokens - 1).bit_length())]
         steps: list[Callable[[], object]] = [
             *(partial(self._run_one, min(size, self._longest), _PARAMS) for size in sizes),
             self.run_mixed,
@@ -156,7 +157,7 @@ class StepProfile:
 
     def _mixed_chunks(self) -> list[Chunk]:
         """Return one chunk per batch row: prompts as long as possible, then chunks of one token."""
-        num_left = self._config.max_num_batched_tokens
+        num_left = self._max_num_tokens
         chunks: list[Chunk] = []
         for batch_row in range(self._max_num_seqs):
             num_others = self._max_num_seqs - batch_row - 1

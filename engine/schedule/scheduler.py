@@ -42,6 +42,7 @@ class Scheduler:
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, step_cost: StepCost) -> None:
+        assert config.max_num_batched_tokens is not None
         self.pool = pool
         self.step_cost = step_cost
         # A decode step has a token for each batch row: there are no more rows than its tokens.

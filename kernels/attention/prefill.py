@@ -30,6 +30,11 @@ class PrefillAttentionConfig:
     warp_specialized: bool = False  # launch prefill_attention_hopper where it takes the shape
 
 
+# Tiles that the copy engine loads from blocks of 64, in place of the threads that load tiles of 128
+# by default: tuning and the bench compare the two.
+BLOCKS_OF_64 = PrefillAttentionConfig(128, 64, 8, 4, use_tma=True, persistent=True)
+
+
 def prefill_attention(
     q: torch.Tensor,  # [num_tokens, num_heads, head_dim], sequences one after another
     kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer

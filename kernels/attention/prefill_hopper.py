@@ -13,6 +13,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tandem.kernels.arrivals import arrivals
 from tandem.kernels.attention.prefill_hopper_kernel import (
     ROWS,
     SWIZZLE,
@@ -63,7 +64,7 @@ def prefill_attention_hopper(
     """Let a run of query tokens per sequence attend causally over the cache, itself included.
 
     As `prefill_attention`, for `offered` shapes and scale > 0. q's rows and the pool must lie at
-    multiples of 16 bytes.
+    multiples of 16 bytes. Launches on a device share a counter (`arrivals`): they must not overlap.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -91,6 +92,7 @@ def prefill_attention_hopper(
     prefill_hopper_kernel[(min(num_programs, num_items),)](
         _boxes(q, [num_tokens, q_width], q.stride(0), ROWS.value),
         _boxes(kv_cache, [num_records, head_dim], head_dim, min(block_size, TILE_TOKENS.value)),
+        arrivals(q.device),
         (block_tables, cu_seqlens_q, context_lens),
         block_tables.stride(0),
         num_seqs,

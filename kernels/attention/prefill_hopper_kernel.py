@@ -1,6 +1,7 @@
 """The prefill attention kernel for sm_90 in Gluon: a producer warp and two consumer warpgroups.
 
-The producer has the copy engine bring queries, keys and values into shared memory; each consumer
+The producer takes items from a counter that all programs share, and has the copy engine bring
+queries, keys and values into shared memory, the next item's while one is computed; each consumer
 holds 64 queries' scores and results in registers, and lets the tensor cores work on the next
 scores and the last values while it computes a softmax (FlashAttention-3, arXiv 2407.08608).
 """
@@ -22,6 +23,8 @@ SWIZZLE = gl.constexpr(64)  # elements in 128 bytes: the width of a TMA box
 # 232 * 256 + 40 * 128 threads' registers fill the file; 24 are too few for blocks of 16 tokens.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
+QUERY_STAGES = gl.constexpr(2)  # items in shared memory: the one computed, and the next
+FIELDS = gl.constexpr(5)  # of an item, for the consumers
 GRANULE = gl.constexpr(8)  # rows after which the 128-byte swizzle repeats
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 
@@ -32,6 +35,7 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 def prefill_hopper_kernel(  # type: ignore[no-untyped-def]
     q,  # boxes [ROWS, 64] of [num_tokens, num_heads * head_dim]
     records,  # boxes [min(block_size, TILE_TOKENS), 64] of [num_records, head_dim]
+    counter,  # int32, zero between launches: items taken beyond each program's first
     batch,  # block_tables [num_seqs, max_blocks], cu_seqlens_q, context_lens
     table_stride,  # of a sequence's table; not in a tuple, where it would be specialized
     num_seqs,
@@ -49,24 +53,26 @@ def prefill_hopper_kernel(  # type: ignore[no-untyped-def]
 ):
     # grid: (min(multiprocessors, items),); an item is a tile of queries and a head: _find_item
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    my_q = gl.allocate_shared_memory(q.dtype, [2, ROWS, head_dim], layout)
+    my_q = gl.allocate_shared_memory(q.dtype, [2 * QUERY_STAGES, ROWS, head_dim], layout)
     my_keys = gl.allocate_shared_memory(q.dtype, [STAGES, TILE_TOKENS, head_dim], layout)
     my_values = gl.allocate_shared_memory(q.dtype, [STAGES, TILE_TOKENS, head_dim], layout)
+    fields: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    my_items = gl.allocate_shared_memory(gl.int32, [QUERY_STAGES * FIELDS, 1], fields)
     tiles = (my_q, my_keys, my_values)
-    # full: the copy engine has filled it; free: both consumers have read it.
-    q_full, q_free = _barriers(1, 1), _barriers(1, 2)
-    k_full, k_free = _barriers(STAGES, 1), _barriers(STAGES, 2)
-    v_full, v_free = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    # full: the copy engine has filled it; free: both consumers have read it. An item comes and goes
+    # with its queries, and the keys of a load become free with the values of the load before it.
+    q_full, q_free = _barriers(QUERY_STAGES, 1), _barriers(QUERY_STAGES, 2)
+    k_full, v_full, free = _barriers(STAGES, 1), _barriers(STAGES, 1), _barriers(STAGES, 2)
     landed = _barriers(1, 1)  # values of which the producer has yet to clear some
     turns = _barriers(2, 1)  # a consumer's turn to issue products
-    signals = (q_full, q_free, k_full, k_free, v_full, v_free, landed, turns)
-    work = (batch, table_stride, num_seqs, last_tile, num_heads)
+    signals = (q_full, q_free, k_full, v_full, free, landed, turns)
+    work = (counter, num_items, batch, table_stride, num_seqs, last_tile, num_heads)
     pool = (records, num_records, strides[1])
     gl.warp_specialize(
         [
-            (_consume, (0, num_items, work, tiles, signals, result, TURNS)),
-            (_consume, (1, num_items, work, tiles, signals, result, TURNS)),
-            (_produce, (num_items, work, tiles, signals, q, pool, strides, group_size, block_size)),
+            (_consume, (0, my_items, tiles, signals, result, TURNS)),
+            (_consume, (1, my_items, tiles, signals, result, TURNS)),
+            (_produce, (work, my_items, tiles, signals, q, pool, strides, group_size, block_size)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -82,15 +88,45 @@ def _barriers(count: gl.constexpr, arrivals: gl.constexpr):  # type: ignore[no-u
 
 
 @gluon.jit
-def _find_item(round, work):  # type: ignore[no-untyped-def]
-    # My item of a round. The last tiles of a sequence, its heaviest, come first; every second
-    # round runs the other way, so that no program always gets the heavier items.
-    batch, table_stride, num_seqs, last_tile, num_heads = work
+def _take_item(work):  # type: ignore[no-untyped-def]
+    # The next item that no program has; at or past num_items: there is none.
+    counter, num_items, _batch, _table_stride, _num_seqs, _last_tile, _num_heads = work
+    taken = gl.atomic_add(counter, 1, sem="relaxed")
+    if taken == num_items - 1:  # each program is refused once, and this is the last of them
+        gl.store(counter, 0)
+    return gl.num_programs(0) + taken
+
+
+# What the producer tells of an item: its head, its first row in q, the rows from there on, the
+# position of the first, and its steps; none at the end.
+@gluon.jit
+def _post(my_items, items, values):  # type: ignore[no-untyped-def]
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    for field in gl.static_range(FIELDS):
+        value = gl.full([1], values[field], gl.int32, layout)  # every lane stores it
+        my_items.index(items % QUERY_STAGES * FIELDS + field).store(value)
+
+
+@gluon.jit
+def _await_item(my_items, items, q_full):  # type: ignore[no-untyped-def]
+    place = items % QUERY_STAGES
+    mbarrier.wait(q_full.index(place), items // QUERY_STAGES & 1)
+    place *= FIELDS
+    head, row = _read(my_items, place), _read(my_items, place + 1)
+    num_rows, position = _read(my_items, place + 2), _read(my_items, place + 3)
+    return head, row, num_rows, position, _read(my_items, place + 4)
+
+
+@gluon.jit
+def _read(my_items, ordinal):  # type: ignore[no-untyped-def]
+    return gl.max(my_items.index(ordinal).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _find_item(my_item, work):  # type: ignore[no-untyped-def]
+    # The last tiles of a sequence, its heaviest, have the first items.
+    _counter, _num_items, batch, table_stride, num_seqs, last_tile, num_heads = work
     block_tables, cu_seqlens_q, context_lens = batch
-    my_place = gl.program_id(0)
-    if round % 2 == 1:
-        my_place = gl.num_programs(0) - 1 - my_place
-    my_item = round * gl.num_programs(0) + my_place
     my_head = my_item % num_heads
     tile = last_tile - my_item // num_heads
     # Tiles of sequence s begin at cu_seqlens_q[s] // TILE_ROWS + s: room enough for all of it.
@@ -116,8 +152,8 @@ def _find_item(round, work):  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _produce(  # type: ignore[no-untyped-def]
-    num_items,
     work,
+    my_items,
     tiles,
     signals,
     q,
@@ -127,37 +163,40 @@ def _produce(  # type: ignore[no-untyped-def]
     block_size: gl.constexpr,
 ):
     my_q, my_keys, my_values = tiles
-    q_full, q_free, k_full, k_free, v_full, v_free, landed, _turns = signals
+    q_full, q_free, k_full, v_full, free, landed, _turns = signals
     q_stride_head, _block_records, kv_records = strides
     STAGES: gl.constexpr = my_keys.shape[0]
     head_dim: gl.constexpr = my_keys.shape[2]
     items = 0
     loads = 0
     clearings = 0
-    for round in range(gl.cdiv(num_items, gl.num_programs(0))):
-        head, table, first, token, _query_len, context, steps = _find_item(round, work)
+    item = gl.program_id(0)
+    while item < work[1]:
+        head, table, first, token, query_len, context, steps = _find_item(item, work)
         if steps > 0:
-            mbarrier.wait(q_free.index(0), (items & 1) ^ 1)
-            mbarrier.expect(q_full.index(0), TILE_ROWS * head_dim * 2)
+            place = items % QUERY_STAGES
+            mbarrier.wait(q_free.index(place), (items // QUERY_STAGES & 1) ^ 1)
+            position = context - query_len + token
+            _post(my_items, items, (head, first + token, query_len - token, position, steps))
+            mbarrier.expect(q_full.index(place), TILE_ROWS * head_dim * 2)
             for half in gl.static_range(2):
                 row = first + token + half * ROWS
                 for column in gl.static_range(head_dim // SWIZZLE):
                     corner = [row, head * q_stride_head + column * SWIZZLE]
-                    box = _box(my_q.index(half), column, ROWS)
-                    tma.async_copy_global_to_shared(q, corner, q_full.index(0), box)
+                    box = _box(my_q.index(2 * place + half), column, ROWS)
+                    tma.async_copy_global_to_shared(q, corner, q_full.index(place), box)
             items += 1
             k_base = head // group_size * block_size  # records from a block's first to my keys
             v_base = k_base + kv_records
             for step in range(steps):
                 slot = loads % STAGES
-                unread = (loads // STAGES & 1) ^ 1
                 loads += 1
                 keys, values = my_keys.index(slot), my_values.index(slot)
                 start = step * TILE_TOKENS
                 where = (table, start, context)
-                mbarrier.wait(k_free.index(slot), unread)
+                # The slot's keys are free since the wait for room for the values before.
                 _load(pool, k_base, where, keys, k_full.index(slot), block_size)
-                mbarrier.wait(v_free.index(slot), unread)
+                mbarrier.wait(free.index(loads % STAGES), (loads // STAGES & 1) ^ 1)
                 if (start + TILE_TOKENS > context) & (context % block_size != 0):
                     # Weights of slots past the context are 0, but 0 * NaN is not.
                     _load(pool, v_base, where, values, landed.index(0), block_size)
@@ -168,6 +207,11 @@ def _produce(  # type: ignore[no-untyped-def]
                     mbarrier.arrive(v_full.index(slot), count=1)
                 else:
                     _load(pool, v_base, where, values, v_full.index(slot), block_size)
+        item = _take_item(work)
+    place = items % QUERY_STAGES
+    mbarrier.wait(q_free.index(place), (items // QUERY_STAGES & 1) ^ 1)
+    _post(my_items, items, (0, 0, 0, 0, 0))
+    mbarrier.arrive(q_full.index(place), count=1)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -213,10 +257,10 @@ def _clear_rows(tile, end, block_size: gl.constexpr):  # type: ignore[no-untyped
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _consume(  # type: ignore[no-untyped-def]
-    me: gl.constexpr, num_items, work, tiles, signals, result, TURNS: gl.constexpr
+    me: gl.constexpr, my_items, tiles, signals, result, TURNS: gl.constexpr
 ):
     my_q, my_keys, my_values = tiles
-    q_full, q_free, k_full, k_free, v_full, v_free, _landed, turns = signals
+    q_full, q_free, k_full, v_full, free, _landed, turns = signals
     out, out_stride_token, out_stride_head, scale = result
     STAGES: gl.constexpr = my_keys.shape[0]
     head_dim: gl.constexpr = my_keys.shape[2]
@@ -228,53 +272,54 @@ def _consume(  # type: ignore[no-untyped-def]
     dims = gl.arange(0, head_dim, layout=gl.SliceLayout(0, wide))
     items = 0
     loads = 0
-    for round in range(gl.cdiv(num_items, gl.num_programs(0))):
-        head, _table, first, token, query_len, context, steps = _find_item(round, work)
-        if steps > 0:
-            token += me * ROWS
-            position = context - query_len + token  # of my first query
-            # Steps of which all my queries see every key. Position 0 is seen by all of them, so
-            # `best` is finite after the first step.
-            open_steps = gl.minimum((position + 1) // TILE_TOKENS, steps)
-            mbarrier.wait(q_full.index(0), items & 1)
-            items += 1
-            slot = loads % STAGES
-            mbarrier.wait(k_full.index(slot), loads // STAGES & 1)
-            if TURNS:
-                mbarrier.wait(turns.index(me), (loads & 1) ^ (1 - me))
-            scores = _issue_scores(my_q.index(me), my_keys.index(slot))
-            if TURNS:
-                mbarrier.arrive(turns.index(1 - me), count=1)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            mbarrier.arrive(k_free.index(slot), count=1)
-            scores = _hide(scores, 0, position)
-            best = gl.max(scores, 1)
-            weights = gl.exp2(scores * scale - (best * scale)[:, None])
-            total = gl.sum(weights, 1)
-            weights = gl.convert_layout(weights.to(my_values.dtype), operand)
-            acc = gl.zeros([ROWS, head_dim], gl.float32, layout)
-            state = (acc, weights, best, total)
-            for step in range(1, open_steps):
-                where = (step, loads, position)
-                state = _step(False, me, where, tiles, signals, state, scale, operand, TURNS)
-                loads += 1
-            for step in range(gl.maximum(open_steps, 1), steps):
-                where = (step, loads, position)
-                state = _step(True, me, where, tiles, signals, state, scale, operand, TURNS)
-                loads += 1
-            acc, weights, best, total = state
-            mbarrier.arrive(q_free.index(0), count=1)
-            slot = loads % STAGES
-            mbarrier.wait(v_full.index(slot), loads // STAGES & 1)
-            acc = warpgroup_mma(weights, my_values.index(slot), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_free.index(slot), count=1)
+    head, row, num_rows, position, steps = _await_item(my_items, items, q_full)
+    while steps > 0:
+        place = items % QUERY_STAGES
+        my_tiles = (my_q.index(2 * place + me), my_keys, my_values)
+        row += me * ROWS
+        num_rows -= me * ROWS
+        position += me * ROWS  # of my first query
+        # Steps of which all my queries see every key. Position 0 is seen by all of them, so `best`
+        # is finite after the first step.
+        open_steps = gl.minimum((position + 1) // TILE_TOKENS, steps)
+        slot = loads % STAGES
+        mbarrier.wait(k_full.index(slot), loads // STAGES & 1)
+        if TURNS:
+            mbarrier.wait(turns.index(me), (loads & 1) ^ (1 - me))
+        scores = _issue_scores(my_tiles[0], my_keys.index(slot))
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - me), count=1)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(free.index(slot), count=1)
+        scores = _hide(scores, 0, position)
+        best = gl.max(scores, 1)
+        weights = gl.exp2(scores * scale - (best * scale)[:, None])
+        total = gl.sum(weights, 1)
+        weights = gl.convert_layout(weights.to(my_values.dtype), operand)
+        acc = gl.zeros([ROWS, head_dim], gl.float32, layout)
+        state = (acc, weights, best, total)
+        for step in range(1, open_steps):
+            where = (step, loads, position)
+            state = _step(False, me, where, my_tiles, signals, state, scale, operand, TURNS)
             loads += 1
-            total = gl.convert_layout(total, gl.SliceLayout(1, layout))
-            normed = gl.convert_layout((acc / total[:, None]).to(my_values.dtype), wide)
-            places = (first + token + rows).to(gl.int64)[:, None] * out_stride_token
-            places = places + (head * out_stride_head + dims)[None, :]
-            gl.store(out + places, normed, mask=(token + rows < query_len)[:, None])
+        for step in range(gl.maximum(open_steps, 1), steps):
+            where = (step, loads, position)
+            state = _step(True, me, where, my_tiles, signals, state, scale, operand, TURNS)
+            loads += 1
+        acc, weights, best, total = state
+        mbarrier.arrive(q_free.index(place), count=1)
+        slot = loads % STAGES
+        mbarrier.wait(v_full.index(slot), loads // STAGES & 1)
+        acc = warpgroup_mma(weights, my_values.index(slot), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        loads += 1
+        total = gl.convert_layout(total, gl.SliceLayout(1, layout))
+        normed = gl.convert_layout((acc / total[:, None]).to(my_values.dtype), wide)
+        places = (row + rows).to(gl.int64)[:, None] * out_stride_token
+        places = places + (head * out_stride_head + dims)[None, :]
+        gl.store(out + places, normed, mask=(rows < num_rows)[:, None])
+        items += 1
+        head, row, num_rows, position, steps = _await_item(my_items, items, q_full)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -282,8 +327,8 @@ def _step(  # type: ignore[no-untyped-def]
     HIDE: gl.constexpr, me: gl.constexpr, where, tiles, signals, state, scale, operand, TURNS
 ):
     # Scores of step `step` while the weights of the step before it, load `loads`, meet its values.
-    my_q, my_keys, my_values = tiles
-    _q_full, _q_free, k_full, k_free, v_full, v_free, _landed, turns = signals
+    my_queries, my_keys, my_values = tiles
+    _q_full, _q_free, k_full, v_full, free, _landed, turns = signals
     step, loads, position = where
     acc, weights, best, total = state
     STAGES: gl.constexpr = my_keys.shape[0]
@@ -293,13 +338,12 @@ def _step(  # type: ignore[no-untyped-def]
     mbarrier.wait(k_full.index(next_slot), (loads + 1) // STAGES & 1)
     if TURNS:
         mbarrier.wait(turns.index(me), ((loads + 1) & 1) ^ (1 - me))
-    scores = _issue_scores(my_q.index(me), my_keys.index(next_slot))
+    scores = _issue_scores(my_queries, my_keys.index(next_slot))
     mbarrier.wait(v_full.index(slot), phase)
     acc = warpgroup_mma(weights, my_values.index(slot), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(turns.index(1 - me), count=1)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    mbarrier.arrive(k_free.index(next_slot), count=1)
     if HIDE:
         scores = _hide(scores, step, position)
     new_best = gl.maximum(best, gl.max(scores, 1))
@@ -310,7 +354,7 @@ def _step(  # type: ignore[no-untyped-def]
     # which is to run beside it, unless a branch lies between them.
     mbarrier.wait(v_full.index(slot), phase)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_free.index(slot), count=1)
+    mbarrier.arrive(free.index(next_slot), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, operand.parent))[:, None]
     weights = gl.convert_layout(new_weights.to(my_values.dtype), operand)
     return acc, weights, new_best, total

@@ -17,7 +17,7 @@ LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_t
 
 
 def figures_in(file: Path) -> WorkerFigures:
-    """Read a file with `costs`, and optional `num_blocks`, `block_size` and `max_num_seqs`.
+    """Read a file with `costs`, and optionally the other fields of WorkerFigures.
 
     Raises ConfigError naming the file and the field.
     """
@@ -47,7 +47,10 @@ async def figures_of_cluster(effective: EffectiveConfig) -> WorkerFigures:
     load = min(learned, key=lambda each: each.instance_id)
     assert load.costs is not None
     check_costs(load.costs, f"worker {load.instance_id[:8]}")
-    return WorkerFigures(load.costs, load.num_blocks, await _block_size(effective, load))
+    # Decode workers, which alone learn all costs, may have shorter steps than prefill workers.
+    max_tokens = max(each.costs.max_tokens for each in loads if each.costs is not None)
+    costs = msgspec.structs.replace(load.costs, max_tokens=max_tokens)
+    return WorkerFigures(costs, load.num_blocks, await _block_size(effective, load))
 
 
 async def _block_size(effective: EffectiveConfig, load: LoadReport) -> int:
@@ -82,5 +85,7 @@ def with_engine_settings(figures: WorkerFigures, effective: EffectiveConfig) -> 
     if "max_step_ms" in given:
         limits["max_step_s"] = given["max_step_ms"] / 1e3
     room = {name: value for name, value in given.items() if name in ROOM}
+    if "max_tokens" in limits:
+        room["decode_step_tokens"] = limits["max_tokens"]
     costs = msgspec.structs.replace(figures.costs, **limits)
     return msgspec.structs.replace(figures, costs=costs, **room)

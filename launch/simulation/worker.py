@@ -11,7 +11,7 @@ import msgspec
 
 from tandem.bench.client.record import RequestRecord
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.outputs import load_of
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import Scheduler
@@ -41,6 +41,12 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     num_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 4096
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
+    decode_step_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = DECODE_STEP_TOKENS
+
+    def step_tokens(self, role: WorkerRole) -> int:
+        """Return the most tokens in one step of a worker that begins in `role`."""
+        of_any = self.costs.max_tokens
+        return min(of_any, self.decode_step_tokens) if role == "decode" else of_any
 
     @property
     def max_tokens(self) -> int:
@@ -114,7 +120,7 @@ class VirtualWorker:
         self._costs = costs = figures.costs
         config = EngineConfig(
             max_num_seqs=figures.max_num_seqs,
-            max_num_batched_tokens=costs.max_tokens,
+            max_num_batched_tokens=figures.step_tokens(role),
             prefill_chunk_tokens=costs.max_tokens_beside,
         )
         self.pool = BlockPool(figures.num_blocks, figures.block_size)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.engine.config import STEP_TOKENS
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.prefill.compute import PromptComputation
@@ -18,6 +19,7 @@ from tandem.runtime.errors import (
     ServiceError,
     UnavailableError,
 )
+from tandem.runtime.messages import WorkerRole
 from tandem.worker import worker
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
@@ -58,6 +60,20 @@ async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
         assert answer.report is not None and answer.report.place == "local"
         assert count("decode_handoffs_total", end="taken_back") == before + 1
         await pair.balanced()
+
+
+@pytest.mark.parametrize(("role", "num_tokens"), [("both", 16), ("prefill", 16), ("decode", 2048)])
+async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_longest_steps(
+    role: WorkerRole,
+    num_tokens: int,
+    runtime_config: RuntimeConfig,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(STEP_TOKENS, "DRAM", 16)
+    async with Both(runtime_config, tiny_model, role=role) as each:
+        assert each.worker.engine.scheduler.max_num_batched_tokens == num_tokens
+        assert each.worker.engine.runner.config.max_num_batched_tokens == num_tokens
 
 
 async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(

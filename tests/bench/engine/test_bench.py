@@ -176,6 +176,7 @@ def test_prompts_are_measured_on_the_device_and_until_their_token() -> None:
     device_ms, whole_ms = (found[name].samples[0] for name in ("prefill_64", "prefill_64_to_token"))
     assert 0 < device_ms <= whole_ms
     assert "a step over" in found["prefill_64"].notes[0]
+    assert found["prefill_64_short_steps"].samples[0] > 0
     assert not any(each.failure for each in found.values())
 
 

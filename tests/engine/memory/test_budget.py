@@ -101,6 +101,7 @@ class WatchedModel(Model):
 
 
 def make_profile(folder: Path, **options: Any) -> tuple[StepProfile, WatchedModel]:
+    options = {"max_num_batched_tokens": 200} | options
     config = EngineConfig(model=str(folder), block_size=16, **options)
     model_config = load_model_config(folder)
     kernels = load_kernels("torch")

@@ -12,7 +12,9 @@ BLOCK_SIZE = 4
 
 
 def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
-    engine_config = EngineConfig(block_size=BLOCK_SIZE, **config)
+    engine_config = EngineConfig(
+        **({"block_size": BLOCK_SIZE, "max_num_batched_tokens": 99} | config)
+    )
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     return Scheduler(engine_config, pool, StepCost(max_step_s=3600))
 

@@ -43,6 +43,7 @@ class Memory:
     writes: list[int]
     reads: list[int]
     unfenced: list["Partition | None"]
+    unit: int = UNIT
 
 
 @dataclass
@@ -74,21 +75,23 @@ class Shared:
         return Shared(self.memory, self.shape, self.start, self.dtype, None, True)
 
     def units(self) -> range:
-        size = math.prod(self.shape)
-        assert self.start % UNIT == 0 and size % UNIT == 0
-        return range(self.start // UNIT, (self.start + size) // UNIT)
+        size, unit = math.prod(self.shape), self.memory.unit
+        assert self.start % unit == 0 and size % unit == 0
+        return range(self.start // unit, (self.start + size) // unit)
 
     def peek(self) -> torch.Tensor:
+        if len(self.shape) == 1:
+            return self.memory.elements[self.start : self.start + self.shape[0]].clone()
         rows, columns = self.shape
         flat = self.memory.elements[self.start : self.start + rows * columns]
         dense = flat.view(columns // SWIZZLE, rows, SWIZZLE).transpose(0, 1).reshape(rows, columns)
         return dense.T if self.transposed else dense
 
     def poke(self, value: torch.Tensor | float) -> None:
-        rows, columns = self.shape
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.dim() > 1:
+            rows, columns = self.shape
             value = value.view(rows, columns // SWIZZLE, SWIZZLE).transpose(0, 1).reshape(-1)
-        self.memory.elements[self.start : self.start + rows * columns] = value
+        self.memory.elements[self.start : self.start + math.prod(self.shape)] = value
 
     def load(self, _layout: Any) -> torch.Tensor:
         partition = current()

@@ -165,8 +165,11 @@ class _Language:
     zeros_like = staticmethod(torch.zeros_like)
     to_tensor = Scalar
 
-    def __init__(self, machine: Machine, program: int, num_programs: int) -> None:
+    def __init__(
+        self, machine: Machine, program: int, num_programs: int, let_others: Callable[[], None]
+    ) -> None:
         self._machine = machine
+        self._let_others = let_others
         self.program_id = lambda _axis: program
         self.num_programs = lambda _axis: num_programs
 
@@ -179,9 +182,10 @@ class _Language:
         size = math.prod(shape)
         if dtype == torch.int64:
             return Shared([None] * shape[0], tuple(shape))
-        units = size // UNIT
-        elements = torch.full((size,), math.nan, dtype=dtype)
-        memory = Memory(elements, [UNWRITTEN] * units, [0] * units, [None] * units)
+        unit = UNIT if dtype.is_floating_point else 1
+        units = size // unit
+        elements = torch.full((size,), math.nan if unit == UNIT else -1, dtype=dtype)
+        memory = Memory(elements, [UNWRITTEN] * units, [0] * units, [None] * units, unit)
         self._machine.memories.append(memory)
         return Shared(memory, tuple(shape), 0, dtype)
 
@@ -194,9 +198,19 @@ class _Language:
         return Scalar(pointer.flat()[pointer.offset] if mask else other)
 
     @staticmethod
-    def store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
+    def store(pointer: Pointer, value: Any, mask: torch.Tensor | None = None) -> None:
+        if mask is None:
+            pointer.flat()[pointer.offset] = value
+            return
         mask = mask.expand(value.shape)
         pointer.flat()[pointer.offset[mask]] = value[mask]
+
+    def atomic_add(self, pointer: Pointer, value: int, sem: str) -> int:
+        self._let_others()
+        element = pointer.flat()[pointer.offset : pointer.offset + 1]
+        before = int(element)
+        element += value
+        return before
 
     @staticmethod
     def cdiv(dividend: int, divisor: int) -> int:
@@ -219,8 +233,13 @@ class _Language:
         return max(first, second)
 
     @staticmethod
-    def max(value: torch.Tensor, axis: int) -> torch.Tensor:
-        return value.amax(axis)
+    def max(value: torch.Tensor, axis: int) -> Any:
+        found = value.amax(axis)
+        return found if found.dim() else int(found)
+
+    @staticmethod
+    def full(shape: list[int], value: int, dtype: torch.dtype, _layout: None) -> torch.Tensor:
+        return torch.full(shape, value, dtype=dtype)
 
     @staticmethod
     def sum(value: torch.Tensor, axis: int) -> torch.Tensor:
@@ -246,9 +265,19 @@ def simulated(module: Any, kernel: str, seed: int) -> Any:
     def launch(grid: tuple[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wrapped = [_wrap(arg) for arg in args]
         kwargs.pop("num_warps")
-        for program in range(grid[0]):
-            names = _namespace(module, _Language(Machine(order), program, grid[0]))
-            names[kernel](*wrapped, **kwargs)
+        waiting = order.sample(range(grid[0]), grid[0])
+
+        def run_next() -> None:
+            language = _Language(Machine(order), waiting.pop(), grid[0], let_others)
+            _namespace(module, language)[kernel](*wrapped, **kwargs)
+
+        def let_others() -> None:
+            """Run another program to its end, by chance: what programs share goes to any."""
+            if waiting and order.random() < 0.5:
+                run_next()
+
+        while waiting:
+            run_next()
 
     class Launcher:
         fn = getattr(module, kernel).fn

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
-from tandem.kernels.attention.prefill import PrefillAttentionConfig, candidates
+from tandem.kernels.attention.prefill import BLOCKS_OF_64, PrefillAttentionConfig, candidates
 from tandem.kernels.cpu import launch
 from tandem.kernels.reference import prefill_attention as reference
 from tandem.kernels.tuned import INTERPRETED, architecture
@@ -149,6 +150,26 @@ def test_every_way_to_fetch_and_to_take_turns_gives_the_same(
     check(attend, paged, [32, 1, 50, 7], num_heads=3, config=config)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (128, 0), (96, 70)])
+def test_the_copy_engine_loads_blocks_of_64_whole(
+    make_paged, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, head_dim: int, window: int
+) -> None:
+    loads = []
+
+    def describe(*arguments: object) -> TensorDescriptor:
+        loads.append(arguments)
+        return TensorDescriptor(*arguments)
+
+    monkeypatch.setattr(prefill_attention, "TensorDescriptor", describe)
+    paged = make_paged([200, 64, 129], 1, head_dim, 64, dtype=dtype)
+    attend = prefill_attention.prefill_attention
+    check(attend, paged, [137, 64, 1], num_heads=2, window=window, config=BLOCKS_OF_64)
+    assert len(loads) == 1
+    check(attend, make_paged([40], 1, dtype=dtype), [7], num_heads=2, config=BLOCKS_OF_64)
+    assert len(loads) == 1  # blocks of 16 are loaded by threads
+
+
 @launchers
 @pytest.mark.parametrize("window", [1, 32, 33])
 def test_a_window_hides_what_lies_further_back(
@@ -277,7 +298,7 @@ def test_narrow_integers_and_surplus_rows_are_taken(make_paged) -> None:
     assert (out[31:] == 7.0).all()
 
 
-@pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (64, 128)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (64, 128), (64, 64)])
 def test_every_candidate_gives_the_same(make_paged, head_dim: int, block_size: int) -> None:
     arch = 90 if architecture() == INTERPRETED else architecture()
     paged = make_paged([140], 1, head_dim, block_size, dtype=torch.float16)

@@ -46,7 +46,10 @@ def simulate(make_paged: Any) -> Simulate:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hopper, KERNEL, simulated(module, KERNEL, seed))
             patch.setattr(hopper, "num_multiprocessors", lambda _device: num_programs)
+            counter = torch.zeros(1, dtype=torch.int32)
+            patch.setattr(hopper, "arrivals", lambda _device: counter)
             check(paged, query_lens, num_heads, torch.device("cpu"), config)
+            assert not counter.any()
 
     return run
 
@@ -177,27 +180,51 @@ MISTAKES = {
         "    mbarrier.wait(v_full.index(slot), phase)\n    acc = warpgroup_mma(",
         "    acc = warpgroup_mma(",
     ),
-    "queries that have not landed": ("mbarrier.wait(q_full.index(0), items & 1)\n", "pass\n"),
+    "an item read before it is there": (
+        "    mbarrier.wait(q_full.index(place), items // QUERY_STAGES & 1)\n",
+        "",
+    ),
+    "queries that have not landed": ("TILE_ROWS * head_dim * 2)", "0)"),
+    "queries of another item": ("my_q.index(2 * place + me)", "my_q.index(me)"),
+    "an item over one in use": (
+        "            mbarrier.wait(q_free.index(place), (items // QUERY_STAGES & 1) ^ 1)\n",
+        "",
+    ),
+    "no word of the end": ("    mbarrier.arrive(q_full.index(place), count=1)\n", ""),
+    "a counter that is not zero again": ("        gl.store(counter, 0)\n", "        pass\n"),
+    "an item left out": ("gl.num_programs(0) + taken", "gl.num_programs(0) + taken + 1"),
     "values given back before they are read": (
-        "acc = warpgroup_mma_wait(0, deps=[acc])\n    mbarrier.arrive(v_free.index(slot), count=1)",
-        "mbarrier.arrive(v_free.index(slot), count=1)\n    acc = warpgroup_mma_wait(0, deps=[acc])",
+        "    acc = warpgroup_mma_wait(0, deps=[acc])\n"
+        "    mbarrier.arrive(free.index(next_slot), count=1)\n",
+        "    mbarrier.arrive(free.index(next_slot), count=1)\n"
+        "    acc = warpgroup_mma_wait(0, deps=[acc])\n",
+    ),
+    "keys given back before they are read": (
+        "        scores = warpgroup_mma_wait(0, deps=[scores])\n"
+        "        mbarrier.arrive(free.index(slot), count=1)\n",
+        "        mbarrier.arrive(free.index(slot), count=1)\n"
+        "        scores = warpgroup_mma_wait(0, deps=[scores])\n",
     ),
     "queries given back before they are read": (
-        "mbarrier.wait(q_full.index(0), items & 1)\n",
-        "mbarrier.wait(q_full.index(0), items & 1)\n"
-        "            mbarrier.arrive(q_free.index(0), count=1)\n",
+        "        mbarrier.wait(k_full.index(slot), loads // STAGES & 1)\n",
+        "        mbarrier.arrive(q_free.index(place), count=1)\n"
+        "        mbarrier.wait(k_full.index(slot), loads // STAGES & 1)\n",
     ),
     "a product used too early": (
         "    acc = warpgroup_mma_wait(0, deps=[acc])\n    mbarrier",
         "    acc = warpgroup_mma_wait(1, deps=[acc])\n    mbarrier",
     ),
-    "a wrong phase": ("unread = (loads // STAGES & 1) ^ 1", "unread = loads // STAGES & 1"),
+    "a wrong phase": ("(loads // STAGES & 1) ^ 1)", "loads // STAGES & 1)"),
+    "loads over those in use": (
+        "                mbarrier.wait(free.index(loads % STAGES), (loads // STAGES & 1) ^ 1)\n",
+        "",
+    ),
     "a phase that flips late": ("phase = loads // STAGES & 1", "phase = loads // 4 & 1"),
-    "keys never given back": ("    mbarrier.arrive(k_free.index(next_slot), count=1)\n", ""),
-    "queries never given back": ("            mbarrier.arrive(q_free.index(0), count=1)\n", ""),
+    "a load never given back": ("    mbarrier.arrive(free.index(next_slot), count=1)\n", ""),
+    "queries never given back": ("        mbarrier.arrive(q_free.index(place), count=1)\n", ""),
     "a slot freed by one consumer alone": (
-        "v_free = _barriers(STAGES, 1), _barriers(STAGES, 2)",
-        "v_free = _barriers(STAGES, 1), _barriers(STAGES, 1)",
+        "free = _barriers(STAGES, 1), _barriers(STAGES, 1), _barriers(STAGES, 2)",
+        "free = _barriers(STAGES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1)",
     ),
     "a turn not passed on": (
         "    mbarrier.wait(v_full.index(slot), phase)\n    acc = warpgroup_mma(",
@@ -207,7 +234,7 @@ MISTAKES = {
         "TILE_TOKENS * tile.shape[1] * 2)",
         "TILE_TOKENS * tile.shape[1] * 4)",
     ),
-    "fewer bytes than come": ("TILE_ROWS * head_dim * 2)", "TILE_ROWS * head_dim)"),
+    "fewer bytes than come": ("TILE_TOKENS * tile.shape[1] * 2)", "TILE_TOKENS * tile.shape[1])"),
     "stores without a fence": ("                    fence_async_shared()\n", ""),
     "rows cleared before they land": (
         "                    mbarrier.wait(landed.index(0), clearings & 1)\n",
@@ -231,7 +258,9 @@ def test_a_planted_mistake_is_noticed(
     module = edited(*MISTAKES[mistake])
     with pytest.raises((SimulationError, AssertionError)):
         for seed in range(4):
-            simulate([140, 130], [400, 203], module=module, seed=seed)
+            lens = [140, 130, 40, 3], [400, 203, 40, 9]
+            config = PrefillHopperConfig(num_stages=2 + seed % 2)
+            simulate(*lens, config=config, module=module, seed=seed)
 
 
 BUILD = """

@@ -1,5 +1,7 @@
 """The figures of the workers that are simulated."""
 
+import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,14 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_instance, register_model
 from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.messages import LoadReport, ModelCard, StepCosts, WorkerStatus, encode
+from tandem.runtime.messages import (
+    LoadReport,
+    ModelCard,
+    StepCosts,
+    WorkerRole,
+    WorkerStatus,
+    encode,
+)
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tests.launch.configs import config_of
@@ -66,6 +75,20 @@ def test_engine_settings_of_the_plan_replace_those_of_the_worker() -> None:
     assert figures.costs.max_tokens == COSTS.max_tokens
 
 
+def test_decode_workers_have_shorter_steps_unless_the_plan_says_how_long() -> None:
+    costs = msgspec.structs.replace(COSTS, max_tokens=8192)
+    figures = msgspec.structs.replace(FIGURES, costs=costs)
+    assert [figures.step_tokens(role) for role in ("both", "prefill", "decode")] == [
+        8192,
+        8192,
+        2048,
+    ]
+    short = with_engine_settings(figures, config_of("--engine.max_num_batched_tokens=300"))
+    assert short.step_tokens("decode") == short.step_tokens("prefill") == 300
+    even = with_engine_settings(figures, config_of("--engine.max_num_batched_tokens=8192"))
+    assert even.step_tokens("decode") == 8192
+
+
 @pytest.mark.parametrize("costs", [COSTS, None])
 async def test_a_running_worker_gives_its_learned_costs(
     costs: StepCosts | None, runtime_config: RuntimeConfig
@@ -74,11 +97,8 @@ async def test_a_running_worker_gives_its_learned_costs(
         address = EndpointAddress(runtime_config.namespace, "decode", "generate")
         instance = node.instance(address)
         load = LoadReport(node.instance_id, node.epoch, "both", 0, 0, 0, 77, 77, 0, costs=costs)
-
-        async def status(payload: bytes, context: RequestContext, answer: Responder) -> None:
-            answer.send(encode(WorkerStatus(instance, "serving", load)))
-
-        node.server.register("status", status)
+        status = WorkerStatus(instance, "serving", load)
+        node.server.register("status", partial(_send_status, status))
         await register_instance(node, instance)
         card = ModelCard("m", 1000, 32, 256, "", node.instance_id, 0)
         await register_model(node, runtime_config.namespace, card)
@@ -90,3 +110,33 @@ async def test_a_running_worker_gives_its_learned_costs(
         else:
             figures = await figures_of_cluster(config)
             assert (figures.costs, figures.num_blocks, figures.block_size) == (COSTS, 77, 32)
+
+
+async def test_the_steps_of_a_cluster_are_as_long_as_those_of_its_prefill_workers(
+    runtime_config: RuntimeConfig,
+) -> None:
+    """A prefill worker learns no cost of decodes, so the figures are a decode worker's."""
+    of_prefill = msgspec.structs.replace(COSTS, decode_s=(0.0, 0.0, 0.0), max_tokens=8192)
+    roles: dict[WorkerRole, StepCosts] = {"decode": COSTS, "prefill": of_prefill}
+    async with contextlib.AsyncExitStack() as stack:
+        for role, costs in roles.items():
+            node = await stack.enter_async_context(Node(runtime_config, component=role, model="m"))
+            instance = node.instance(EndpointAddress(runtime_config.namespace, role, "generate"))
+            load = LoadReport(node.instance_id, node.epoch, role, 0, 0, 0, 77, 77, 0, costs=costs)
+            node.server.register(
+                "status", partial(_send_status, WorkerStatus(instance, "serving", load))
+            )
+            await register_instance(node, instance)
+        card = ModelCard("m", 1000, 32, 256, "", node.instance_id, 0)
+        await register_model(node, runtime_config.namespace, card)
+        names = ("namespace", "nats_url", "etcd_endpoints")
+        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
+        figures = await figures_of_cluster(config)
+    assert figures.costs == msgspec.structs.replace(COSTS, max_tokens=8192)
+    assert figures.step_tokens("prefill") == 8192
+
+
+async def _send_status(
+    status: WorkerStatus, payload: bytes, context: RequestContext, answer: Responder
+) -> None:
+    answer.send(encode(status))
