@@ -28,6 +28,7 @@ class Shape:
     table_tokens: int = 0  # for which the block table has room, as a CUDA graph's has
     target: Target | None = None
     split_weight: float = 0.0  # 0: the table's
+    fills_alone: bool = False
 
 
 def run(setting: Setting) -> Iterator[Figure]:
@@ -62,6 +63,9 @@ def shapes(setting: Setting) -> list[Shape]:
         Shape("B1 1k", (1024,)),
         Shape("B1 1k, shorter splits", (1024,), split_weight=0.25),
         Shape("B64 4k, shorter splits", (4096,) * 64, split_weight=0.25),
+        Shape("B1 1k, every multiprocessor", (1024,), fills_alone=True),
+        Shape("B64 1k", (1024,) * 64),
+        Shape("B64 1k, every multiprocessor", (1024,) * 64, fills_alone=True),
         Shape("B1 32k", (32768,)),
     ]
     if not setting.is_dry:
@@ -69,6 +73,7 @@ def shapes(setting: Setting) -> list[Shape]:
     return [
         Shape("B2 40", (40, 40), target=target),
         Shape("B3 33, shorter splits", (33, 33, 1), split_weight=0.25),
+        Shape("B1 70, every multiprocessor", (70,), fills_alone=True),
         Shape("B3 ragged 1 to 70", (1, 33, 70), 16, target=at_least(0.80, 0.88, "share")),
     ]
 
@@ -96,11 +101,10 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
     q = setting.randn(len(shape.context_lens), heads, pool.head_dim)
     out, scale = torch.empty_like(q), pool.head_dim**-0.5
 
-    config = None
+    config = config_for(pool.layer(0, shape.block_size))
+    config = replace(config, fills_alone=shape.fills_alone)
     if shape.split_weight:
-        config = replace(
-            config_for(pool.layer(0, shape.block_size)), split_weight=shape.split_weight
-        )
+        config = replace(config, split_weight=shape.split_weight)
 
     def launch(index: int, config: Any) -> None:
         cache = pool.layer(index, shape.block_size)

@@ -38,6 +38,9 @@ class PagedAttentionConfig:
     # than 1 is for few sequences on many multiprocessors.
     split_weight: float = 1
     use_tma: bool = True  # where the chip has it and a tile lies within a block
+    # Splits short enough that one sequence alone occupies every multiprocessor, at the price of
+    # more partial sums where there are many sequences.
+    fills_alone: bool = False
 
 
 def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
@@ -84,11 +87,14 @@ def paged_decode_attention(
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group_size = num_heads // num_kv_heads
-    max_splits = _max_splits(block_tables.shape[1] * block_size, config)
+    multiprocessors = num_multiprocessors(q.device)
+    least_splits = triton.cdiv(multiprocessors, num_kv_heads) if config.fills_alone else 0
+    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, config.tile_tokens)
+    max_splits = _max_splits(max_tiles, config.split_weight, least_splits)
     num_items = num_seqs * num_kv_heads * max_splits
     padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(group_size))
     use_tma = _can_use_tma(kv_cache, config)
-    num_programs = num_multiprocessors(q.device) * config.blocks_per_sm
+    num_programs = multiprocessors * config.blocks_per_sm
     paged_decode_kernel[(min(num_programs, num_items),)](
         q,
         _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache,
@@ -117,6 +123,7 @@ def paged_decode_attention(
         window=window,
         HAS_SINKS=sinks is not None,
         split_weight=config.split_weight,
+        least_splits=least_splits,
         USE_TMA=use_tma,
         BLOCK_N=config.tile_tokens,
         BLOCK_R=padded_rows,
@@ -163,10 +170,11 @@ def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
     )
 
 
-def _max_splits(max_tokens: int, config: PagedAttentionConfig) -> int:
-    """Return the most splits that a sequence of up to `max_tokens` tokens can have."""
-    max_tiles = triton.cdiv(max_tokens, config.tile_tokens)
-    return math.isqrt(int(max(max_tiles - 1, 0) / config.split_weight)) + 1
+def _max_splits(max_tiles: int, split_weight: float, least_splits: int) -> int:
+    """Return the most splits that a sequence of up to so many tiles can have."""
+    # Rounded down, a share of the tiles makes less than twice the splits.
+    root = math.isqrt(int(max(max_tiles - 1, 0) / split_weight))
+    return min(root + 1 + 2 * least_splits, max(max_tiles, 1))
 
 
 def candidates(

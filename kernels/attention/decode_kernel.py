@@ -15,7 +15,11 @@ STATS = tl.constexpr(4)  # floats after a row of partial sums: maximum, total, r
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _cut(  # type: ignore[no-untyped-def]
-    context, window: tl.constexpr, split_weight: tl.constexpr, BLOCK_N: tl.constexpr
+    context,
+    window: tl.constexpr,
+    split_weight: tl.constexpr,
+    least_splits: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     # context |-> (first tile in sight, end tile, tiles per split, splits); an empty one has a split
     first_tile = context * 0
@@ -23,7 +27,10 @@ def _cut(  # type: ignore[no-untyped-def]
         first_tile = tl.maximum(context - window, 0) // BLOCK_N
     end_tile = tl.cdiv(context, BLOCK_N)
     root = tl.sqrt_rn(((end_tile - first_tile) * split_weight).to(tl.float32))
-    split_tiles = tl.maximum(tl.ceil(root).to(tl.int32), 1)
+    split_tiles = tl.ceil(root).to(tl.int32)
+    if least_splits > 0:
+        split_tiles = tl.minimum(split_tiles, (end_tile - first_tile) // least_splits)
+    split_tiles = tl.maximum(split_tiles, 1)
     num_splits = tl.maximum(tl.cdiv(end_tile - first_tile, split_tiles), 1)
     return first_tile, end_tile, split_tiles, num_splits
 
@@ -136,6 +143,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     window: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     split_weight: tl.constexpr,
+    least_splits: tl.constexpr,
     USE_TMA: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -154,7 +162,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     for first_seq in range(0, num_seqs, LANES):
         seqs = first_seq + tl.arange(0, LANES)
         contexts = tl.load(context_lens + seqs, seqs < num_seqs, 0).to(tl.int32)
-        _, _, _, splits = _cut(contexts, window, split_weight, BLOCK_N)
+        _, _, _, splits = _cut(contexts, window, split_weight, least_splits, BLOCK_N)
         ends = num_splits + tl.cumsum(tl.where(seqs < num_seqs, splits, 0))
         num_splits_before = num_splits
         num_splits = tl.max(ends)
@@ -165,7 +173,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
             my_split = item // num_kv_heads - tl.max(tl.where(earlier, ends, num_splits_before))
             my_context = tl.load(context_lens + my_seq).to(tl.int32)
             my_tile, my_end, split_tiles, my_splits = _cut(
-                my_context, window, split_weight, BLOCK_N
+                my_context, window, split_weight, least_splits, BLOCK_N
             )
             my_begin = 0
             if window > 0:

@@ -26,6 +26,7 @@ default = paged_attention.paged_decode_attention
 SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
 copying = pytest.param(partial(default), id="tma")
 SHORT = replace(SMALL, use_tma=False, split_weight=0.25)
+ALONE = replace(SMALL, fills_alone=True)
 loading = pytest.param(partial(default, config=SHORT), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
 torch_reference = pytest.param(reference.paged_decode_attention, id="torch")
@@ -33,7 +34,8 @@ in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
 
 both = pytest.mark.parametrize("attend", [copying, torch_reference, in_c])
 every = pytest.mark.parametrize("attend", [copying, loading, torch_reference, in_c])
-kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
+filling = pytest.param(partial(default, config=ALONE), id="filling")
+kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits, filling])
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +256,31 @@ def test_a_sequence_gets_the_same_bits_in_every_batch(attend: Attend, make_paged
     assert torch.equal(attended([3, 2, 1, 0], 7).flip(0), together)
     for row, width in enumerate([3, 1, 7, 3]):
         assert torch.equal(attended([row], width)[0], together[row])
+
+
+@pytest.mark.parametrize(("num_multiprocessors", "width"), [(1, 0), (9, 500), (40, 0)])
+def test_one_sequence_alone_fills_the_chip(
+    make_paged, monkeypatch: pytest.MonkeyPatch, num_multiprocessors: int, width: int
+) -> None:
+    """As far as it has tiles, and by its length, not by the room in its table."""
+    monkeypatch.setattr(paged_attention, "num_multiprocessors", lambda _: num_multiprocessors)
+    num_tiles, num_kv_heads = 12, 2
+    paged = make_paged([num_tiles * 16], num_kv_heads=num_kv_heads)
+    paged.block_tables = torch.nn.functional.pad(paged.block_tables, (0, width))
+    written = []
+
+    def take(*arguments: Any, **options: Any) -> torch.Tensor:
+        written.append(poisoned(*arguments, **options))
+        return written[-1]
+
+    poisoned = torch.empty
+    monkeypatch.setattr(torch, "empty", take)
+    check(partial(default, config=ALONE), paged, num_heads=4)
+    # a split's row of partial sums of each query head, NaN where there is no split
+    [partials] = [each for each in written if each.ndim == 3 and len(each) > 1]
+    num_splits = int((~partials[:, 0, 0].isnan()).sum())
+    assert num_splits >= min(num_multiprocessors, num_tiles * num_kv_heads)
+    assert num_splits <= max(2 * num_multiprocessors, 3 * num_kv_heads)
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
