@@ -1,9 +1,9 @@
 """The engine's configuration."""
 
 import os
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -88,6 +88,12 @@ class EngineConfig(BaseModel):
         description="begin a kernel of a decode step while the one before it ends (CUDA's "
         "programmatic dependent launch), on GPUs from sm_90 on; no effect on others",
     )
+    cascade_attention: bool = Field(
+        default=False,
+        description="sequences of a decode step that share blocks at the head of their prompts "
+        "read them together, in layers without a window. Sums then run in an order that depends on "
+        "the rest of the step, so not with `deterministic`; no effect on a CPU",
+    )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
@@ -96,6 +102,15 @@ class EngineConfig(BaseModel):
         default="auto",
         description="auto: triton on a GPU; on a CPU c, or torch where there is no C compiler",
     )
+
+    @model_validator(mode="after")
+    def _sums_have_one_order(self) -> Self:
+        if self.deterministic and self.cascade_attention:
+            raise ValueError(
+                "deterministic and cascade_attention exclude each other: the second adds up in an "
+                "order that depends on the rest of the step"
+            )
+        return self
 
     def with_step_tokens(self, default: int) -> "EngineConfig":
         """Return the configuration with `max_num_batched_tokens`: the configured ones or these."""

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from tandem.engine.step.batch import Batch
+from tandem.engine.step.batch import Batch, Rows
 from tandem.kernels.cpu.build import BuildError, load_library
 from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.kv_store import plan_store
@@ -140,12 +141,14 @@ def load_kernels(
     deterministic: bool = False,
     fused_products: bool = False,
     dependent_launch: bool = False,
+    cascade_attention: bool = False,
 ) -> Kernels:
     """Load the kernels of one kind. Triton, which exists on Linux only, is loaded for its own.
 
     With `deterministic` no row depends on its batch: on a GPU, cuBLAS is not used. The kernels of
     other kinds compute so in any case. `fused_products` are for few tokens. `dependent_launch` is
-    of all kernels of the process.
+    of all kernels of the process. With `cascade_attention` the decodes of a step read the blocks
+    that they share together.
     """
     if kind == "triton":
         importlib.import_module("tandem.kernels.dependent_launch").use_dependent_launch(
@@ -168,6 +171,8 @@ def load_kernels(
         own["activation_dtype"] = activation_dtype
     if kind == "torch":
         own["step_options"] = _reference_options
+    if kind == "triton" and cascade_attention:
+        own["step_options"] = partial(_cascade_options, find("paged_attention", "plan_prefixes"))
     if kind == "triton" and (deterministic or fused_products):
         own["fused"] = FusedProducts(
             find("linear", "multiply"),
@@ -203,14 +208,14 @@ def _reference_options(
 ) -> StepOptions:
     store = plan_store(rope_table, batch.positions, batch.slot_mapping, kv_cache.shape[3])
     group_size = num_heads // kv_cache.shape[2]
-    decode: dict[str, Any] = {}
+
+    def of_decodes(rows: Rows) -> dict[str, Any]:
+        if not len(rows):
+            return {}
+        where = kv_cache, rows.block_tables, rows.context_lens
+        return {"plan": plan_decode(*where, group_size, window=window)}
+
     prefill: dict[str, Any] = {}
-    sampled: dict[str, Any] = {}
-    for rows, its_options in ((batch.decodes, decode), (batch.sampled, sampled)):
-        if len(rows) and not (rows is batch.sampled and batch.samples_all):
-            its_options["plan"] = plan_decode(
-                kv_cache, rows.block_tables, rows.context_lens, group_size, window=window
-            )
     if len(batch.prefills):
         prefill["plan"] = plan_prefill(
             kv_cache,
@@ -219,4 +224,27 @@ def _reference_options(
             batch.prefills.context_lens,
             window=window,
         )
-    return StepOptions({"plan": store}, decode, prefill, sampled)
+    sampled = {} if batch.samples_all else of_decodes(batch.sampled)
+    return StepOptions({"plan": store}, of_decodes(batch.decodes), prefill, sampled)
+
+
+def _cascade_options(
+    plan_prefixes: Callable[..., Any],
+    batch: Batch,
+    _rope_table: torch.Tensor,
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
+    num_heads: int,
+    window: int,
+) -> StepOptions:
+    if window:
+        return StepOptions()
+    group_size = num_heads // kv_cache.shape[2]
+
+    def of_decodes(rows: Rows) -> dict[str, Any]:
+        if not len(rows):
+            return {}
+        where = kv_cache, rows.block_tables, rows.context_lens
+        return {"prefixes": plan_prefixes(*where, group_size)}
+
+    sampled = {} if batch.samples_all else of_decodes(batch.sampled)
+    return StepOptions(paged_decode_attention=of_decodes(batch.decodes), sampled_attention=sampled)

@@ -108,6 +108,7 @@ class ModelRunner:
             deterministic=config.deterministic,
             fused_products=config.fused_products,
             dependent_launch=config.dependent_launch,
+            cascade_attention=config.cascade_attention,
         )
         generic = None
         if model_config.architecture.code:

@@ -30,6 +30,7 @@ def graphs(setting: Setting) -> Iterator[Figure]:
         "graphs": {"overlap": False},
         "graphs_and_overlap": {},
         "dependent_launches": {"dependent_launch": True},
+        "cascade_attention": {"cascade_attention": True},  # no blocks are shared here
         "fused_products": {"deterministic": True},
         "fused_products_and_dependent_launches": {"deterministic": True, "dependent_launch": True},
     }.items():

@@ -168,7 +168,7 @@ def _prefill_errors(
 
 
 def _decode(setting: Setting, tiny: bool) -> Errors:
-    from tandem.kernels.attention.decode import paged_decode_attention
+    from tandem.kernels.attention.decode import paged_decode_attention, plan_prefixes
     from tandem.kernels.reference.paged_attention import paged_decode_attention as reference
 
     for shape in _shapes(setting, tiny):
@@ -181,6 +181,14 @@ def _decode(setting: Setting, tiny: bool) -> Errors:
         paged_decode_attention(q, pool.kv, *where, out)
         reference(q, pool.clean, *where, expected)
         yield f"{shape}", relative_error(out, expected), ERROR_BOUNDS[dtype]
+        # The last sequence but one begins with the blocks of the last.
+        count = lengths[-2] // shape[3]
+        pool.tables[-2, :count] = pool.tables[-1, :count]
+        prefixes = plan_prefixes(pool.kv, *where[:2], group)
+        out.fill_(float("nan"))
+        paged_decode_attention(q, pool.kv, *where, out, prefixes=prefixes)
+        reference(q, pool.clean, *where, expected)
+        yield f"{shape}, a shared prefix", relative_error(out, expected), ERROR_BOUNDS[dtype]
 
 
 def _kv_store(setting: Setting, tiny: bool) -> Errors:

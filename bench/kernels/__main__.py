@@ -23,9 +23,11 @@ TRIAL_TESTS = TESTS / "attention" / "test_prefill_hopper.py"
 TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds for other chips
     "attention/test_prefill.py",
     "attention/test_decode.py",
+    "attention/test_prefixes.py",
     "layers",
     "linear/test_fused.py",
     "sampling",
+    "test_cascade_attention.py",
     "test_checksum.py",
     "test_dependent_launch.py",
     "test_fused_layers.py",

@@ -13,6 +13,7 @@ from tandem.kernels import checksum
 from tandem.kernels.attention import decode as paged_attention
 from tandem.kernels.attention import prefill as prefill_attention
 from tandem.kernels.attention import prefill_hopper as prefill_attention_hopper
+from tandem.kernels.attention.prefixes import LEVELS, SharedPrefixes
 from tandem.kernels.dependent_launch import LEAST_ARCHITECTURE
 from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
@@ -33,6 +34,7 @@ from tandem.kernels.tuned import config_fields, shape_key
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
 TOKENS = {"few": 64, "many": 8192}
+NUM_DECODES = 64
 AttentionShape = tuple[int, int, int]  # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
 # (experts, of them chosen, hidden size, width of an expert, with biases and clamped)
@@ -100,7 +102,7 @@ def _prefill_cases(arch: int) -> Iterator[BuildCase]:
 
 def _decode_cases(arch: int) -> Iterator[BuildCase]:
     def launch(shape: AttentionShape, dtype: torch.dtype = DTYPE, **options: Any) -> None:
-        (head_dim, block_size, group_size), num_seqs = shape, 64
+        (head_dim, block_size, group_size), num_seqs = shape, NUM_DECODES
         q = meta(num_seqs, KV_HEADS * group_size, head_dim, dtype=dtype)
         paged_attention.paged_decode_attention(
             q,
@@ -113,6 +115,10 @@ def _decode_cases(arch: int) -> Iterator[BuildCase]:
         )
 
     yield from _attention_cases(arch, "attention.decode", launch)
+    prefixes = SharedPrefixes(*(_integers(LEVELS, NUM_DECODES) for _ in range(3)))
+    for shape in (*ATTENTION_SHAPES, *(OTHER_GROUPS if arch == OTHERS_ARCH else ())):
+        call = partial(launch, shape, prefixes=prefixes)
+        yield BuildCase("attention.decode", f"{_attention_shape(shape)} prefixes", call)
 
 
 def _attention_cases(arch: int, family: str, launch: Callable[..., None]) -> Iterator[BuildCase]:

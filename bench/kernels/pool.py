@@ -20,6 +20,7 @@ class Pool:
     ) -> None:
         self._record = (num_layers, 2, num_kv_heads)
         self.num_positions, self.num_layers, self.head_dim = num_positions, num_layers, head_dim
+        self.num_kv_heads = num_kv_heads
         num_values = num_positions * num_layers * 2 * num_kv_heads * head_dim
         self._values = torch.empty(num_values, dtype=of.dtype, device=of.device)
         for start in range(0, num_values, CHUNK_VALUES):

@@ -17,6 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
+from tandem.kernels.attention.prefix_kernel import shared_prefix_kernel
+from tandem.kernels.attention.prefixes import LEVELS, SharedPrefixes, share_prefixes
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
 
@@ -38,6 +40,9 @@ class PagedAttentionConfig:
     # than 1 is for few sequences on many multiprocessors.
     split_weight: float = 1
     use_tma: bool = True  # where the chip has it and a tile lies within a block
+    # Splits short enough that one sequence alone occupies every multiprocessor, at the price of
+    # more partial sums where there are many sequences.
+    fills_alone: bool = False
 
 
 def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
@@ -63,6 +68,7 @@ def paged_decode_attention(
     soft_cap: float = 0.0,
     window: int = 0,
     sinks: torch.Tensor | None = None,  # [num_heads], float32
+    prefixes: SharedPrefixes | None = None,
     config: PagedAttentionConfig | None = None,
 ) -> None:
     """Let the last token of each sequence attend over its context.
@@ -71,9 +77,11 @@ def paged_decode_attention(
     positions, its own the last; with `soft_cap`, scores are soft_cap * tanh(score / soft_cap). A
     sink is one more score of a head, of no position: it takes weight and has no value.
     Entries of `block_tables` past a context are never read, nor is anything in slots past it used.
-    A sequence's result is bitwise the same in every batch. Launches on one device must not overlap,
-    and the first must not be captured into a graph: they share counters that are zero between
-    launches.
+    A sequence's result is bitwise the same in every batch, but for `prefixes`: what these say that
+    sequences share is read once for several of them, by a launch before, and summed up alone. They
+    are those of `plan_prefixes` for the same tables, lengths and configuration, without a window.
+    Launches on one device must not overlap, and the first must not be captured into a graph: they
+    share counters that are zero between launches.
     """
     if not len(context_lens):
         return
@@ -84,47 +92,106 @@ def paged_decode_attention(
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group_size = num_heads // num_kv_heads
-    max_splits = _max_splits(block_tables.shape[1] * block_size, config)
+    multiprocessors = num_multiprocessors(q.device)
+    least_splits = triton.cdiv(multiprocessors, num_kv_heads) if config.fills_alone else 0
+    num_parts = 1 if prefixes is None else 1 + LEVELS
+    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, config.tile_tokens)
+    max_splits = _max_splits(max_tiles, config.split_weight, least_splits, num_parts)
     num_items = num_seqs * num_kv_heads * max_splits
     padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(group_size))
     use_tma = _can_use_tma(kv_cache, config)
-    num_programs = num_multiprocessors(q.device) * config.blocks_per_sm
-    paged_decode_kernel[(min(num_programs, num_items),)](
+    grid = (min(multiprocessors * config.blocks_per_sm, num_items),)
+    cache = _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache
+    partials = torch.empty(
+        (num_items if max_splits > 1 else 0, group_size, head_dim + STATS.value),
+        dtype=torch.float32,
+        device=q.device,
+    )
+    score_scale = scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E
+    strides = *q.stride()[:2], kv_cache.stride(0) // head_dim, block_tables.stride(0)
+    shape: dict[str, Any] = {
+        "num_kv_heads": num_kv_heads,
+        "group_size": group_size,
+        "block_size": block_size,
+        "head_dim": head_dim,
+        "soft_cap": soft_cap,
+        "split_weight": config.split_weight,
+        "least_splits": least_splits,
+        "USE_TMA": use_tma,
+        "BLOCK_N": config.tile_tokens,
+        "BLOCK_D": max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+    }
+    if prefixes is not None:
+        assert not window and prefixes.seqs.shape == (LEVELS, num_seqs)
+        shared_prefix_kernel[grid](
+            q,
+            cache,
+            block_tables,
+            prefixes.seqs,
+            prefixes.counts,
+            prefixes.ends,
+            partials,
+            score_scale,
+            num_seqs,
+            max_splits,
+            *strides,
+            **shape,
+            BLOCK_R=_prefix_rows(kv_cache),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            **launch_options(),
+        )
+    paged_decode_kernel[grid](
         q,
-        _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache,
+        cache,
         block_tables,
         context_lens,
         context_lens if sinks is None else sinks,
+        context_lens if prefixes is None else prefixes.ends,
         out,
-        torch.empty(
-            (num_items if max_splits > 1 else 0, group_size, head_dim + STATS.value),
-            dtype=torch.float32,
-            device=q.device,
-        ),
+        partials,
         arrivals(q.device),
-        scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
+        score_scale,
         num_seqs,
         max_splits,
-        *q.stride()[:2],
-        kv_cache.stride(0) // head_dim,
-        block_tables.stride(0),
+        *strides,
         *out.stride()[:2],
-        num_kv_heads=num_kv_heads,
-        group_size=group_size,
-        block_size=block_size,
-        head_dim=head_dim,
-        soft_cap=soft_cap,
+        **shape,
         window=window,
         HAS_SINKS=sinks is not None,
-        split_weight=config.split_weight,
-        USE_TMA=use_tma,
-        BLOCK_N=config.tile_tokens,
+        HAS_PREFIXES=prefixes is not None,
         BLOCK_R=padded_rows,
-        BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
         num_warps=config.num_warps if padded_rows < 64 else 8,  # four would spill
         num_stages=config.num_stages,
         **launch_options(),
     )
+
+
+def plan_prefixes(
+    kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], any layer
+    block_tables: torch.Tensor,  # [num_seqs, max_blocks]
+    context_lens: torch.Tensor,  # [num_seqs]
+    group_size: int,
+    config: PagedAttentionConfig | None = None,
+) -> SharedPrefixes | None:
+    """Return `prefixes` for paged_decode_attention of these sequences, over any layer of the pool.
+
+    None for one sequence, and where the query heads of a KV head, `group_size` many, leave no room
+    for another's.
+    """
+    if config is None:
+        config = config_for(kv_cache)
+    most_seqs = _prefix_rows(kv_cache) // group_size
+    if len(context_lens) < 2 or most_seqs < 2:
+        return None
+    where = kv_cache.shape[3], config.tile_tokens
+    return share_prefixes(block_tables, context_lens, *where, most_seqs)
+
+
+def _prefix_rows(kv_cache: torch.Tensor) -> int:
+    """Return how many query heads read a shared prefix together; more would spill registers."""
+    is_wide = kv_cache.element_size() > 2 or kv_cache.shape[4] > 128
+    return MIN_DOT_ROWS if is_wide else 2 * MIN_DOT_ROWS
 
 
 def _check(
@@ -163,10 +230,12 @@ def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
     )
 
 
-def _max_splits(max_tokens: int, config: PagedAttentionConfig) -> int:
-    """Return the most splits that a sequence of up to `max_tokens` tokens can have."""
-    max_tiles = triton.cdiv(max_tokens, config.tile_tokens)
-    return math.isqrt(int(max(max_tiles - 1, 0) / config.split_weight)) + 1
+def _max_splits(max_tiles: int, split_weight: float, least_splits: int, num_parts: int) -> int:
+    """Return the most splits of up to so many tiles that are cut in parts before."""
+    # The sum of the parts' roots is largest where they are equal; rounded down, a share of a part's
+    # tiles makes less than twice the splits.
+    root = math.isqrt(int(num_parts * max(max_tiles - num_parts, 0) / split_weight))
+    return min(root + num_parts * (1 + 2 * least_splits), max(max_tiles, 1))
 
 
 def candidates(

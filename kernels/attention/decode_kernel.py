@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tandem.kernels.attention import prefixes
 from tandem.kernels.dependent_launch import wait_for_predecessor
 
 LANES = tl.constexpr(256)  # sequences planned at a time
@@ -10,26 +11,84 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, yet finite: a row that has seen nothing keeps it, and exp2 of it minus any
 # score or itself is 0 or 1, never NaN.
 NOTHING_SEEN = tl.constexpr(-1e30)
+LEVELS = tl.constexpr(prefixes.LEVELS)
 STATS = tl.constexpr(4)  # floats after a row of partial sums: maximum, total, room to align rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _cut(  # type: ignore[no-untyped-def]
-    context, window: tl.constexpr, split_weight: tl.constexpr, BLOCK_N: tl.constexpr
+def cut(  # type: ignore[no-untyped-def]
+    first, end, split_weight: tl.constexpr, least_splits: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    # context |-> (first tile in sight, end tile, tiles per split, splits); an empty one has a split
-    first_tile = context * 0
-    if window > 0:
-        first_tile = tl.maximum(context - window, 0) // BLOCK_N
-    end_tile = tl.cdiv(context, BLOCK_N)
+    # positions first to end |-> (first tile, end tile, tiles per split, splits); none have a split
+    first_tile = first // BLOCK_N
+    end_tile = tl.cdiv(end, BLOCK_N)
     root = tl.sqrt_rn(((end_tile - first_tile) * split_weight).to(tl.float32))
-    split_tiles = tl.maximum(tl.ceil(root).to(tl.int32), 1)
+    split_tiles = tl.ceil(root).to(tl.int32)
+    if least_splits > 0:
+        split_tiles = tl.minimum(split_tiles, (end_tile - first_tile) // least_splits)
+    split_tiles = tl.maximum(split_tiles, 1)
     num_splits = tl.maximum(tl.cdiv(end_tile - first_tile, split_tiles), 1)
     return first_tile, end_tile, split_tiles, num_splits
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _look_up(  # type: ignore[no-untyped-def]
+def shared(  # type: ignore[no-untyped-def]
+    prefix_ends,
+    seqs,
+    mask,
+    level,
+    num_seqs,
+    split_weight: tl.constexpr,
+    least_splits: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # -> (where what the sequences share at the levels below `level` ends, splits of that)
+    end = (seqs * 0).to(tl.int32)
+    num_splits = end
+    for lower in tl.static_range(LEVELS):
+        is_lower = mask & (lower < level)
+        next_end = tl.load(prefix_ends + lower * num_seqs + seqs, is_lower, 0).to(tl.int32)
+        next_end = tl.maximum(next_end, end)
+        _, _, _, splits = cut(end, next_end, split_weight, least_splits, BLOCK_N)
+        num_splits += tl.where(next_end > end, splits, 0)
+        end = next_end
+    return end, num_splits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_own(  # type: ignore[no-untyped-def]
+    prefix_ends,
+    seqs,
+    mask,
+    contexts,
+    num_seqs,
+    window: tl.constexpr,
+    HAS_PREFIXES: tl.constexpr,
+    split_weight: tl.constexpr,
+    least_splits: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # -> (the first position that the sequences read themselves, splits of those that they share)
+    first = contexts * 0
+    num_splits = first
+    if window > 0:
+        first = tl.maximum(contexts - window, 0)
+    if HAS_PREFIXES:
+        first, num_splits = shared(
+            prefix_ends, seqs, mask, LEVELS, num_seqs, split_weight, least_splits, BLOCK_N
+        )
+    return first, num_splits
+
+
+@triton.jit
+def locate(place, ends, first_place):  # type: ignore[no-untyped-def]
+    # -> (index of the first of `ends` past the place, distance from the end before)
+    earlier = ends <= place
+    return tl.sum(earlier.to(tl.int32)), place - tl.max(tl.where(earlier, ends, first_place))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def look_up(  # type: ignore[no-untyped-def]
     my_table, tile, my_begin, my_context, block_size: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     # The block of a tile, or of each of its positions where it may lie in several.
@@ -43,7 +102,7 @@ def _look_up(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _step(  # type: ignore[no-untyped-def]
+def step(  # type: ignore[no-untyped-def]
     cache,
     blocks,
     tile,
@@ -92,7 +151,7 @@ def _step(  # type: ignore[no-untyped-def]
         # Read as it is multiplied: a transposed load would not be pipelined on sm_80.
         v_ptrs = cache + (rows[None, :] + num_kv_heads * block_size) * head_dim + dims[:, None]
         v = tl.load(v_ptrs, in_sight[None, :] & in_head[:, None], 0.0)
-    blocks = _look_up(my_table, tile + 1, my_begin, my_context, block_size, BLOCK_N)
+    blocks = look_up(my_table, tile + 1, my_begin, my_context, block_size, BLOCK_N)
 
     scores = tl.dot(k, my_q, input_precision="ieee") * score_scale
     if soft_cap > 0:
@@ -116,6 +175,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     block_tables,  # [num_seqs, max_blocks]
     context_lens,  # [num_seqs]
     sinks,  # [num_heads] where HAS_SINKS
+    prefix_ends,  # [LEVELS, num_seqs] where HAS_PREFIXES: see SharedPrefixes
     out,  # [num_seqs, num_heads, head_dim]
     partials,  # [num_seqs, num_kv_heads, max_splits, group_size, head_dim + 4]
     arrivals,  # [num_seqs, num_kv_heads] splits finished, zero between launches
@@ -135,7 +195,9 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     soft_cap: tl.constexpr,
     window: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_PREFIXES: tl.constexpr,  # and their partial sums
     split_weight: tl.constexpr,
+    least_splits: tl.constexpr,
     USE_TMA: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -154,22 +216,45 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     for first_seq in range(0, num_seqs, LANES):
         seqs = first_seq + tl.arange(0, LANES)
         contexts = tl.load(context_lens + seqs, seqs < num_seqs, 0).to(tl.int32)
-        _, _, _, splits = _cut(contexts, window, split_weight, BLOCK_N)
+        firsts, _ = _first_own(
+            prefix_ends,
+            seqs,
+            seqs < num_seqs,
+            contexts,
+            num_seqs,
+            window,
+            HAS_PREFIXES,
+            split_weight,
+            least_splits,
+            BLOCK_N,
+        )
+        _, _, _, splits = cut(firsts, contexts, split_weight, least_splits, BLOCK_N)
         ends = num_splits + tl.cumsum(tl.where(seqs < num_seqs, splits, 0))
         num_splits_before = num_splits
         num_splits = tl.max(ends)
         while item < num_splits * num_kv_heads:
             my_kv_head = item % num_kv_heads
-            earlier = ends <= item // num_kv_heads
-            my_seq = (first_seq + tl.sum(earlier.to(tl.int32))).to(tl.int64)
-            my_split = item // num_kv_heads - tl.max(tl.where(earlier, ends, num_splits_before))
+            index, my_split = locate(item // num_kv_heads, ends, num_splits_before)
+            my_seq = (first_seq + index).to(tl.int64)
             my_context = tl.load(context_lens + my_seq).to(tl.int32)
-            my_tile, my_end, split_tiles, my_splits = _cut(
-                my_context, window, split_weight, BLOCK_N
+            my_first, num_before = _first_own(
+                prefix_ends,
+                my_seq,
+                my_seq >= 0,
+                my_context,
+                num_seqs,
+                window,
+                HAS_PREFIXES,
+                split_weight,
+                least_splits,
+                BLOCK_N,
+            )
+            my_tile, my_end, split_tiles, my_splits = cut(
+                my_first, my_context, split_weight, least_splits, BLOCK_N
             )
             my_begin = 0
             if window > 0:
-                my_begin = tl.maximum(my_context - window, 0)
+                my_begin = my_first
             my_tile += my_split * split_tiles
             my_end = tl.minimum(my_tile + split_tiles, my_end)
             my_table = block_tables + my_seq * tables_stride_seq
@@ -180,7 +265,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
             best = tl.full([BLOCK_R], NOTHING_SEEN, tl.float32)
             weights_sum = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
             acc = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
-            blocks = _look_up(my_table, my_tile, my_begin, my_context, block_size, BLOCK_N)
+            blocks = look_up(my_table, my_tile, my_begin, my_context, block_size, BLOCK_N)
             # With TMA, a tile that the query does not see whole comes last, in a loop with masks.
             # The loops' stages are the launch's: as options of tl.range they would apply to the
             # look-ups of blocks too, and each step would wait for its own. A block is looked up one
@@ -189,7 +274,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
             if USE_TMA:
                 whole_end = tl.maximum(tl.minimum(my_end, my_context // BLOCK_N), my_tile)
             for tile in range(my_tile, whole_end):
-                blocks, best, weights_sum, acc = _step(
+                blocks, best, weights_sum, acc = step(
                     cache,
                     blocks,
                     tile,
@@ -214,7 +299,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                     BLOCK_D,
                 )
             for tile in range(whole_end, my_end):
-                blocks, best, weights_sum, acc = _step(
+                blocks, best, weights_sum, acc = step(
                     cache,
                     blocks,
                     tile,
@@ -240,11 +325,12 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                 )
             total = tl.sum(weights_sum, 0)
 
-            finished = my_splits == 1
-            if my_splits > 1:
+            all_splits = num_before + my_splits
+            finished = all_splits == 1
+            if all_splits > 1:
                 pair = my_seq * num_kv_heads + my_kv_head
                 pair_rows = partials + (pair * max_splits * group_size + rows) * (head_dim + STATS)
-                mine = pair_rows + my_split * (group_size * (head_dim + STATS))
+                mine = pair_rows + (num_before + my_split) * (group_size * (head_dim + STATS))
                 tl.store(mine[None, :] + dims[:, None], acc, mask)
                 tl.store(mine + head_dim, best, row_mask)
                 tl.store(mine + head_dim + 1, total, row_mask)
@@ -254,7 +340,14 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
                 if finished:
                     tl.store(arrivals + pair, 0)
                     best, total, acc = _add_up(
-                        pair_rows, my_splits, row_mask, mask, group_size, head_dim, BLOCK_R, BLOCK_D
+                        pair_rows,
+                        all_splits,
+                        row_mask,
+                        mask,
+                        group_size,
+                        head_dim,
+                        BLOCK_R,
+                        BLOCK_D,
                     )
             if finished:
                 if HAS_SINKS:

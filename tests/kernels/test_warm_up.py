@@ -64,7 +64,7 @@ def recording_keys(keys: set[str]) -> Iterator[None]:
         InterpretedFunction.run = run
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["by cuBLAS", "deterministic"])
+@pytest.fixture(scope="module", params=["by_cublas", "deterministic", "cascade_attention"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = write_random_model(
         tmp_path_factory.mktemp("model"), num_layers=2, hidden_size=32, vocab_size=260
@@ -80,7 +80,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         max_num_seqs=3,
         max_num_batched_tokens=9,
         threads=1,
-        deterministic=request.param,
+        deterministic=request.param == "deterministic",
+        cascade_attention=request.param == "cascade_attention",
     )
     return Engine(config, ModelRunner(config))
 

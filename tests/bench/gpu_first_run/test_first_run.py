@@ -20,8 +20,13 @@ def test_every_section_runs_on_a_cpu_and_finds_nothing_wrong(tmp_path: Path) -> 
     values = {name: each["value"] for name, each in figures.items() if each["samples"]}
     for kernel in ("prefill", "decode", "kv_store", "norm", "products", "sampling", "checksum"):
         assert values[f"smoke_{kernel}"] < 1
-    equal = ("graphs", "graphs_and_overlap", "dependent_launches", "fused_products")
-    equal += ("fused_products_and_dependent_launches", "parity_together", "parity_deterministic")
+    equal = ("graphs", "graphs_and_overlap", "dependent_launches", "cascade_attention")
+    equal += (
+        "fused_products",
+        "fused_products_and_dependent_launches",
+        "parity_together",
+        "parity_deterministic",
+    )
     assert {values[name] for name in equal} == {0}
     assert values["unseen"] == values["late"] == values["served_different"] == 0
     assert values["served_remote"] == 1 and values["served_builds"] == 0

@@ -26,6 +26,7 @@ default = paged_attention.paged_decode_attention
 SMALL = PagedAttentionConfig(tile_tokens=16, blocks_per_sm=3)
 copying = pytest.param(partial(default), id="tma")
 SHORT = replace(SMALL, use_tma=False, split_weight=0.25)
+ALONE = replace(SMALL, fills_alone=True)
 loading = pytest.param(partial(default, config=SHORT), id="pointers")
 long_splits = pytest.param(partial(default, config=replace(SMALL, split_weight=4)), id="longer")
 torch_reference = pytest.param(reference.paged_decode_attention, id="torch")
@@ -33,7 +34,8 @@ in_c = pytest.param(launch.paged_decode_attention, id="c", marks=on_cpu)
 
 both = pytest.mark.parametrize("attend", [copying, torch_reference, in_c])
 every = pytest.mark.parametrize("attend", [copying, loading, torch_reference, in_c])
-kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits])
+filling = pytest.param(partial(default, config=ALONE), id="filling")
+kernels = pytest.mark.parametrize("attend", [copying, loading, long_splits, filling])
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +256,140 @@ def test_a_sequence_gets_the_same_bits_in_every_batch(attend: Attend, make_paged
     assert torch.equal(attended([3, 2, 1, 0], 7).flip(0), together)
     for row, width in enumerate([3, 1, 7, 3]):
         assert torch.equal(attended([row], width)[0], together[row])
+
+
+@pytest.mark.parametrize(("num_multiprocessors", "width"), [(1, 0), (9, 500), (40, 0)])
+def test_one_sequence_alone_fills_the_chip(
+    make_paged, monkeypatch: pytest.MonkeyPatch, num_multiprocessors: int, width: int
+) -> None:
+    """As far as it has tiles, and by its length, not by the room in its table."""
+    monkeypatch.setattr(paged_attention, "num_multiprocessors", lambda _: num_multiprocessors)
+    num_tiles, num_kv_heads = 12, 2
+    paged = make_paged([num_tiles * 16], num_kv_heads=num_kv_heads)
+    paged.block_tables = torch.nn.functional.pad(paged.block_tables, (0, width))
+    written = []
+
+    def take(*arguments: Any, **options: Any) -> torch.Tensor:
+        written.append(poisoned(*arguments, **options))
+        return written[-1]
+
+    poisoned = torch.empty
+    monkeypatch.setattr(torch, "empty", take)
+    check(partial(default, config=ALONE), paged, num_heads=4)
+    # a split's row of partial sums of each query head, NaN where there is no split
+    [partials] = [each for each in written if each.ndim == 3 and len(each) > 1]
+    num_splits = int((~partials[:, 0, 0].isnan()).sum())
+    assert num_splits >= min(num_multiprocessors, num_tiles * num_kv_heads)
+    assert num_splits <= max(2 * num_multiprocessors, 3 * num_kv_heads)
+
+
+def share(paged, heads: dict[int, tuple[int, int]]) -> None:
+    """Let sequences begin with the blocks of another: (sequence |-> (the other, its blocks))."""
+    block_size = paged.kv_cache.shape[3]
+    for row, (other, count) in heads.items():
+        paged.kv_cache[paged.block_tables[row, :count]] = float("nan")
+        paged.block_tables[row, :count] = paged.block_tables[other, :count]
+        for kept in (paged.keys, paged.values):
+            kept[row][: count * block_size] = kept[other][: count * block_size]
+
+
+def attend_by_prefixes(
+    q, kv_cache, block_tables, context_lens, scale, out, *, config=None, **options
+) -> None:
+    group_size = q.shape[1] // kv_cache.shape[2]
+    where = kv_cache, block_tables, context_lens
+    prefixes = paged_attention.plan_prefixes(*where, group_size, config)
+    assert prefixes is not None and prefixes.counts.any()
+    default(q, *where, scale, out, prefixes=prefixes, config=config, **options)
+
+
+prefix_configs = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(None, id="default"),
+        pytest.param(SHORT, id="pointers"),
+        pytest.param(SMALL, id="tma", marks=pytest.mark.slow),
+        pytest.param(ALONE, id="filling", marks=pytest.mark.slow),
+    ],
+)
+
+
+@prefix_configs
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sequences_read_shared_blocks_together(
+    make_paged, config: PagedAttentionConfig | None, dtype: torch.dtype
+) -> None:
+    lens = [200, 70, 260, 0, 150, 199, 97, 33, 258]
+    paged = make_padded(make_paged, lens, dtype=dtype)
+    share(paged, {2: (0, 8), 4: (0, 8), 5: (0, 12), 6: (1, 4), 8: (2, 16)})
+    check(partial(attend_by_prefixes, config=config), paged, num_heads=8)
+
+
+@prefix_configs
+@pytest.mark.parametrize(
+    "group_size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))]
+)
+def test_rows_of_a_prefix_are_the_query_heads_of_several_sequences(
+    make_paged, config: PagedAttentionConfig | None, group_size: int
+) -> None:
+    paged = make_paged([70, 66, 80, 69, 130, 75, 67], stale=7.0)
+    share(paged, dict.fromkeys(range(1, 7), (0, 4)))
+    check(partial(attend_by_prefixes, config=config), paged, num_heads=2 * group_size)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 64, 128])
+def test_a_shared_prefix_ends_where_a_block_and_a_tile_do(make_paged, block_size: int) -> None:
+    count = -(-150 // block_size)
+    lens = [count * block_size + more for more in (1, 40, 90)]
+    paged = make_paged(lens, block_size=block_size, dtype=torch.float16)
+    share(paged, {1: (0, count), 2: (0, count)})
+    check(attend_by_prefixes, paged, num_heads=4)
+
+
+@prefix_configs
+def test_caps_and_sinks_apply_to_shared_prefixes(
+    make_paged, config: PagedAttentionConfig | None
+) -> None:
+    paged = make_padded(make_paged, [70, 0, 85, 133])
+    share(paged, {2: (0, 4), 3: (0, 4)})
+    sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
+    check(partial(attend_by_prefixes, config=config), paged, 4, soft_cap=2.0, sinks=sinks)
+
+
+@prefix_configs
+def test_sequences_that_share_nothing_get_the_bits_of_plain_attention(
+    make_paged, config: PagedAttentionConfig | None
+) -> None:
+    paged = make_padded(make_paged, [40, 0, 100, 33])
+    q = torch.randn(4, 4, 16, device=paged.kv_cache.device)
+    where = paged.kv_cache, paged.block_tables, paged.context_lens
+    plain, out = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
+    default(q, *where, SCALE, plain, config=config)
+    prefixes = paged_attention.plan_prefixes(*where, 2, config)
+    default(q, *where, SCALE, out, prefixes=prefixes, config=config)
+    assert torch.equal(out, plain)
+
+
+def test_prefixes_of_more_sequences_than_are_planned_at_a_time(
+    make_paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = decode_kernel.LANES.value
+    if architecture() == INTERPRETED:  # a build keeps the number that it was made with
+        lanes = 16
+        monkeypatch.setattr(decode_kernel, "LANES", tl.constexpr(lanes))
+    lens = [17 + row % 5 for row in range(lanes + 4)]
+    paged = make_paged(lens, num_kv_heads=1, stale=7.0)
+    share(paged, {row: (row % 3, 1) for row in range(3, len(lens))})
+    check(partial(attend_by_prefixes, config=SMALL), paged, num_heads=4)
+
+
+def test_one_sequence_and_many_heads_of_a_sequence_share_nothing(make_paged) -> None:
+    paged = make_paged([40, 40], num_kv_heads=1)
+    where = paged.kv_cache, paged.block_tables, paged.context_lens
+    alone = paged.kv_cache, paged.block_tables[:1], paged.context_lens[:1]
+    assert paged_attention.plan_prefixes(*alone, 1) is None
+    assert paged_attention.plan_prefixes(*where, 9) is None
+    assert paged_attention.plan_prefixes(*where, 8) is not None
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
