@@ -10,8 +10,8 @@ from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
 from tandem.bench.engine import load as engine_load
 from tandem.bench.engine import prefill as engine_prefill
-from tandem.bench.engine import products as engine_products
 from tandem.bench.engine import served as engine_served
+from tandem.bench.engine import variants as engine_variants
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.load import forget, read_all
@@ -189,12 +189,14 @@ def test_a_prompt_in_chunks_is_held_against_the_limit_and_the_prompt_alone() -> 
 
 
 @pytest.mark.slow
-def test_decode_steps_of_every_kind_of_products_are_measured() -> None:
-    found = dry(engine_products)
-    for variant in engine_products.VARIANTS:
-        assert found[f"decode_b1_ctx32_{variant}"].samples[0] > 0
-        assert found[f"decode_b2_ctx32_{variant}"].bound is not None
-    assert not any(each.failure for each in found.values())
+def test_decode_steps_of_every_variant_are_measured() -> None:
+    products = {each.name: each for each in engine_variants.products(DRY)}
+    switches = {each.name: each for each in engine_variants.switches(DRY)}
+    for variant in engine_variants.PRODUCTS:
+        assert products[f"decode_b1_ctx32_{variant}"].samples[0] > 0
+        assert products[f"decode_b2_ctx32_{variant}"].bound is not None
+    assert switches["decode_b2_ctx32_graphs_on_overlap_off_host"].samples[0] > 0
+    assert not any(each.failure for each in (*products.values(), *switches.values()))
 
 
 def test_all_bytes_of_the_files_are_read(tmp_path: Path) -> None:
