@@ -1,6 +1,6 @@
 """The loads of a comparison and the figures of one engine's turn. Unequal work is an error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +78,6 @@ class Turn:
 
     summary: Summary
     cpu_s: float  # of all its processes
-    wall_s: float
 
     def line(self) -> str:
         """Return the turn as a line of progress."""
@@ -107,7 +106,7 @@ async def take_turn(
     for record, (num_input, num_output) in zip(result.records, lengths, strict=True):
         if wrong := difference_of(record, num_input, num_output):
             raise process.error(wrong)
-    return Turn(summarize(result.records, {}), cpu_s, result.wall_s)
+    return Turn(summarize(result.records, {}), cpu_s)
 
 
 def difference_of(record: RequestRecord, num_input: int, num_output: int) -> str:
@@ -124,28 +123,6 @@ def difference_of(record: RequestRecord, num_input: int, num_output: int) -> str
     if record.num_cached_tokens:
         return f"had {record.num_cached_tokens} tokens of a new prompt in its prefix cache"
     return ""
-
-
-def values_of(turns: Mapping[str, Turn]) -> dict[str, float]:
-    """Return the values of one round of one engine, from its turns under `alone` and `mixed`."""
-    alone, mixed = turns["alone"].summary, turns["mixed"].summary
-    gaps, mixed_gaps = alone.latencies_ms.get("itl"), mixed.latencies_ms.get("itl")
-    return {  # there is no gap where every answer came as a single event
-        "ttft_ms": alone.latencies_ms["ttft"].p50,
-        "itl_alone_ms": alone.latencies_ms["tpot"].p50,
-        "itl_mixed_ms": mixed.latencies_ms["tpot"].p50,
-        "tokens_per_s": mixed.output_token_throughput,
-        "gap_alone_ms": gaps.p50 if gaps else 0.0,
-        "gap_mixed_ms": mixed_gaps.p50 if mixed_gaps else 0.0,
-        "gap_mixed_p99_ms": mixed_gaps.p99 if mixed_gaps else 0.0,
-        "ttft_mixed_ms": mixed.latencies_ms["ttft"].p50,
-        "itl_mixed_mean_ms": mixed.latencies_ms["tpot"].mean,
-        "request_mixed_mean_ms": mixed.latencies_ms["e2el"].mean,
-        "cpu_alone_s": turns["alone"].cpu_s,
-        "cpu_mixed_s": turns["mixed"].cpu_s,
-        "cores_alone": turns["alone"].cpu_s / turns["alone"].wall_s,
-        "cores_mixed": turns["mixed"].cpu_s / turns["mixed"].wall_s,
-    }
 
 
 def _requests(
