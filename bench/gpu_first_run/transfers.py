@@ -4,13 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
 import psutil
 import torch
-import uvloop
 
 from tandem.bench.handoff.end import End, PoolShape
 from tandem.bench.handoff.peer import Checksums, Meet, peer_process, whole_checksums
@@ -40,7 +39,7 @@ def _shape(setting: Setting, num_blocks: int) -> PoolShape:
     return PoolShape(num_blocks, 36, 8, 128, block_size=64, dtype="bfloat16", device=device)
 
 
-async def _nixl(setting: Setting) -> list[Figure]:
+async def nixl(setting: Setting) -> list[Figure]:
     """Measure writes and READs of one block, of some, and of all."""
     shape = _shape(setting, 128)
     figures = []
@@ -70,7 +69,7 @@ async def _timed(call: Coroutine[Any, Any, None]) -> float:
     return time.perf_counter() - started_at
 
 
-async def _visibility(setting: Setting) -> list[Figure]:
+async def visibility(setting: Setting) -> list[Figure]:
     """Write new bytes again and again; the far end checksums them as soon as it has the notice."""
     num_rounds, wrong = setting.size(2000, 20), list[str]()
     async with wire(_shape(setting, 16)) as between:
@@ -90,7 +89,7 @@ async def _visibility(setting: Setting) -> list[Figure]:
     ]
 
 
-async def _ipc_lifetime(setting: Setting) -> list[Figure]:
+async def ipc_lifetime(setting: Setting) -> list[Figure]:
     """Kill a process whose pool was written to, and look for its memory."""
     shape = _shape(setting, 850)  # 8 GB
     end = End(_shape(setting, 16), "near")
@@ -134,7 +133,7 @@ def _free_bytes(setting: Setting) -> int:
     return torch.cuda.mem_get_info(setting.device)[0]
 
 
-async def _late_write(setting: Setting) -> list[Figure]:
+async def late_write(setting: Setting) -> list[Figure]:
     """Tear a connection down under a write on a busy GPU: nothing may land after its end."""
     shape, num_changed, num_failed = _shape(setting, 128), 0, 0
     blocks = list(range(shape.num_blocks))
@@ -168,15 +167,3 @@ def _keep_busy(setting: Setting) -> None:
     a = torch.randn(8192, 8192, device=setting.device, dtype=torch.bfloat16)
     for _ in range(70):
         torch.matmul(a, a)
-
-
-def _section(
-    measure: Callable[[Setting], Coroutine[Any, Any, list[Figure]]],
-) -> Callable[[Setting], list[Figure]]:
-    return lambda setting: uvloop.run(measure(setting))
-
-
-nixl = _section(_nixl)
-visibility = _section(_visibility)
-ipc_lifetime = _section(_ipc_lifetime)
-late_write = _section(_late_write)

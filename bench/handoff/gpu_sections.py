@@ -6,28 +6,17 @@ They run on host memory too, where the numbers mean nothing.
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import torch
-import uvloop
 
 from tandem.bench.handoff.end import PoolShape
 from tandem.bench.handoff.plan import Plan
-from tandem.bench.handoff.wire import (
-    Wire,
-    adjacent,
-    check_arrival,
-    wire,
-)
+from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, wire
 from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
 from tandem.bench.kernels.cases import between_events
-from tandem.bench.report.figures import (
-    Figure,
-    at_least,
-    at_most,
-)
+from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
 from tandem.transfer.group import WriteOrder
@@ -54,7 +43,7 @@ def _num_rounds(setting: Setting) -> int:
     return min(MAX_ROUNDS, setting.rounds)
 
 
-async def _transfers(setting: Setting) -> list[Figure]:
+async def transfers(setting: Setting) -> list[Figure]:
     """Measure writes and round trips between two workers' pools, and the workers' own probe."""
     plan = Plan(
         rounds=_num_rounds(setting),
@@ -84,7 +73,7 @@ async def _link_probe(between: Wire) -> list[Figure]:
     ]
 
 
-async def _checksums(setting: Setting) -> list[Figure]:
+async def checksums(setting: Setting) -> list[Figure]:
     """Measure a handoff's verification by the agents, and its share."""
     shape = shape_for(setting)
     async with wire(shape) as between:
@@ -108,7 +97,7 @@ async def _checksums(setting: Setting) -> list[Figure]:
     ]
 
 
-async def _streaming(setting: Setting) -> list[Figure]:
+async def streaming(setting: Setting) -> list[Figure]:
     """Measure the exposed part of a step's KV whose layers are delivered in groups."""
     shape, figures = shape_for(setting), list[Figure]()
     counts = [count for count in GROUP_COUNTS if count <= shape.num_layers]
@@ -196,14 +185,3 @@ def _wall_s(call: Callable[[], object]) -> float:
     started_at = time.perf_counter()
     call()
     return time.perf_counter() - started_at
-
-
-def _section(
-    measure: Callable[[Setting], Coroutine[Any, Any, list[Figure]]],
-) -> Callable[[Setting], list[Figure]]:
-    return lambda setting: uvloop.run(measure(setting))
-
-
-transfers = _section(_transfers)
-checksums = _section(_checksums)
-streaming = _section(_streaming)

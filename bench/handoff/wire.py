@@ -8,19 +8,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import psutil
 
 from tandem.bench.handoff.end import DEADLINE_S, End, PoolShape
 from tandem.bench.handoff.peer import (
     LOOP_PING,
     PING,
     VERIFY,
-    Answering,
     Checksums,
     Expect,
     Meet,
     Peer,
     Receive,
-    Rest,
     peer_process,
     whole_checksums,
 )
@@ -179,26 +178,30 @@ async def time_loop_round_trips(wire: Wire, count: int) -> list[float]:
             aio.call_soon_threadsafe(over.set)
         return len(arrived_at) <= count
 
-    await wire.peer.ask(Answering(True))
-    try:
-        async with wire.expecting():
-            with wire.end.answering(LOOP_PING, "far", on_ping):
-                await wire.end.group.notify("far", LOOP_PING)
-                async with asyncio.timeout(DEADLINE_S):
-                    await over.wait()
-    finally:
-        await wire.peer.ask(Answering(False))
+    async with wire.expecting():
+        with wire.end.answering(LOOP_PING, "far", on_ping):
+            await wire.end.group.notify("far", LOOP_PING)
+            async with asyncio.timeout(DEADLINE_S):
+                await over.wait()
     return [after - before for before, after in itertools.pairwise(arrived_at)]
 
 
 async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
     """Return the far end's share of a core while nothing moves."""
-    idle = await wire.peer.ask(Rest(duration_s))
+    far = psutil.Process(wire.peer.pid)
+
+    async def share() -> float:
+        before, started_at = sum(far.cpu_times()[:2]), time.perf_counter()
+        await asyncio.sleep(duration_s)
+        used_s = sum(far.cpu_times()[:2]) - before
+        return float(used_s / (time.perf_counter() - started_at))
+
+    idle = await share()
     await wire.peer.ask(Expect(+1))
     await asyncio.sleep(0.1)  # a new handoff is polled for more often
-    expecting = await wire.peer.ask(Rest(duration_s))
+    expecting = await share()
     await wire.peer.ask(Expect(-1))
-    return {"idle": idle.share, "expecting": expecting.share}
+    return {"idle": idle, "expecting": expecting}
 
 
 def _timed(call: Callable[[], object]) -> float:

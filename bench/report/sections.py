@@ -4,6 +4,7 @@ The figures of a section that failed, hung or was killed are kept, and the other
 """
 
 import dataclasses
+import inspect
 import os
 import pkgutil
 import re
@@ -32,7 +33,7 @@ DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does othe
 class Section:
     """A part of a run in a process of its own.
 
-    `entry` is "module:function"; the function takes a Setting and yields figures.
+    `entry` is "module:function"; the function takes a Setting and yields or awaits figures.
     """
 
     name: str
@@ -227,8 +228,13 @@ def _measure_here(program: SectionProgram, options: SectionOptions) -> int:
     (section,) = (each for each in program.sections if each.name == options.section)
     out = os.dup(1)
     os.dup2(2, 1)  # a library that prints must not print among the figures
+    found = pkgutil.resolve_name(section.entry)(setting)
+    if inspect.iscoroutine(found):
+        import uvloop  # kernels are measured on machines without it
+
+        found = uvloop.run(found)
     with os.fdopen(out, "wb") as stream:
-        for figure in pkgutil.resolve_name(section.entry)(setting):
+        for figure in found:
             stream.write(msgspec.json.encode(figure) + b"\n")
             stream.flush()
     return 0
