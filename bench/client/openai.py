@@ -37,7 +37,7 @@ class PreparedRequest:
     offset_s: float | None = None
 
 
-class _Reader:
+class ResponseReader:
     """The sink of one response: fills its record as bytes arrive."""
 
     __slots__ = ("_body", "_is_complete", "_is_stream", "_origin_s", "_record", "_sse")
@@ -85,8 +85,12 @@ class _Reader:
         if chunk.choices:
             if carries_output(chunk):
                 self._record.output_times_s.append(now_s - self._origin_s)
+                self.on_output(chunk)
             self._take_finish_reason(chunk)
         self._take_usage(chunk)
+
+    def on_output(self, chunk: Chunk) -> None:
+        """Take note of an output event; a place for readers of texts."""
 
     def _read_whole(self) -> None:
         chunk = self._decode(bytes(self._body)) if self._record.status == 200 else None
@@ -148,13 +152,20 @@ class OpenAIClient:
         ).encode("latin-1")
         self._get_head = f" HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
-    async def send(self, request: PreparedRequest, record: RequestRecord, origin_s: float) -> None:
+    async def send(
+        self,
+        request: PreparedRequest,
+        record: RequestRecord,
+        origin_s: float,
+        reader: ResponseReader | None = None,
+    ) -> None:
         """Send one request and fill its record, failures included; times count from `origin_s`.
 
-        `origin_s` is a perf_counter reading. Cancelling closes the connection.
+        `origin_s` is a perf_counter reading. Cancelling closes the connection. A `reader` of the
+        record's own takes the response.
         """
         record.num_asked_tokens = request.num_asked_tokens
-        reader = _Reader(record, origin_s)
+        reader = reader or ResponseReader(record, origin_s)
         data = b"%b%d\r\n\r\n%b" % (self._head, len(request.body), request.body)
         try:
             end_s = await self._exchange(data, reader, record, origin_s)
@@ -206,7 +217,7 @@ class OpenAIClient:
         self.pool.close()
 
     async def _exchange(
-        self, data: bytes, reader: _Reader, record: RequestRecord, origin_s: float
+        self, data: bytes, reader: ResponseReader, record: RequestRecord, origin_s: float
     ) -> float:
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -220,7 +231,7 @@ class OpenAIClient:
         except TimeoutError as exc:
             raise ExchangeError("timeout", f"no answer within {self._timeout_s:g} s") from exc
 
-    async def _use(self, connection: HttpConnection, data: bytes, reader: _Reader) -> float:
+    async def _use(self, connection: HttpConnection, data: bytes, reader: ResponseReader) -> float:
         end_s = await connection.exchange(data, reader)
         self.pool.release(connection)
         return end_s

@@ -24,14 +24,33 @@ from tandem.runtime.errors import ServiceError
 
 MODULE = "tandem.bench.stack.migration"
 NUM_PIECES = 5  # of text that every stream has before anything happens
-STRUCK = {"killed": ("kill -9", 200.0), "ended": ("SIGTERM", 200.0), "stopped": ("SIGSTOP", 3000.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A worker and the signal that it gets; the prefix, the words and the limit of its figures."""
+
+    worker: str
+    number: signal.Signals
+    label: str
+    words: str
+    limit_ms: float  # of the p99
+
+
+KILLED_AND_ENDED = (
+    Struck(f"{MODELS[0]}-0", signal.SIGKILL, "killed", "kill -9", 200.0),
+    Struck(f"{MODELS[1]}-0", signal.SIGTERM, "ended", "SIGTERM", 200.0),
+)
+STOPPED = (Struck(f"{MODELS[0]}-1", signal.SIGSTOP, "stopped", "SIGSTOP", 3000.0),)
 FIGURES = (
     Figure("num_wrong", "streams with a wrong, missing or repeated token", "", target=at_most(0.0)),
     Figure("num_moved", "streams that continued on another worker", ""),
     *(
-        Figure(f"{label}_gap_{mark}_ms", f"silence after {words}, {mark}", "ms", target=target)
-        for label, (words, limit_ms) in STRUCK.items()
-        for mark, target in (("p50", None), ("p99", at_most(limit_ms)))
+        Figure(
+            f"{each.label}_gap_{mark}_ms", f"silence after {each.words}, {mark}", "ms", (), target
+        )
+        for each in (*KILLED_AND_ENDED, *STOPPED)
+        for mark, target in (("p50", None), ("p99", at_most(each.limit_ms)))
     ),
     Figure("others_gap_p99_ms", "longest silence of streams that stayed, p99", "ms"),
 )
@@ -60,22 +79,6 @@ class Options:
             "silence": "the longest time between two pieces of text after the strike, of streams "
             "that the struck worker had begun; the time of a token is in it",
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """A worker, the signal that it gets, and the prefix of its figures."""
-
-    worker: str
-    number: signal.Signals
-    label: str
-
-
-KILLED_AND_ENDED = (
-    Struck(f"{MODELS[0]}-0", signal.SIGKILL, "killed"),
-    Struck(f"{MODELS[1]}-0", signal.SIGTERM, "ended"),
-)
-STOPPED = (Struck(f"{MODELS[0]}-1", signal.SIGSTOP, "stopped"),)
 
 
 @dataclass(frozen=True, slots=True)

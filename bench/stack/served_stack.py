@@ -26,10 +26,14 @@ ROLES: tuple[Role, ...] = ("frontend", "decode", "prefill")
 
 @dataclass(frozen=True, slots=True)
 class ServedStack:
-    """A running topology: its address and the processes of each role."""
+    """A running topology: its cluster and the processes of each role."""
 
-    url: str
+    cluster: LocalCluster
     processes: Mapping[Role, Sequence[psutil.Process]]
+
+    @property
+    def url(self) -> str:
+        return self.cluster.http_url
 
     def cpu_s(self) -> dict[Role, float]:
         """Return the CPU seconds, user and system, of each role's processes so far."""
@@ -58,7 +62,7 @@ async def served(
     )
     try:
         cluster = await _ready(child)
-        yield ServedStack(cluster.http_url, await _processes(cluster))
+        yield ServedStack(cluster, await _processes(cluster))
     finally:
         await child.stop(STOP_TIMEOUT_S)
 
