@@ -153,7 +153,7 @@ def _checked(case: Case, figure: Figure, setting: Setting) -> tuple[Figure, list
             return msgspec.structs.replace(figure, samples=(), failure=reason_of(raised)), []
         notes = (*case.notes, f"unavailable: {reason_of(raised)}")
         return msgspec.structs.replace(figure, samples=(), notes=notes), []
-    notes = (*figure.notes, *(launch.text() for launch in launches if figure.samples))
+    notes = (*figure.notes, *(launch.text for launch in launches if figure.samples))
     known = error if math.isfinite(error) else None
     figure = msgspec.structs.replace(figure, relative_error=known, notes=notes)
     if error <= case.error_bound:
