@@ -15,7 +15,7 @@ from tandem.bench.engine import variants as engine_variants
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.load import forget, read_all
-from tandem.bench.engine.profile import Idle, Profile
+from tandem.bench.engine.profile import Idle
 from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, in_parts, intervals_s
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_most
@@ -142,11 +142,9 @@ def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
 def test_idle_time_is_a_figure_of_its_own_where_a_gpu_was_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    profile = Profile(num_steps=2, step_ms=4.0, idle_share=0.1, kernels=(), others_ms=0.0)
-
-    def profiled(run: Callable[[], int], _: Setting) -> tuple[Profile, Idle]:
+    def profiled(run: Callable[[], int], _: Setting) -> tuple[list[str], Idle]:
         assert run() == engine_decode.NUM_PROFILED_DRY
-        return profile, Idle(between_steps=0.02, within_steps=0.08)
+        return [], Idle(between_steps=0.02, within_steps=0.08)
 
     monkeypatch.setattr(engine_decode, "profiled", profiled)
     found = engine_decode.profile_steps(make_rig(overlap=True), Point(2, 40), DRY)
