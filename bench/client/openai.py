@@ -50,6 +50,11 @@ class ResponseReader:
         self._is_stream = False
         self._is_complete = False
 
+    @property
+    def body(self) -> bytes:
+        """The whole body of a response that is no stream."""
+        return bytes(self._body)
+
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._record.status = status
         self._record.prefill_place = headers.get(b"x-tandem-prefill", b"").decode("latin-1")
@@ -93,9 +98,9 @@ class ResponseReader:
         """Take note of an output event; a place for readers of texts."""
 
     def _read_whole(self) -> None:
-        chunk = self._decode(bytes(self._body)) if self._record.status == 200 else None
+        chunk = self._decode(self.body) if self._record.status == 200 else None
         if self._record.status != 200:
-            self._fail(*_http_error(self._record.status, bytes(self._body)))
+            self._fail(*_http_error(self._record.status, self.body))
         elif chunk is not None and chunk.error is not None:
             self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
         elif chunk is not None:
@@ -191,27 +196,16 @@ class OpenAIClient:
         """Return the body of a GET. Raises ServiceError naming the path and the address."""
         where = f"GET {path} of {self.pool.host}"
         data = b"GET " + (self.pool.path_prefix + path).encode() + self._get_head
-        body = bytearray()
-        status = 0
-
-        class Sink:
-            def on_head(self, got: int, headers: dict[bytes, bytes]) -> None:
-                nonlocal status
-                status = got
-
-            def on_body(self, piece: bytes, now_s: float) -> None:
-                body.extend(piece)
-
+        record = RequestRecord(0, 0.0)
+        reader = ResponseReader(record, 0.0)
         try:
-            connection = await self.pool.acquire()
             async with asyncio.timeout(min(self._timeout_s, 30.0)):
-                await connection.exchange(data, Sink())
+                await self._use(await self.pool.acquire(), data, reader)
         except (ExchangeError, TimeoutError) as exc:
             raise ServiceError(f"{where}: {exc or 'timeout'}") from exc
-        self.pool.release(connection)
-        if status != 200:
-            raise ServiceError(f"{where}: HTTP {status}")
-        return bytes(body)
+        if record.status != 200:
+            raise ServiceError(f"{where}: HTTP {record.status}")
+        return reader.body
 
     def close(self) -> None:
         self.pool.close()
