@@ -15,7 +15,7 @@ from tandem.bench.handoff.end import PoolShape
 from tandem.bench.handoff.plan import Plan
 from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, wire
 from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
-from tandem.bench.kernels.cases import between_events
+from tandem.bench.kernels.cases import make_sample
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
@@ -85,7 +85,10 @@ async def checksums(setting: Setting) -> list[Figure]:
             await group.checksums(ranks, layers, blocks)
             samples.append(time.perf_counter() - started_at)
     size = _matrix_size(setting)
-    matmul_s = _device_s(setting, _matmul(setting))
+    matmul = _matmul(setting)
+    matmul()
+    sample, _ = make_sample([matmul], setting)
+    matmul_s = statistics.median(sample() for _ in range(setting.size(20, 3)))
     flops = MODEL_FLOPS_PER_TOKEN * shape.num_blocks * shape.block_size
     prefill_s = flops / (2 * size**3 / matmul_s)
     asked_s = statistics.median(samples)
@@ -169,19 +172,3 @@ def _matmul(setting: Setting) -> Callable[[], object]:
     size = _matrix_size(setting)
     a, b = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
     return lambda: torch.matmul(a, b)
-
-
-def _device_s(setting: Setting, call: Callable[[], object]) -> float:
-    """Return the median seconds of a call on the device, by events where it has them."""
-    for _ in range(3):
-        call()
-    return statistics.median(
-        _wall_s(call) if setting.is_dry else between_events(call)
-        for _ in range(setting.size(20, 3))
-    )
-
-
-def _wall_s(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
-    return time.perf_counter() - started_at

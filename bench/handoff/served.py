@@ -7,10 +7,10 @@ workers' own timelines.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.client.record import RequestRecord
@@ -119,10 +119,10 @@ class Topology:
                     return
                 await asyncio.sleep(0.1)
 
-    async def resting_share(self, duration_s: float) -> float:
-        """Return the decode worker's share of a core in the next `duration_s` seconds."""
+    async def decode_share(self, until: Coroutine[Any, Any, object]) -> float:
+        """Return the decode worker's share of a core until the end of `until`."""
         before, started_at = self.stack.cpu_s()["decode"], time.perf_counter()
-        await asyncio.sleep(duration_s)
+        await until
         return (self.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
 
     def close(self) -> None:
@@ -169,7 +169,5 @@ async def share_while_waiting(
     It is measured for `duration_s` seconds, or until the prompt is there.
     """
     asking = asyncio.create_task(topology.ask(num_tokens))
-    before, started_at = topology.stack.cpu_s()["decode"], time.perf_counter()
-    await asyncio.wait([asking], timeout=duration_s)
-    share = (topology.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
+    share = await topology.decode_share(asyncio.wait([asking], timeout=duration_s))
     return share, await asking
