@@ -40,7 +40,7 @@ def loads_for(setting: Setting) -> list[ClosedLoop]:
     """Return the loads; their prompts have many lengths, some on each side of the threshold."""
     mean, stddev, num_output = (64, 24.0, 12) if setting.is_dry else (1500, 800.0, 64)
     vocab_size = shape_on_disk(setting).vocab_size
-    workload = SyntheticWorkload(mean, num_output, stddev, 0.0, 0, vocab_size, "tokens")
+    workload = SyntheticWorkload(mean, num_output, stddev, vocab_size=vocab_size)
     counts = {1: 2, 2: 4, 4: 8} if setting.is_dry else {1: 8, 8: 48, 32: 128}
     return [ClosedLoop(workload, concurrency, count) for concurrency, count in counts.items()]
 

@@ -37,9 +37,6 @@ class Load:
             self.output_tokens,
             self.input_tokens * self.stddev_share,
             self.output_tokens * self.stddev_share,
-            prefix_tokens=0,
-            vocab_size=2,
-            input_format="tokens",
         )
         specs = workload.prompts(Seeds(seed, ""))
         return [

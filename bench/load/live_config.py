@@ -9,9 +9,8 @@ from typing import Any, Self
 import msgspec
 
 from tandem.launch.cli.session import Session
-from tandem.launch.config.live import plain, require_live
+from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import load_config
-from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.ports import local_address
 from tandem.runtime.address import host_port, new_id
 from tandem.runtime.config import RuntimeConfig
@@ -42,10 +41,7 @@ def parse_settings(text: str) -> dict[str, LiveValue]:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"{part!r}: expected KEY=VALUE, as in disagg.policy=threshold")
-        require_live(key)
-        values[key] = plain(
-            config.with_settings([Setting(key, value, "--compare", is_text=True)]), key
-        )
+        values[key] = parse_live(config, key, value)
     return values
 
 

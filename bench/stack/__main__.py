@@ -64,19 +64,13 @@ HOW: Mapping[str, str] = {
 }
 
 
-def make_load(
-    input_tokens: int, output_tokens: int, concurrency: int, num_requests: int
-) -> ClosedLoop:
-    workload = SyntheticWorkload(
-        input_tokens, output_tokens, 0.0, 0.0, 0, SHAPE.vocab_size, "tokens"
-    )
-    return ClosedLoop(workload, concurrency, num_requests)
+def _prompts(num_input: int, num_output: int, output_stddev: float = 0.0) -> SyntheticWorkload:
+    return SyntheticWorkload(num_input, num_output, 0.0, output_stddev, vocab_size=SHAPE.vocab_size)
 
 
-LATENCY = make_load(64, 8, 1, 300)
-STREAMS = make_load(16, STREAM_TOKENS, NUM_STREAMS, 6 * NUM_STREAMS)
-SHORT_WORKLOAD = SyntheticWorkload(8, 2, 0.0, 1.0, 0, SHAPE.vocab_size, "tokens")
-SHORT = ClosedLoop(SHORT_WORKLOAD, NUM_SHORT_CONNECTIONS, 5000, stream=False)
+LATENCY = ClosedLoop(_prompts(64, 8), 1, 300)
+STREAMS = ClosedLoop(_prompts(16, STREAM_TOKENS), NUM_STREAMS, 6 * NUM_STREAMS)
+SHORT = ClosedLoop(_prompts(8, 2, 1.0), NUM_SHORT_CONNECTIONS, 5000, stream=False)
 
 
 @dataclass(frozen=True, slots=True)
