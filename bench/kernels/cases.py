@@ -37,13 +37,13 @@ class Case:
 
     name: str
     label: str
-    unit: Literal["TFLOP/s", "TB/s", "us"]
+    unit: Literal["TFLOP/s", "TB/s", "us"] = "us"
     work: float
-    rate: Rate
+    rate: Rate = "read"
     launch: Callable[[int, Any], object]
-    num_sets: int
+    num_sets: int = 1
     check: Check
-    error_bound: float
+    error_bound: float = 0.0
     config: Any = None  # the kernel's own choice
     target: Target | None = None
     notes: tuple[str, ...] = ()

@@ -199,7 +199,6 @@ def _case(
     return Case(
         name=name,
         label=label,
-        unit="us",
         work=float(num_bytes),
         rate="copy",
         launch=launch,

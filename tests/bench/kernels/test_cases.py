@@ -17,9 +17,7 @@ def case(error: float = 0.0) -> Case:
     return Case(
         name="fine",
         label="fine",
-        unit="us",
         work=1.0,
-        rate="read",
         launch=lambda *_: None,
         num_sets=2,
         check=lambda run: error,
