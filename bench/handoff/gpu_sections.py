@@ -33,9 +33,11 @@ PAYLOAD_TARGET = at_least(0.9, of="share")  # of a copy in the same run
 MAX_ROUNDS = 5
 
 
-def shape_for(setting: Setting) -> PoolShape:
-    """Return the KV of a real model's prompt; a tiny one for a dry run."""
+def shape_for(setting: Setting, num_blocks: int | None = None) -> PoolShape:
+    """Return the KV of a real model's prompt, or of so many blocks; a tiny one for a dry run."""
     shape = TINY_SHAPE if setting.is_dry else MODEL_SHAPE
+    if num_blocks is not None and not (setting.is_dry and num_blocks > shape.num_blocks):
+        shape = msgspec.structs.replace(shape, num_blocks=num_blocks)
     return msgspec.structs.replace(shape, device=str(setting.device))
 
 

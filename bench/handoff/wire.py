@@ -135,6 +135,17 @@ async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[fl
     return samples
 
 
+async def time_reads(wire: Wire, pairs: Pairs, count: int) -> list[float]:
+    """Return the seconds of each of `count` READs by our agents."""
+    samples = []
+    async with wire.expecting():
+        for _ in range(count):
+            started_at = time.perf_counter()
+            await wire.read(pairs)
+            samples.append(time.perf_counter() - started_at)
+    return samples
+
+
 async def check_arrival(wire: Wire, pairs: Pairs) -> None:
     """Raise TransferError unless the far end holds the near end's bytes."""
     sent = await whole_checksums(wire.end, [local for local, _ in pairs])

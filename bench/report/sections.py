@@ -173,6 +173,8 @@ def _measure_sections(
             found, failure, log = in_own_process(
                 program.module, section, options, deadline - started_at, environment
             )
+        known = {each.name for each in findings.figures}
+        found = [_named_after(section, each) if each.name in known else each for each in found]
         findings.figures += found
         if log:
             findings.logs[section.name] = log
@@ -188,6 +190,12 @@ def _measure_sections(
             lines = table(judged(found, is_dry=is_cpu(options.device)))
             say("\n".join(filter(None, [lines, failure])))
         yield
+
+
+def _named_after(section: Section, figure: Figure) -> Figure:
+    """Return a figure that another section has too, with a name and a label of its own."""
+    name, label = f"{section.name}_{figure.name}", f"{figure.label} ({section.name})"
+    return msgspec.structs.replace(figure, name=name, label=label)
 
 
 def in_own_process(
