@@ -15,7 +15,6 @@ from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.weights import load_weights
 
-NUM_READERS = 8
 PIECE_BYTES = 16 << 20
 
 
@@ -40,7 +39,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
             loads.append(_seconds(load))
     rates = [num_bytes / seconds / 1e9 for seconds in reads]
-    yield Figure("storage_read", f"read of the files, {NUM_READERS} threads", "GB/s", tuple(rates))
+    yield Figure("storage_read", f"read of the files, {len(files)} threads", "GB/s", tuple(rates))
     yield Figure(
         "weights_load",
         f"weights of {num_bytes / 1e9:.2g} GB, files to device",
@@ -59,20 +58,15 @@ def forget(files: Sequence[Path]) -> None:
 
 
 def read_all(files: Sequence[Path]) -> int:
-    """Read every byte, in pieces and by several threads; return their number."""
-    pieces = [
-        (path, offset) for path in files for offset in range(0, path.stat().st_size, PIECE_BYTES)
-    ]
-    with ThreadPoolExecutor(NUM_READERS) as readers:
-        return sum(readers.map(_read_pieces, [pieces[i::NUM_READERS] for i in range(NUM_READERS)]))
+    """Read every byte, by a thread for each file; return their number."""
 
-
-def _read_pieces(pieces: Sequence[tuple[Path, int]]) -> int:
-    buffer, num_bytes = bytearray(PIECE_BYTES), 0
-    for path, offset in pieces:
+    def read(path: Path) -> int:
+        buffer = bytearray(PIECE_BYTES)
         with path.open("rb", buffering=0) as file:
-            num_bytes += os.preadv(file.fileno(), [buffer], offset)
-    return num_bytes
+            return sum(iter(lambda: file.readinto(buffer) or 0, 0))
+
+    with ThreadPoolExecutor(len(files)) as readers:
+        return sum(readers.map(read, files))
 
 
 def _seconds(call: Callable[[], object]) -> float:

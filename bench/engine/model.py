@@ -11,7 +11,7 @@ from tandem.bench.report.setting import Setting
 from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.models.random_model import PRESETS, ModelShape, write_shape
 
-SHARD_BYTES = 1 << 30
+SHARD_BYTES = 1 << 29
 # Of Qwen3-1.7B: 3.4 GB, of which two processes hold a copy each beside their KV.
 SHAPE = ModelShape(
     vocab_size=151_936,

@@ -146,33 +146,18 @@ def _store_case(
     qk_norm = setting.randn(heads + kv_heads, head_dim) if with_norm else None
     rope_table = _rope_table(setting, head_dim)
 
+    where = (rope_table, positions, slots)
+
     def launch(index: int, config: Any) -> None:
         cache = pool.layer(index, BLOCK_SIZE)
-        kv_store.store_qkv(
-            qkv[index],
-            qk_norm,
-            rope_table,
-            positions,
-            slots,
-            cache,
-            EPS,
-            q_out[index],
-            config=config,
-        )
+        kv_store.store_qkv(qkv[index], qk_norm, *where, cache, EPS, q_out[index], config=config)
 
     def check(run: Call) -> float:
         cache = pool.layer(0, BLOCK_SIZE)
         expected_q, expected_cache = q_out[0].float(), cache.float()
-        kv_store_reference.store_qkv(
-            qkv[0].float(),
-            None if qk_norm is None else qk_norm.float(),
-            rope_table.float(),
-            positions,
-            slots,
-            expected_cache,
-            EPS,
-            expected_q,
-        )
+        wide_norm = None if qk_norm is None else qk_norm.float()
+        wide = (qkv[0].float(), wide_norm, rope_table.float(), positions, slots)
+        kv_store_reference.store_qkv(*wide, expected_cache, EPS, expected_q)
         q_out[0].fill_(float("nan"))
         cache[table] = float("nan")
         run()
