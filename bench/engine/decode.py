@@ -124,19 +124,12 @@ def profile_steps(rig: Rig, point: Point, setting: Setting) -> Iterator[Figure]:
 
 
 def _idle(point: Point, idle: Idle) -> Iterator[Figure]:
-    yield Figure(
-        f"{point.name}_idle",
-        f"GPU idle between decode steps, B {point.num_seqs}",
-        "%",
-        (100 * idle.between_steps,),
-        IDLE_TARGET,
-    )
-    yield Figure(
-        f"{point.name}_idle_within",
-        f"GPU idle within a step, between its kernels, B {point.num_seqs}",
-        "%",
-        (100 * idle.within_steps,),
-    )
+    for name, words, share, target in (
+        ("idle", "between decode steps", idle.between_steps, IDLE_TARGET),
+        ("idle_within", "within a step, between its kernels", idle.within_steps, None),
+    ):
+        label = f"GPU idle {words}, B {point.num_seqs}"
+        yield Figure(f"{point.name}_{name}", label, "%", (100 * share,), target)
 
 
 def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:

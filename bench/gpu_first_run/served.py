@@ -12,7 +12,7 @@ import uvloop
 
 from tandem.bench.engine.model import work_folder
 from tandem.bench.engine.served import add_binaries_to_path
-from tandem.bench.report.figures import Figure, at_least, at_most
+from tandem.bench.report.figures import Figure, at_least, counted
 from tandem.bench.report.setting import Setting
 from tandem.bench.stack.served_stack import served
 from tandem.models.paths import BUNDLED_MODEL
@@ -36,25 +36,16 @@ def run(setting: Setting) -> Iterator[Figure]:
     num_different = sum(one != other for one, other in zip(answers, expected, strict=True))
     # near ties may part a few on a GPU: the section parity has their rate
     limit = 0.1 * len(prompts)
-    failure = f"{num_different} answers differ" if num_different > limit else ""
-    samples = (float(num_different),)
     label = f"answers that differ from one worker's, of {len(prompts)}"
-    yield Figure("served_different", label, "", samples, at_most(limit), failure=failure)
+    yield counted("served_different", label, num_different, limit)
     share = places.count("remote") / len(places)
     reasons = tuple(sorted({*re.findall(r"prefill local \(.*?\)", logs)}))
     yield Figure(
         "served_remote", "share of remote prefills", "", (share,), at_least(0.9), notes=reasons
     )
     builds = re.findall(r"kernel \S+ was built while serving", logs)
-    yield Figure(
-        "served_builds",
-        "kernels built while serving",
-        "",
-        (float(len(builds)),),
-        at_most(0.0),
-        notes=tuple(sorted({*builds})),
-        failure=f"{len(builds)} kernels were built while serving" if builds else "",
-    )
+    notes = tuple(sorted({*builds}))
+    yield counted("served_builds", "kernels built while serving", len(builds), notes=notes)
     warnings = [line for line in logs.splitlines() if re.search(r"\b(WARNING|ERROR)\b", line)]
     notes = tuple(line[:300] for line in warnings[:10])
     yield Figure(

@@ -13,7 +13,7 @@ from tandem.bench.handoff.end import End
 from tandem.bench.handoff.gpu_sections import shape_for
 from tandem.bench.handoff.peer import Checksums, Meet, peer_process, whole_checksums
 from tandem.bench.handoff.wire import Wire, adjacent, wire
-from tandem.bench.report.figures import Figure, at_most
+from tandem.bench.report.figures import Figure, at_most, counted
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.runtime.errors import TransferError
 
@@ -33,11 +33,8 @@ async def visibility(setting: Setting) -> list[Figure]:
             found = await between.write_and_verify(blocks)
             if found != expected:
                 wrong.append(f"round {index}: {found} and not {expected}")
-    samples, failure = (float(len(wrong)),), wrong[0] if wrong else ""
     label = f"notices before their bytes, of {num_rounds}"
-    return [
-        Figure("unseen", label, "", samples, at_most(0.0), notes=(*wrong[:5],), failure=failure)
-    ]
+    return [counted("unseen", label, len(wrong), notes=tuple(wrong[:5]))]
 
 
 async def ipc_lifetime(setting: Setting) -> list[Figure]:
@@ -104,11 +101,9 @@ async def late_write(setting: Setting) -> list[Figure]:
             later = await between.peer.ask(Checksums(blocks))
             pairs = zip(at_once.checksums, later.checksums, strict=True)
             num_changed += sum(before != after for before, after in pairs)
-    failure = f"{num_changed} blocks changed after the end" if num_changed else ""
     notes = (f"{num_failed} writes were under way",)
     label = "blocks that changed after the end of their write"
-    samples = (float(num_changed),)
-    return [Figure("late", label, "", samples, at_most(0.0), notes=notes, failure=failure)]
+    return [counted("late", label, num_changed, notes=notes)]
 
 
 def _keep_busy(setting: Setting) -> None:

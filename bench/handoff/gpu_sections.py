@@ -13,7 +13,7 @@ import torch
 
 from tandem.bench.handoff.end import PoolShape
 from tandem.bench.handoff.plan import Plan
-from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, wire
+from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, timed, wire
 from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
 from tandem.bench.kernels.cases import make_sample
 from tandem.bench.report.figures import Figure, at_least, at_most
@@ -81,11 +81,8 @@ async def checksums(setting: Setting) -> list[Figure]:
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
         (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
-        samples = []
-        for _ in range(_num_rounds(setting) * setting.size(10, 2)):
-            started_at = time.perf_counter()
-            await group.checksums(ranks, layers, blocks)
-            samples.append(time.perf_counter() - started_at)
+        count = _num_rounds(setting) * setting.size(10, 2)
+        samples = [await timed(group.checksums(ranks, layers, blocks)) for _ in range(count)]
     size = _matrix_size(setting)
     matmul = _matmul(setting)
     matmul()

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import psutil
@@ -126,24 +127,14 @@ async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[fl
         samples = [_timed(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
         await wire.peer.answer()
         return samples
-    samples = []
     async with wire.expecting():
-        for _ in range(count):
-            started_at = time.perf_counter()
-            await wire.write(pairs, checked=how == CHECKED)
-            samples.append(time.perf_counter() - started_at)
-    return samples
+        return [await timed(wire.write(pairs, checked=how == CHECKED)) for _ in range(count)]
 
 
 async def time_reads(wire: Wire, pairs: Pairs, count: int) -> list[float]:
     """Return the seconds of each of `count` READs by our agents."""
-    samples = []
     async with wire.expecting():
-        for _ in range(count):
-            started_at = time.perf_counter()
-            await wire.read(pairs)
-            samples.append(time.perf_counter() - started_at)
-    return samples
+        return [await timed(wire.read(pairs)) for _ in range(count)]
 
 
 async def check_arrival(wire: Wire, pairs: Pairs) -> None:
@@ -159,15 +150,16 @@ async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> lis
     if bare:
         library = wire.end.bare
         assert library is not None
-        wire.peer.tell(Receive(PING, count, answers=True))
-        samples = []
-        for _ in range(count):
-            started_at = time.perf_counter()
+
+        def call() -> None:
             library.send(PING)
             library.receive(PING, 1)
-            samples.append(time.perf_counter() - started_at)
+
+        wire.peer.tell(Receive(PING, count, answers=True))
+        samples = [_timed(call) for _ in range(count)]
         await wire.peer.answer()
         return samples
+
     samples = []
     async with wire.expecting():
         for _ in range(count):
@@ -213,6 +205,13 @@ async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
     expecting = await share()
     await wire.peer.ask(Expect(-1))
     return {"idle": idle, "expecting": expecting}
+
+
+async def timed(call: Coroutine[Any, Any, object]) -> float:
+    """Return the seconds that a call takes."""
+    started_at = time.perf_counter()
+    await call
+    return time.perf_counter() - started_at
 
 
 def _timed(call: Callable[[], object]) -> float:

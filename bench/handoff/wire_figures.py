@@ -1,7 +1,6 @@
 """Figures of transfers between two processes: bandwidth, round trips, resting."""
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from tandem.bench.handoff.wire import (
     time_reads,
     time_round_trips,
     time_writes,
+    timed,
 )
 from tandem.bench.report.figures import (
     Bound,
@@ -100,9 +100,7 @@ async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
         results.trips[how].append(trips)
     results.trips[LOOPS].append(await time_loop_round_trips(between, plan.num_pings))
     blocks = list(range(plan.shape.num_blocks))
-    started_at = time.perf_counter()
-    await whole_checksums(between.end, blocks)
-    took_s = time.perf_counter() - started_at
+    took_s = await timed(whole_checksums(between.end, blocks))
     results.checksum_bytes_per_s.append(len(blocks) * plan.shape.block_bytes / took_s)
 
 

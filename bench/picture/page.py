@@ -108,26 +108,22 @@ def _cards(side: Side) -> Iterator[tuple[str, str, str]]:
 
 
 def _facts(document: Document) -> Iterator[tuple[str, str]]:
-    """Yield the facts about a run that a reader needs to repeat it."""
+    """Return the facts about a run that a reader needs to repeat it."""
     machine, settings = document.machine, document.settings
-    yield "taken", f"{document.started_at} to {document.ended_at}"
-    yield "command", shlex.join(document.command)
-    if settings.url:
-        yield "server", settings.url
-    if settings.workload:
-        yield "prompts", _in_words(settings.workload)
-    if settings.goodput:
-        yield "limits (ms)", " ".join(settings.goodput)
-    if settings.workers > 1:
-        yield "workers", f"{settings.workers}"
-    if settings.seed is not None:
-        yield "seed", f"{settings.seed}"
-    yield "client's machine", _hardware(machine)
-    libraries = machine.get("libraries") or {}
-    versions = [f"Python {machine.get('python', '?')}"]
-    versions += (f"{name} {version}" for name, version in libraries.items())
-    yield "versions", ", ".join(versions)
-    yield "commit", document.commit
+    versions = {"Python": machine.get("python", "?"), **(machine.get("libraries") or {})}
+    facts = {
+        "taken": f"{document.started_at} to {document.ended_at}",
+        "command": shlex.join(document.command),
+        "server": settings.url,
+        "prompts": _in_words(settings.workload),
+        "limits (ms)": " ".join(settings.goodput),
+        "workers": f"{settings.workers}" if settings.workers > 1 else "",
+        "seed": "" if settings.seed is None else f"{settings.seed}",
+        "client's machine": _hardware(machine),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "commit": document.commit,
+    }
+    return ((name, text) for name, text in facts.items() if text)
 
 
 def _in_words(values: Mapping[str, Any]) -> str:

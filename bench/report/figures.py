@@ -114,6 +114,14 @@ class Figure(msgspec.Struct, frozen=True):
         return {**msgspec.to_builtins(self), **derived}
 
 
+def counted(
+    name: str, label: str, count: int, most: float = 0.0, notes: tuple[str, ...] = ()
+) -> Figure:
+    """Return a count, which is a failure above `most`."""
+    failure = f"{count}, where {most:g} is the most" if count > most else ""
+    return Figure(name, label, "", (float(count),), at_most(most), notes=notes, failure=failure)
+
+
 def measured(figures: Iterable[Figure], rounds: Sequence[Mapping[str, float]]) -> list[Figure]:
     """Return the figures with a sample from each round; rounds hold values by figures' names."""
     return [
