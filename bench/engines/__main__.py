@@ -23,6 +23,7 @@ from tandem.bench.engines.presets import (
 )
 from tandem.bench.engines.process import EngineProcess
 from tandem.bench.engines.report import Turns, figures_of_case
+from tandem.bench.load.workload import SyntheticWorkload
 from tandem.bench.report.console import say
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
@@ -92,8 +93,12 @@ class Options:
     def loads(self) -> tuple[Load, Load]:
         """Return the loads `alone` and `mixed`."""
         lengths = (self.input_tokens, self.output_tokens)
-        mixed = Load("mixed", MIXED_CONCURRENCY, self.requests, *lengths, MIXED_STDDEV_SHARE)
-        return Load("alone", 1, self.alone_requests, *lengths), mixed
+        input_stddev, output_stddev = (MIXED_STDDEV_SHARE * mean for mean in lengths)
+        mixed = SyntheticWorkload(*lengths, input_stddev, output_stddev)
+        return (
+            Load("alone", 1, self.alone_requests, SyntheticWorkload(*lengths)),
+            Load("mixed", MIXED_CONCURRENCY, self.requests, mixed),
+        )
 
 
 async def compare(

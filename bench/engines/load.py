@@ -1,5 +1,6 @@
 """The loads of a comparison and the figures of one engine's turn. Unequal work is an error."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,28 +22,17 @@ WORDS = 1 << 20  # that prompts are drawn from
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests in a closed loop; lengths are in tokens, and drawn if stddev is above 0."""
+    """Requests in a closed loop."""
 
     name: str
     concurrency: int
     num_requests: int
-    input_tokens: int
-    output_tokens: int
-    stddev_share: float = 0.0  # of the lengths
+    workload: SyntheticWorkload  # of which the lengths count
 
     def lengths(self, seed: int) -> list[tuple[int, int]]:
         """Return the tokens in and out of each request: the same for every engine of a round."""
-        workload = SyntheticWorkload(
-            self.input_tokens,
-            self.output_tokens,
-            self.input_tokens * self.stddev_share,
-            self.output_tokens * self.stddev_share,
-        )
-        specs = workload.prompts(Seeds(seed, ""))
-        return [
-            (len(spec.prompt), spec.num_output_tokens or 1)
-            for spec, _ in zip(specs, range(self.num_requests), strict=False)
-        ]
+        specs = itertools.islice(self.workload.prompts(Seeds(seed, "")), self.num_requests)
+        return [(len(spec.prompt), spec.num_output_tokens or 1) for spec in specs]
 
 
 class Prompts:
@@ -94,7 +84,7 @@ async def take_turn(
     """
     lengths = load.lengths(seed)
     requests = list(_requests(process, prompts, content, lengths))
-    warm_up, _ = prompts.make(f"{content}/warm-up", load.input_tokens)
+    warm_up, _ = prompts.make(f"{content}/warm-up", load.workload.input_tokens)
     await process.ask(warm_up, WARM_UP_TOKENS)
     plan = LoadPlan(concurrency=load.concurrency, num_requests=load.num_requests)
     cpu_s = process.cpu_s()

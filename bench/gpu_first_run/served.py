@@ -6,7 +6,6 @@ import random
 import re
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvloop
 
@@ -67,7 +66,8 @@ async def _serve(
                     return await asyncio.to_thread(_ask, stack.url, prompt)
 
             answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
-        logs = "\n".join(_text(path) for path in sorted(folder.rglob("*.log")))
+        found = (path.read_text(errors="replace") for path in sorted(folder.rglob("*.log")))
+        logs = "\n".join(found)
     texts, places = zip(*answers, strict=True)
     return list(texts), list(places), logs
 
@@ -81,7 +81,3 @@ def _ask(url: str, prompt: list[int]) -> tuple[str, str]:
     with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
         answer = json.load(response)
         return answer["choices"][0]["text"], response.headers.get("x-tandem-prefill", "")
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")

@@ -13,6 +13,7 @@ from tandem.bench.engines.load import Load, Prompts, Turn, difference_of
 from tandem.bench.engines.presets import Case, Engine, make_cases, make_engines
 from tandem.bench.engines.report import KINDS, figures_of_case
 from tandem.bench.load.metrics import summarize
+from tandem.bench.load.workload import SyntheticWorkload
 from tandem.bench.report.figures import Figure
 from tandem.models.folder import byte_level_tokenizer
 from tandem.runtime.errors import ConfigError
@@ -77,12 +78,12 @@ def test_different_keys_give_prompts_that_part_within_the_first_block(prompts: P
 
 
 def test_lengths_hang_on_the_seed_alone_and_vary_only_where_they_are_to() -> None:
-    mixed = Load("mixed", 8, 50, 512, 64, stddev_share=0.25)
+    mixed = Load("mixed", 8, 50, SyntheticWorkload(512, 64, 128.0, 16.0))
     assert mixed.lengths(3) == mixed.lengths(3)
     assert mixed.lengths(3) != mixed.lengths(4)
     assert len(mixed.lengths(3)) == 50
     assert len({num_input for num_input, _ in mixed.lengths(3)}) > 20
-    assert set(Load("alone", 1, 5, 512, 64).lengths(3)) == {(512, 64)}
+    assert set(Load("alone", 1, 5, SyntheticWorkload(512, 64)).lengths(3)) == {(512, 64)}
 
 
 def a_record(**changes: Any) -> RequestRecord:
