@@ -3,16 +3,13 @@
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tandem.bench.engine.prefill import STEP_TOKENS
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts, intervals_s
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, intervals_s
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure, at_most, in_unit, medians
 from tandem.bench.report.setting import Setting
-from tandem.engine.config import EngineConfig
-from tandem.engine.runner import Runner
 from tandem.engine.schedule.step_cost import longest_step_s
 
 NUM_WARM_STEPS = 8
@@ -47,12 +44,6 @@ def run(setting: Setting) -> Iterator[Figure]:
     )
     runner = workshop.runner(config)
     limit_ms = 1e3 * longest_step_s(config, runner.kv_cache.memory)
-    yield from in_parts([("chunked", partial(_rounds, config, runner, sizes, limit_ms, setting))])
-
-
-def _rounds(
-    config: EngineConfig, runner: Runner, sizes: Sizes, limit_ms: float, setting: Setting
-) -> Iterator[Figure]:
     _round(Rig(config, runner), sizes)  # another engine: kernels are compiled, nothing is learned
     rig = Rig(config, runner)
     rounds = [_round(rig, sizes) for _ in range(num_rounds(setting))]

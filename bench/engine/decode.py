@@ -4,11 +4,10 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.profile import Idle, noted, profiled
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, in_parts, intervals_s
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, intervals_s
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import (
     Bound,
@@ -65,15 +64,9 @@ def run(setting: Setting) -> Iterator[Figure]:
     fitting = [point for point in points if _fits(rig, point, num_steps)]
     yield from (_too_large(rig, point) for point in points if point not in fitting)
     yield from (_step_figure(rig, point, setting) for point in fitting)  # announced
-    yield from in_parts(
-        [
-            ("decode", partial(decode_steps, rig, fitting, num_steps, setting)),
-            *(
-                (f"profile of {p.name}", partial(profile_steps, rig, p, setting))
-                for p in _ends(fitting)
-            ),
-        ]
-    )
+    yield from decode_steps(rig, fitting, num_steps, setting)
+    for point in _ends(fitting):
+        yield from profile_steps(rig, point, setting)
 
 
 def points_of(setting: Setting) -> list[Point]:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,8 +12,6 @@ import torch
 
 from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
-from tandem.bench.report.figures import Figure
-from tandem.bench.report.sections import reason_of
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -206,15 +204,6 @@ class Workshop:
     def rig(self, **values: Any) -> Rig:
         config = self.config(**values)
         return Rig(config, self.runner(config))
-
-
-def in_parts(parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]]) -> Iterator[Figure]:
-    """Run one (name, part) after another; one that fails is named and costs the others nothing."""
-    for name, part in parts:
-        try:
-            yield from part()
-        except Exception as error:  # whatever an engine may raise
-            yield Figure(name, name, "ms", failure=reason_of(error))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ class Stream(ResponseReader):
         self.expected_text = expected_text
         self.text = ""
         self.instance_id = ""  # of the worker that began it
+        self.struck = ""  # the label of that worker, if it was struck
+        self.silence_ms = 0.0  # the longest one after the strike
         self.on_text: Callable[[], None] = lambda: None
 
     @property

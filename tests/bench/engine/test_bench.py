@@ -16,7 +16,7 @@ from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.load import forget, read_all
 from tandem.bench.engine.profile import Idle
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, in_parts, intervals_s
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals_s
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.setting import Setting, setting_for
@@ -117,19 +117,6 @@ def test_the_hosts_part_of_an_interval_is_all_but_its_waiting() -> None:
     ]
     assert list(intervals_s(records)) == pytest.approx([1.0, 0.5])
     assert list(host_s(records)) == pytest.approx([0.3, 0.3])
-
-
-def test_a_part_that_fails_is_named_and_costs_the_others_nothing() -> None:
-    def fails() -> Any:
-        raise RuntimeError("no room")
-        yield
-
-    fine = Figure("fine", "fine", "ms", (1.0,))
-    found = list(in_parts([("first", fails), ("second", lambda: iter([fine]))]))
-    assert [(each.name, each.failure) for each in found] == [
-        ("first", "RuntimeError: no room"),
-        ("fine", ""),
-    ]
 
 
 def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
