@@ -65,8 +65,9 @@ def run(setting: Setting) -> Iterator[Figure]:
     yield from (_too_large(rig, point) for point in points if point not in fitting)
     yield from (_step_figure(rig, point, setting) for point in fitting)  # announced
     yield from decode_steps(rig, fitting, num_steps, setting)
-    for point in _ends(fitting):
-        yield from profile_steps(rig, point, setting)
+    for point in fitting:
+        if setting.is_dry or (point.num_seqs, point.context) in TARGETS:
+            yield from profile_steps(rig, point, setting)
 
 
 def points_of(setting: Setting) -> list[Point]:
@@ -162,14 +163,6 @@ def _idle_by_events(point: Point) -> Figure:
         "%",
         tuple(shares),
     )
-
-
-def _ends(points: Sequence[Point]) -> list[Point]:
-    """Return the smallest and the largest batch, at the shortest context."""
-    if not points:
-        return []
-    shortest = [point for point in points if point.context == points[0].context]
-    return list({point.name: point for point in (shortest[0], shortest[-1])}.values())
 
 
 def _fits(rig: Rig, point: Point, num_steps: int) -> bool:

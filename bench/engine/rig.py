@@ -210,9 +210,8 @@ class Workshop:
 def engine_log() -> Iterator[list[str]]:
     """Yield the lines that the engine logs in the body: time and memory of graphs, pool size."""
     lines: list[str] = []
-    handler = logging.Handler()
+    handler, logger = logging.Handler(), logging.getLogger("tandem.engine")
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("tandem.engine")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

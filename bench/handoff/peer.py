@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import msgspec
@@ -99,9 +99,7 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer_process(
-    shape: PoolShape, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Peer]:
+async def peer_process(shape: PoolShape) -> AsyncIterator[Peer]:
     """Run a far end with a pool of this shape while the body runs; it ends with this process."""
     shape_json = msgspec.json.encode(shape).decode()
     process = await ChildProcess.start_piped(
@@ -109,7 +107,6 @@ async def peer_process(
         stdin=PIPE,
         stdout=PIPE,
         limit=1 << 24,
-        env={**os.environ, **(environment or {})},
     )
     try:
         yield Peer(process)

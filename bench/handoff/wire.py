@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,9 +78,7 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wire(
-    shape: PoolShape, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Wire]:
+async def wire(shape: PoolShape) -> AsyncIterator[Wire]:
     """Yield two connected ends, the far one in a process of its own."""
     pings: asyncio.Queue[float] = asyncio.Queue()
     verified: asyncio.Queue[list[int]] = asyncio.Queue()
@@ -91,7 +89,7 @@ async def wire(
         elif message.startswith(VERIFY):
             verified.put_nowait(msgspec.json.decode(message[len(VERIFY) :], type=list[int]))
 
-    async with peer_process(shape, environment) as peer:
+    async with peer_process(shape) as peer:
         end = End(shape, "near")
         try:
             await end.start(on_message)

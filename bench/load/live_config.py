@@ -27,16 +27,14 @@ APPLY_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 2.0
 STATUS_INTERVAL_S = 0.05
 
-LiveValue = Any  # a plain JSON value
 
-
-def parse_settings(text: str) -> dict[str, LiveValue]:
+def parse_settings(text: str) -> dict[str, Any]:
     """Return `disagg.policy=threshold,disagg.max_local_prefill_length=64` as values by key.
 
     Raises ConfigError for a key that is not live, or a value that would be refused.
     """
     config = load_config()
-    values: dict[str, LiveValue] = {}
+    values: dict[str, Any] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
         key, equals, value = part.partition("=")
         if not equals:
@@ -103,7 +101,7 @@ class LiveConfig:
         finally:
             await self._close()
 
-    async def apply(self, settings: Mapping[str, LiveValue]) -> None:
+    async def apply(self, settings: Mapping[str, Any]) -> None:
         """Set the values; keys of the other side go back to what they were.
 
         Returns when every decode worker reports the values. Raises DeadlineError naming the worker
@@ -117,7 +115,7 @@ class LiveConfig:
                 await self._put_back(key)
         await self._wait_for(settings)
 
-    async def _wait_for(self, settings: Mapping[str, LiveValue]) -> None:
+    async def _wait_for(self, settings: Mapping[str, Any]) -> None:
         lagging = ""
         try:
             async with asyncio.timeout(APPLY_TIMEOUT_S):
@@ -127,7 +125,7 @@ class LiveConfig:
         except TimeoutError as exc:
             raise DeadlineError(f"after {APPLY_TIMEOUT_S:g} s {lagging}") from exc
 
-    async def _lagging(self, settings: Mapping[str, LiveValue]) -> str:
+    async def _lagging(self, settings: Mapping[str, Any]) -> str:
         """Return the first value that a worker does not report yet; empty without one."""
         for instance in await self._workers():
             details = (await self._status(instance)).details
