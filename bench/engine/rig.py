@@ -36,7 +36,6 @@ class StepRecord:
     num_prompt_tokens: int
     num_context_tokens: int  # of the decodes, together
     launched_at: float
-    launch_s: float  # of the host, in launch
     waited_s: float = 0.0  # of the host, for the tokens
     ended_at: float = 0.0  # the tokens were there
     device_s: float = 0.0
@@ -67,7 +66,6 @@ class RecordingRunner:
             num_prompt_tokens=num_tokens - len(decodes),
             num_context_tokens=sum(chunk.end for chunk in decodes),
             launched_at=launched_at,
-            launch_s=time.perf_counter() - launched_at,
         )
         return _RecordedStep(step, record, self.records)
 

@@ -148,10 +148,10 @@ class BareLibrary:
         self._remote = self._prepare(self._peer, peer.base_address)
         self._agent.send_notif(self._peer, b"hello")
 
-    def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> float:
+    def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> None:
         """Write whole blocks, (local, remote) ids, until the library reports their arrival.
 
-        `pause_s` lies between two polls. Return the seconds of the post.
+        `pause_s` lies between two polls.
         """
         handle = self._agent.make_prepped_xfer(
             "WRITE",
@@ -161,9 +161,8 @@ class BareLibrary:
             np.array([remote for _, remote in pairs], dtype=np.int32),
             b"write",
         )
-        posted_at = time.perf_counter()
+        deadline = time.perf_counter() + DEADLINE_S
         state = self._agent.transfer(handle)
-        post_s, deadline = time.perf_counter() - posted_at, posted_at + DEADLINE_S
         while state == "PROC" and time.perf_counter() < deadline:
             if pause_s:
                 time.sleep(pause_s)
@@ -171,7 +170,6 @@ class BareLibrary:
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
             raise TransferError(f"the bare library's write ended in {state}")
-        return post_s
 
     def send(self, message: bytes) -> None:
         self._agent.send_notif(self._peer, message)

@@ -9,21 +9,15 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from tandem.bench.load.report import short
+from tandem.bench.load.report import ROWS, short
+from tandem.bench.load.sides import LATENCIES
 from tandem.bench.picture.charts import charts_of, color_of
 from tandem.bench.picture.drawing import STYLE_NAMES, svg_of
 from tandem.bench.picture.runs import Document, Pictured, Side
 from tandem.bench.report.document import write_whole
 
-LATENCIES: Mapping[str, str] = {
-    "ttft": "time to first token",
-    "ttst": "time to second token",
-    "itl": "inter-token latency",
-    "tpot": "time per output token",
-    "e2el": "end to end",
-}
 # metric |-> words of its row
-ROWS: Mapping[str, str] = {
+METRICS: Mapping[str, str] = {
     "num_requests": "requests sent",
     "num_succeeded": "requests answered",
     "duration_s": "duration, s",
@@ -33,8 +27,8 @@ ROWS: Mapping[str, str] = {
     "goodput": "goodput, requests/s",
     "goodput_share": "share within all limits",
     **{
-        f"{name} {mark}": f"{words} {mark}, ms"
-        for name, words in LATENCIES.items()
+        f"{name} {mark}": f"{ROWS[name]} {mark}, ms"
+        for name in LATENCIES
         for mark in ("p50", "p90", "p99")
     },
 }
@@ -88,7 +82,7 @@ def page(pictured: Pictured) -> str:
 
 def rows_of(sides: Sequence[Side]) -> Iterator[Row]:
     """Yield the rows of the table: medians over the rounds, of the metrics that a side has."""
-    for metric, label in ROWS.items():
+    for metric, label in METRICS.items():
         values = [side.value(metric) for side in sides]
         if any(value is not None for value in values):
             a, b = values if len(values) == 2 else (None, None)

@@ -112,7 +112,7 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
 
 def test_the_hosts_part_of_an_interval_is_all_but_its_waiting() -> None:
     records = [
-        StepRecord(1, 0, 10, 0.0, 0.1, waited_s=waited, ended_at=ended)
+        StepRecord(1, 0, 10, 0.0, waited_s=waited, ended_at=ended)
         for waited, ended in ((0.5, 1.0), (0.7, 2.0), (0.2, 2.5))
     ]
     assert list(intervals_s(records)) == pytest.approx([1.0, 0.5])

@@ -1,7 +1,7 @@
-import os
 import sys
 import time
 
+import psutil
 import pytest
 
 from tandem.bench.report.process import GPU_FIELDS, gpu_state, run_bounded, under_load
@@ -53,11 +53,9 @@ def _is_gone(pid: int) -> bool:
     deadline = time.perf_counter() + 10
     while time.perf_counter() < deadline:
         try:
-            os.kill(pid, 0)
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except (ProcessLookupError, FileNotFoundError):
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.01)
     return False
