@@ -68,10 +68,15 @@ class ResponseReader:
         for event in self._sse.feed(data):
             self._on_event(event, now_s)
 
+    def on_output(self, chunk: Chunk) -> None:
+        """Take note of an output event; a place for readers of texts."""
+
     def finish(self) -> None:
         """Judge the response once its last byte is here."""
-        if not self._is_stream:
-            self._read_whole()
+        if not self._is_stream and self._record.status != 200:
+            self._fail(*_http_error(self._record.status, self.body))
+        elif not self._is_stream:
+            self._take(self.body)
         elif not self._is_complete and not self._record.error:
             self._fail("incomplete_stream", "the stream ended without a finish reason or [DONE]")
         if not self._record.has_usage:
@@ -80,56 +85,34 @@ class ResponseReader:
     def _on_event(self, event: bytes, now_s: float) -> None:
         if event == b"[DONE]":
             self._is_complete = True
-            return
-        chunk = self._decode(event)
-        if chunk is None:
-            return
-        if chunk.error is not None:
-            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
-            return
-        if chunk.choices:
-            if carries_output(chunk):
-                self._record.output_times_s.append(now_s - self._origin_s)
-                self.on_output(chunk)
-            self._take_finish_reason(chunk)
-        self._take_usage(chunk)
+        elif (chunk := self._take(event)) is not None and carries_output(chunk):
+            self._record.output_times_s.append(now_s - self._origin_s)
+            self.on_output(chunk)
 
-    def on_output(self, chunk: Chunk) -> None:
-        """Take note of an output event; a place for readers of texts."""
-
-    def _read_whole(self) -> None:
-        chunk = self._decode(self.body) if self._record.status == 200 else None
-        if self._record.status != 200:
-            self._fail(*_http_error(self._record.status, self.body))
-        elif chunk is not None and chunk.error is not None:
-            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
-        elif chunk is not None:
-            self._take_finish_reason(chunk)
-            self._take_usage(chunk)
-
-    def _decode(self, data: bytes) -> Chunk | None:
+    def _take(self, data: bytes) -> Chunk | None:
+        """Take the fields of a chunk, or of a whole answer; return None for an error."""
+        record = self._record
         try:
-            return decode_chunk(data)
+            chunk = decode_chunk(data)
         except msgspec.DecodeError as exc:
             self._fail("protocol", f"not an OpenAI chunk: {exc}")
             return None
-
-    def _take_finish_reason(self, chunk: Chunk) -> None:
+        if chunk.error is not None:
+            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
+            return None
         for choice in chunk.choices:
             if choice.finish_reason is not None:
-                self._record.finish_reason = choice.finish_reason
+                record.finish_reason = choice.finish_reason
                 self._is_complete = True
             if choice.tandem is not None:
-                self._record.timeline_ms = choice.tandem.timeline_ms
-
-    def _take_usage(self, chunk: Chunk) -> None:
-        usage = chunk.usage
-        if usage is not None:
-            self._record.has_usage = True
-            self._record.num_input_tokens = usage.prompt_tokens
-            self._record.num_output_tokens = usage.completion_tokens or 0
+                record.timeline_ms = choice.tandem.timeline_ms
+        if (usage := chunk.usage) is not None:
+            record.has_usage = True
+            record.num_input_tokens = usage.prompt_tokens
+            record.num_output_tokens = usage.completion_tokens or 0
             details = usage.prompt_tokens_details
-            self._record.num_cached_tokens = (details.cached_tokens or 0) if details else 0
+            record.num_cached_tokens = (details.cached_tokens or 0) if details else 0
+        return chunk
 
     def _fail(self, kind: str, message: str) -> None:
         if not self._record.error:
