@@ -97,7 +97,11 @@ class LiveConfig:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await self._restore()
+            for key in self._keys:
+                try:
+                    await self._put_back(key)
+                except TandemError as error:
+                    logger.warning("%s could not be put back: %s", key, error)
         finally:
             await self._close()
 
@@ -113,9 +117,6 @@ class LiveConfig:
                 await self._discovery.put_config(self._path(key), value)
             else:
                 await self._put_back(key)
-        await self._wait_for(settings)
-
-    async def _wait_for(self, settings: Mapping[str, Any]) -> None:
         lagging = ""
         try:
             async with asyncio.timeout(APPLY_TIMEOUT_S):
@@ -147,13 +148,6 @@ class LiveConfig:
         context = RequestContext(timeout_s=STATUS_TIMEOUT_S)
         answer = await self._client.call(instance.address, "status", b"", context)
         return msgspec.msgpack.decode(answer, type=WorkerStatus)
-
-    async def _restore(self) -> None:
-        for key in self._keys:
-            try:
-                await self._put_back(key)
-            except TandemError as error:
-                logger.warning("%s could not be put back: %s", key, error)
 
     async def _put_back(self, key: str) -> None:
         before = self._before.get(key)

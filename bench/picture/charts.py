@@ -37,17 +37,10 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "stream": (STREAM, "answering"),
     "failed": (RED, "failed or cut off"),
 }
-# course |-> part of TTFT |-> color
-STAGES: Mapping[str, Mapping[str, str]] = {
-    "remote": {
-        "outside": GRAY,
-        "placement": PURPLE,
-        "queue": ORANGE,
-        "prefix_pull": OCHER,
-        "compute": BLUE,
-        "answer": GREEN,
-    },
-    "local": {"outside": GRAY, "prefill": TEAL},
+# course |-> parts of TTFT
+STAGES: Mapping[str, Sequence[str]] = {
+    "remote": ("outside", "placement", "queue", "prefix_pull", "compute", "answer"),
+    "local": ("outside", "prefill"),
 }
 
 T = TypeVar("T")
@@ -154,10 +147,9 @@ def _draw_shares(
 
 def _draw_tokens(sides: Sequence[Side], axes: "Axes") -> None:
     for at, side in enumerate(sides):
-        for index, run in enumerate(side.rounds):
+        for run in side.rounds:
             if run.good:
-                label = side.label if index == 0 else None
-                axes.stairs(*tokens_over_time(run.good), color=color_of(at), label=label)
+                axes.stairs(*tokens_over_time(run.good), color=color_of(at), label=side.label)
     axes.set(xlabel="s since the start", ylabel="tokens/s", ylim=(0, None))
 
 
@@ -338,14 +330,12 @@ def _part_medians(side: Side, course: str) -> dict[str, float]:
 
 
 def _draw_stages(rows: Sequence[StageRow], axes: "Axes") -> None:
-    named = set[str]()
+    every = list(dict.fromkeys(part for course in STAGES.values() for part in course))
     for row, (_, course, parts) in enumerate(rows):
         begin_ms = 0.0
         for part, ms in parts.items():
-            words = PARTS[course][part].strip()
-            label = None if words in named else words
-            axes.barh(row, ms, left=begin_ms, height=0.6, color=STAGES[course][part], label=label)
-            named.add(words)
+            color, words = color_of(every.index(part)), PARTS[course][part].strip()
+            axes.barh(row, ms, left=begin_ms, height=0.6, color=color, label=words)
             begin_ms += ms
     axes.set_yticks(range(len(rows)), [shortened(label) for label, _, _ in rows])
     axes.set(xlabel="ms, medians of the parts after one another")
