@@ -14,6 +14,7 @@ from tandem.bench.report.figures import (
     Figure,
     at_least,
     at_most,
+    flat,
     in_unit,
     medians,
     percentile,
@@ -88,7 +89,8 @@ def decode_steps(
                 point.rounds.append(records)
     for point in points:
         yield _step_figure(rig, point, setting)
-        yield _worst(point)
+        p99_ms = 1e3 * percentile((each.device_s for each in flat(point.rounds)), 0.99)
+        yield Figure(f"{point.name}_p99", f"{point.label}, p99", "ms", (p99_ms,))
         yield _idle_by_events(point)
 
 
@@ -128,7 +130,7 @@ def _idle(point: Point, idle: Idle) -> Iterator[Figure]:
 
 def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
     """Return the device's time of a step; its floor is that of the contexts that were measured."""
-    steps = [record for records in point.rounds for record in records]
+    steps = flat(point.rounds)
     num_tokens: float = point.num_seqs * point.context
     if steps:
         num_tokens = statistics.fmean(record.num_context_tokens for record in steps)
@@ -141,13 +143,6 @@ def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
         target_for(setting, *targets) if targets else None,
         bound=Bound("read", decode_bytes(rig.model, num_tokens)),
         notes=(f"drawn at temperature 1; {len(steps)} steps",),
-    )
-
-
-def _worst(point: Point) -> Figure:
-    steps = [record.device_s for records in point.rounds for record in records]
-    return Figure(
-        f"{point.name}_p99", f"{point.label}, p99", "ms", (percentile(steps, 0.99) * 1e3,)
     )
 
 

@@ -3,10 +3,11 @@
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 Rate = Literal["matmul", "copy", "read"]  # operations or bytes per second of a device
 Verdict = Literal["", "open", "failed", "missed", "within noise", "met", "stretch"]
 
@@ -163,7 +164,7 @@ def medians(rounds: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(samples) for samples in rounds)
 
 
-def flat(rounds: Iterable[Sequence[float]]) -> list[float]:
+def flat(rounds: Iterable[Sequence[T]]) -> list[T]:
     """Return the samples of all rounds."""
     return [sample for samples in rounds for sample in samples]
 
