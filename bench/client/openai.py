@@ -163,10 +163,6 @@ class OpenAIClient:
             record.error, record.error_message = exc.kind, str(exc)
             record.end_s = perf_counter() - origin_s
 
-    async def list_models(self) -> list[str]:
-        """Return the ids of GET /v1/models. Raises ServiceError naming the address."""
-        return [model.id for model in await self.served_models()]
-
     async def served_models(self) -> list["ServedModel"]:
         """Return the models of GET /v1/models. Raises ServiceError naming the address."""
         try:

@@ -1,8 +1,7 @@
 """Weights from their files to the device, held against reading these files."""
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from tandem.bench.engine.model import work_folder, written_model
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure
-from tandem.bench.report.setting import Setting, synchronize
+from tandem.bench.report.setting import Setting, seconds_of, synchronize
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.weights import load_weights
 
@@ -30,14 +29,14 @@ def run(setting: Setting) -> Iterator[Figure]:
         reads, loads = [], []
         for _ in range(num_rounds(setting)):
             forget(files)
-            reads.append(_seconds(lambda: read_all(files)))
+            reads.append(seconds_of(lambda: read_all(files)))
             forget(files)
 
             def load() -> None:
                 load_weights(model, config, dtype, setting.device)
                 synchronize(setting)
 
-            loads.append(_seconds(load))
+            loads.append(seconds_of(load))
     rates = [num_bytes / seconds / 1e9 for seconds in reads]
     yield Figure("storage_read", f"read of the files, {len(files)} threads", "GB/s", tuple(rates))
     yield Figure(
@@ -67,9 +66,3 @@ def read_all(files: Sequence[Path]) -> int:
 
     with ThreadPoolExecutor(len(files)) as readers:
         return sum(readers.map(read, files))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
-    return time.perf_counter() - started_at

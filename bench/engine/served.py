@@ -73,10 +73,9 @@ async def _start(
     resources: contextlib.AsyncExitStack, model: Path, folder: Path, setting: Setting
 ) -> Measure:
     """Serve the model; return the function that measures a load under a policy."""
-    run_dir = folder / "served"
-    run_dir.mkdir(mode=0o700, exist_ok=True)
     flags = DRY_FLAGS if setting.is_dry else GPU_FLAGS
-    stack = await resources.enter_async_context(served(model, TOPOLOGY, flags, run_dir))
+    serving = served(model, TOPOLOGY, flags, folder / "served")
+    stack = await resources.enter_async_context(serving)
     config = cluster_config(stack.cluster.etcd_endpoints, stack.cluster.namespace)
     live = await resources.enter_async_context(LiveConfig(config, [POLICY]))
     client = OpenAIClient(stack.url, timeout_s=REQUEST_TIMEOUT_S)

@@ -39,10 +39,7 @@ class EngineProcess:
         self.client = OpenAIClient(f"http://127.0.0.1:{port}", timeout_s=REQUEST_TIMEOUT_S)
         self.body = BodyBuilder(
             engine.model_name.format(**values),
-            "completions",
-            stream=True,
             ignore_eos=engine.takes_ignore_eos,
-            temperature=0.0,
             extra=dict(engine.extra_body),
         )
         # bytecode is kept: else every start compiles its modules

@@ -31,6 +31,7 @@ MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
 PAYLOAD_TARGET = at_least(0.9, of="share")  # of a copy in the same run
 MAX_ROUNDS = 5
+MATRIX_SIZES = 4096, 64  # on a GPU, and in a dry run
 
 
 def shape_for(setting: Setting, num_blocks: int | None = None) -> PoolShape:
@@ -83,7 +84,7 @@ async def checksums(setting: Setting) -> list[Figure]:
         (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
         count = _num_rounds(setting) * setting.size(10, 2)
         samples = [await timed(group.checksums(ranks, layers, blocks)) for _ in range(count)]
-    size = _matrix_size(setting)
+    size = setting.size(*MATRIX_SIZES)
     matmul = _matmul(setting)
     matmul()
     sample, _ = make_sample([matmul], setting)
@@ -163,11 +164,7 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
         return time.perf_counter() - computed_at
 
 
-def _matrix_size(setting: Setting) -> int:
-    return setting.size(4096, 64)
-
-
 def _matmul(setting: Setting) -> Callable[[], object]:
-    size = _matrix_size(setting)
+    size = setting.size(*MATRIX_SIZES)
     a, b = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
     return lambda: torch.matmul(a, b)

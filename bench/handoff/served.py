@@ -92,8 +92,8 @@ class Topology:
     async def ask(self, num_tokens: int) -> Course:
         """Send a new prompt. Raises ServiceError unless it was handed off."""
         if self._body is None:
-            (model, *_) = await self._client.list_models()
-            self._body = BodyBuilder(model, "completions", True, ignore_eos=True, temperature=0.0)
+            (model, *_) = await self._client.served_models()
+            self._body = BodyBuilder(model.id)
         self._num_sent += 1
         prompt = token_ids(
             f"{self._seed}/{self.streaming}/{self._num_sent}", num_tokens, SHAPE.vocab_size
@@ -140,7 +140,6 @@ async def both_topologies(
         topologies: dict[Streaming, Topology] = {}
         for streaming in streamings:
             folder = run_dir / streaming.replace(" ", "-")
-            folder.mkdir()
             flags = [*FLAGS, f"--transfer.stream_layers={str(streaming == 'by layers').lower()}"]
             running = await stack.enter_async_context(served(model, "disagg-1p1d", flags, folder))
             topologies[streaming] = Topology(streaming, running, run_dir.name)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from tandem.bench.handoff.peer import (
     peer_process,
     whole_checksums,
 )
+from tandem.bench.report.setting import seconds_of
 from tandem.runtime.errors import TransferError
 from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import Link
@@ -122,7 +123,7 @@ async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[fl
         bare, pause_s = wire.end.bare, PAUSE_S if how == PAUSING else 0.0
         assert bare is not None
         wire.peer.tell(Receive(b"write", count, pause_s=pause_s))
-        samples = [_timed(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
+        samples = [seconds_of(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
         await wire.peer.answer()
         return samples
     async with wire.expecting():
@@ -154,7 +155,7 @@ async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> lis
             library.receive(PING, 1)
 
         wire.peer.tell(Receive(PING, count, answers=True))
-        samples = [_timed(call) for _ in range(count)]
+        samples = [seconds_of(call) for _ in range(count)]
         await wire.peer.answer()
         return samples
 
@@ -209,10 +210,4 @@ async def timed(call: Coroutine[Any, Any, object]) -> float:
     """Return the seconds that a call takes."""
     started_at = time.perf_counter()
     await call
-    return time.perf_counter() - started_at
-
-
-def _timed(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
     return time.perf_counter() - started_at

@@ -140,23 +140,17 @@ async def measure_round(model: Path, run_dir: Path) -> dict[str, float]:
     """Return the value of every figure: both topologies, one after the other."""
     values: dict[str, float] = {}
     name = run_dir.name
-    async with served(model, "aggregated", [], _folder(run_dir, "agg")) as stack:
+    async with served(model, "aggregated", [], run_dir / "agg") as stack:
         values |= latency_values("agg", await measure_load(stack, LATENCY, f"{name}/agg"))
         values |= stream_values(await measure_load(stack, STREAMS, f"{name}/streams"))
         values |= short_values(await measure_load(stack, SHORT, f"{name}/short"))
     flags = ["--disagg.policy=always_remote"]
-    async with served(model, "disagg-1p1d", flags, _folder(run_dir, "disagg")) as stack:
+    async with served(model, "disagg-1p1d", flags, run_dir / "disagg") as stack:
         found = await measure_load(stack, LATENCY, f"{name}/disagg")
         values |= latency_values("disagg", found)
         num_remote = found.summary.prefill_places.get("remote", 0)
         values["disagg_remote_share"] = num_remote / found.summary.num_succeeded
     return values
-
-
-def _folder(parent: Path, name: str) -> Path:
-    path = parent / name
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 async def measure(num_rounds: int, run_dir: Path) -> list[Figure]:

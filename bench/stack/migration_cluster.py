@@ -133,6 +133,6 @@ class SampleCluster:
 
     async def _all_listed(self, client: OpenAIClient) -> bool:
         try:
-            return set(await client.list_models()) == set(MODELS)
+            return {model.id for model in await client.served_models()} == {*MODELS}
         except ServiceError:
             return False

@@ -60,7 +60,7 @@ class Stream(ResponseReader):
 
     def request(self) -> PreparedRequest:
         """Return the request for it."""
-        body = BodyBuilder(self.model, "completions", True, ignore_eos=False, temperature=1.0)
+        body = BodyBuilder(self.model, ignore_eos=False, temperature=1.0)
         return PreparedRequest(body.encode(self.prompt, self.num_tokens), self.num_tokens)
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:

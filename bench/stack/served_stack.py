@@ -49,9 +49,10 @@ async def served(
 ) -> AsyncIterator[ServedStack]:
     """Run `tandem serve` of a topology, or of its default, on a free port while the body runs.
 
-    `run_dir` is an existing folder for logs. Raises ServiceError with the end of the launcher's log
-    when it does not become ready.
+    `run_dir` is a folder for logs, which is made. Raises ServiceError with the end of the
+    launcher's log when it does not become ready.
     """
+    await asyncio.to_thread(run_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
     child = await ChildProcess.start(
         [
             *(sys.executable, "-m", "tandem.launch", "serve", str(model)),

@@ -204,7 +204,7 @@ async def test_a_server_without_models_endpoint_is_named() -> None:
     async with serving(answer) as server:
         client = OpenAIClient(server.url)
         with pytest.raises(ServiceError, match="HTTP 404"):
-            await client.list_models()
+            await client.served_models()
         client.close()
 
 

@@ -34,12 +34,8 @@ def test_readings_of_an_idle_gpu_do_not_count() -> None:
     log = [line("0", 345, 80), line("100", 1400, 700.5), line("99", 1500, 690), line("[N/A]", 1, 1)]
     load = under_load("\n".join([*log, "100, 19"]))
     assert load is not None
-    assert (load.sm_mhz, load.min_sm_mhz, load.max_power_w, load.num_readings) == (
-        1450,
-        1400,
-        700.5,
-        2,
-    )
+    found = (load.sm_mhz, load.min_sm_mhz, load.max_power_w, load.num_readings)
+    assert found == (1450, 1400, 700.5, 2)
     assert under_load(log[0]) is None
 
 
