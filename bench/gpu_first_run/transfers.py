@@ -39,8 +39,8 @@ async def visibility(setting: Setting) -> list[Figure]:
 
 async def ipc_lifetime(setting: Setting) -> list[Figure]:
     """Kill a process whose pool was written to, and look for its memory."""
-    shape = shape_for(setting, 850)  # 8 GB
-    end = End(shape_for(setting, 16), "near")
+    shape = shape_for(setting, 850)  # 8 GB at each end: the bare library wants equal pools
+    end = End(shape, "near")
     await end.start(lambda _: None)
     free = [_free_bytes(setting)]
     try:
