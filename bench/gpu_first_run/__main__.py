@@ -12,11 +12,10 @@ make typing-links && PYTHONPATH=build/typing:$PYTHONPATH python3 -m tandem.bench
 import sys
 from collections.abc import Sequence
 
-from tandem.bench.kernels.__main__ import TEST_SECTION
 from tandem.bench.report.options import parse
 from tandem.bench.report.sections import Section, SectionOptions, SectionProgram, run_sections
 
-MODULE, KERNELS = "tandem.bench.gpu_first_run", "tandem.bench.kernels.__main__"
+MODULE = "tandem.bench.gpu_first_run"
 # No emulation: a transfer over another path than CUDA IPC is an error and not 0.5 GB/s.
 _STRICT = {"UCX_PROTO_EMULATION_ENABLE": "n", "UCX_PROTO_INFO": "y"}
 NIXL = "tandem.bench.handoff.gpu_sections:transfers"
@@ -27,8 +26,8 @@ PROGRAM = SectionProgram(
     sections=(
         Section("env", f"{MODULE}.machine:run", 25.0),
         Section("ceilings", "tandem.bench.kernels.ceilings:run", 45.0),
-        TEST_SECTION,
-        Section("tests_sanitized", f"{KERNELS}:run_sanitized_tests", 70.0, is_optional=True),
+        Section("smoke", f"{MODULE}.smoke:run", 110.0),
+        Section("sanitize", f"{MODULE}.smoke:run_sanitized", 70.0, is_optional=True),
         Section("graphs", f"{MODULE}.engine:graphs", 110.0),
         Section("nixl", NIXL, 60.0, _STRICT),
         Section("nixl_cached", NIXL, 60.0, {**_STRICT, _CACHE: "y"}),
@@ -41,8 +40,8 @@ PROGRAM = SectionProgram(
         Section("parity", f"{MODULE}.engine:parity", 75.0),
     ),
     how={
-        "tests": "those of kernels against float64 and their reference implementations; sanitized: "
-        "a few of each family under compute-sanitizer's memcheck",
+        "smoke": "the largest relative error over all shapes of a kernel, against its reference "
+        "implementation in float32 on the same device; outputs and dead slots hold NaN before",
         "graphs": "answers of the bundled model that differ from those of eager steps, by the same "
         "products",
         "nixl": "transfers between two processes, as handoff.gpu measures them; without emulation; "

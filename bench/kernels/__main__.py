@@ -7,7 +7,6 @@ make typing-links && PYTHONPATH=build/typing:$PYTHONPATH python3 -m tandem.bench
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,18 +31,6 @@ TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds fo
     "test_fused_layers.py",
     "test_runner_with_kernels.py",
 )
-SANITIZED_TESTS = (  # a few launches of each family
-    "attention/test_prefill.py::test_a_later_chunk_sees_everything_before_it",
-    "attention/test_decode.py::test_lengths_far_apart_go_together",
-    "layers/test_kv_store.py::test_a_token_without_a_slot_is_stored_nowhere",
-    "layers/test_norm.py::test_a_row_of_zeros_stays_zero_and_a_huge_one_finite",
-    "layers/test_activation.py::test_gates_far_from_zero_stay_finite",
-    "layers/test_embedding.py::test_each_token_gets_its_row",
-    "linear/test_fused.py::test_rows_of_large_numbers_do_not_overflow_before_they_are_normed",
-    "sampling/test_sampling.py::test_what_lies_between_rows_is_never_read",
-    "test_checksum.py::test_sums_overwrite_what_was_in_the_given_tensor",
-)
-MEMCHECK = ("--tool", "memcheck", "--error-exitcode", "9")
 NUM_TEST_PROCESSES = 14  # they compile for most of the time
 MAX_FAILED = 40
 TESTS_A_FIGURE = 50
@@ -79,16 +66,6 @@ def run_trial_tests(setting: Setting) -> Iterator[Figure]:
         yield from _tests("tests_hopper", [str(TRIAL_TESTS)])
 
 
-def run_sanitized_tests(setting: Setting) -> Iterator[Figure]:
-    """Run a few tests under compute-sanitizer, where it is; on a CPU they run without it."""
-    tool = None if setting.is_dry else shutil.which("compute-sanitizer")
-    if tool is None and not setting.is_dry:
-        yield Figure("tests_sanitized", "compute-sanitizer", "", notes=("it is not here",))
-        return
-    options = [str(TESTS / name) for name in SANITIZED_TESTS]
-    yield from _tests("tests_sanitized", options, [tool, *MEMCHECK] if tool else [])
-
-
 def against_torch(figures: Sequence[Figure]) -> Iterator[Figure]:
     """Compare whole prompts with the fastest of torch's backends at their length."""
     for ours in figures:
@@ -105,12 +82,11 @@ def against_torch(figures: Sequence[Figure]) -> Iterator[Figure]:
             yield Figure(f"{ours.name}_vs_sdpa", label, "x", samples, at_least(1.0))
 
 
-TEST_SECTION = Section("tests", f"{MODULE}.__main__:run_tests", 130.0, {"OMP_NUM_THREADS": "1"})
 PROGRAM = SectionProgram(
     module=MODULE,
     results="kernels.json",
     sections=(
-        TEST_SECTION,
+        Section("tests", f"{MODULE}.__main__:run_tests", 130.0, {"OMP_NUM_THREADS": "1"}),
         Section("ceilings", f"{MODULE}.ceilings:run", 45.0),
         Section("prefill", f"{MODULE}.prefill:run", 75.0),
         Section("decode", f"{MODULE}.decode:run", 60.0),
@@ -128,17 +104,24 @@ PROGRAM = SectionProgram(
 )
 
 
-def _tests(name: str, options: Sequence[str], wrapper: Sequence[str] = ()) -> Iterator[Figure]:
-    """Run pytest, by a `wrapper`; yield the outcomes so far now and then: a run may be cut."""
+def _tests(name: str, options: Sequence[str]) -> Iterator[Figure]:
+    """Run pytest; yield the outcomes so far now and then, so that a run that is cut has them."""
     # Versions here may be other ones than those the project is developed with, and warn otherwise.
-    usual = ["-v", "--tb=line", f"--maxfail={MAX_FAILED}", "-W", "default"]
-    usual += ["-p", "no:cacheprovider"]
+    usual = [
+        "-v",
+        "--tb=line",
+        f"--maxfail={MAX_FAILED}",
+        "-W",
+        "default",
+        "-p",
+        "no:cacheprovider",
+    ]
     config = [f"--rootdir={TESTS.parents[1]}", "-c", str(TESTS.parents[1] / "pyproject.toml")]
-    command = [*wrapper, sys.executable, "-m", "pytest", *usual, *config, *options]
+    command = [sys.executable, "-m", "pytest", *usual, *config, *options]
     num_passed, failed, code = 0, dict[str, None](), None
 
     def figure() -> Figure:
-        label = f"kernels' {name.replace('_', ' ')} that fail ({num_passed} passed)"
+        label = f"kernels' tests that fail ({num_passed} passed)"
         ended = "pytest was cut" if code is None else f"pytest ended with {code}"
         failure = "" if code == 0 else f"{ended}: {' '.join(failed)}"
         return Figure(name, label, "", (float(len(failed)),), at_most(0.0), failure=failure)

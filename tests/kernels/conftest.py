@@ -1,8 +1,7 @@
 """Paged caches to test on. Without a GPU the kernels run under Triton's interpreter."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,18 +87,6 @@ def make_paged() -> MakePaged:
 @pytest.fixture
 def device() -> str:
     return DEVICE
-
-
-@pytest.fixture(autouse=True)
-def a_fault_ends_the_process() -> Iterator[None]:
-    """After a kernel's fault every call of CUDA fails: pytest-xdist goes on in a new process."""
-    yield
-    if DEVICE == "cuda":
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(70)
 
 
 @pytest.fixture

@@ -1,0 +1,335 @@
+"""Every kernel once, against its reference implementation, over the shapes that serving can have.
+
+Each kernel has a process of its own, so that one that hangs or faults costs no other:
+`python -m tandem.bench.gpu_first_run.smoke KERNEL DEVICE [tiny]` prints its figure as JSON.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import msgspec
+import torch
+
+from tandem.bench.kernels.cases import ERROR_BOUNDS, mismatch, relative_error
+from tandem.bench.report.figures import Figure, at_most
+from tandem.bench.report.process import run_bounded
+from tandem.bench.report.sections import MAX_REASON
+from tandem.bench.report.setting import Setting, setting_for
+from tandem.engine.models.rope import rope_table
+from tandem.engine.models.rope_config import RopeConfig
+
+MODULE = "tandem.bench.gpu_first_run.smoke"
+TIMEOUT_S = 25.0
+INTERPRETED_TIMEOUT_S = 100.0
+NUM_PROCESSES = 8
+EPS = 1e-6
+LENGTHS = (1, 63, 64, 65, 1000, 8192)
+TINY_LENGTHS = (1, 17, 33)
+HEADS = ((32, 3), (64, 1), (96, 4), (128, 4), (128, 8), (256, 7))  # (head dim, group size)
+
+Shape = tuple[torch.dtype, int, int, int]  # dtype, head dim, group size, block size
+Errors = Iterator[tuple[str, float, float]]  # label, error, its bound
+
+
+def run(setting: Setting) -> Iterator[Figure]:
+    """Yield the largest error of each kernel."""
+    device = str(setting.device)
+    commands = {name: [sys.executable, "-m", MODULE, name, device] for name in KERNELS}
+    timeout_s = INTERPRETED_TIMEOUT_S if setting.is_dry else TIMEOUT_S
+    yield from _each(commands, "smoke", timeout_s)
+
+
+def run_sanitized(setting: Setting) -> Iterator[Figure]:
+    """Run one tiny launch of each kernel under compute-sanitizer's memcheck."""
+    tool = shutil.which("compute-sanitizer")
+    if setting.is_dry or tool is None:
+        yield Figure("sanitize", "compute-sanitizer", "", notes=("it is not here, or no GPU is",))
+        return
+    check = [tool, "--tool", "memcheck", "--error-exitcode", "9"]
+    commands = {
+        name: [*check, sys.executable, "-m", MODULE, name, str(setting.device), "tiny"]
+        for name in KERNELS
+    }
+    yield from _each(commands, "sanitize", 3 * TIMEOUT_S)
+
+
+def _each(commands: dict[str, list[str]], section: str, timeout_s: float) -> Iterator[Figure]:
+    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        ended = pool.map(lambda command: run_bounded(command, timeout_s), commands.values())
+        for name, end in zip(commands, ended, strict=True):
+            figure = Figure(f"{section}_{name}", f"{section}: {name}", "")
+            if end.code:
+                errors = end.errors.strip() or end.output.decode(errors="replace")
+                yield msgspec.structs.replace(
+                    figure, failure=f"exit {end.code}: {errors[-MAX_REASON:]}"
+                )
+            elif end.code is None:
+                yield msgspec.structs.replace(figure, failure=f"took more than {timeout_s:.0f} s")
+            else:
+                last = end.output.splitlines()[-1]
+                found = msgspec.json.decode(last, type=Figure)
+                yield msgspec.structs.replace(found, name=figure.name, label=figure.label)
+
+
+def measured(errors: Errors) -> Figure:
+    """Return the share of its bound that the worst error takes, with the shapes over theirs."""
+    found = list(errors)
+    worst = max(error / bound for _, error, bound in found)
+    wrong = [f"{label}: {error:.3g} over {bound:.3g}" for label, error, bound in found
+             if not error <= bound]  # fmt: skip
+    failure = f"{len(wrong)} of {len(found)} shapes are wrong: {'; '.join(wrong)[:MAX_REASON]}"
+    notes = (f"{len(found)} shapes", *wrong[:20])
+    return Figure(
+        "", "", "of bound", (worst,), at_most(1.0), notes=notes, failure=failure if wrong else ""
+    )
+
+
+# ---- attention --------------------------------------------------------------------------------
+
+
+def _shapes(setting: Setting, tiny: bool) -> Iterator[Shape]:
+    if setting.is_dry or tiny:
+        yield setting.dtype, 32, 3, 64
+        return
+    for dtype, (head_dim, group), block_size in product(
+        (torch.bfloat16, torch.float16), HEADS, (16, 64, 128)
+    ):
+        yield dtype, head_dim, group, block_size
+    yield torch.float32, 32, 3, 64
+
+
+class _Pool:
+    """Sequences over a pool in which every slot past a context holds NaN."""
+
+    def __init__(self, shape: Shape, lengths: Sequence[int], device: torch.device) -> None:
+        dtype, head_dim, _, block_size = shape
+        counts = [-(-length // block_size) for length in lengths]
+        order = torch.randperm(sum(counts) + 1)
+        self.tables = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
+        self.clean = torch.zeros(len(order), 2, 2, block_size, head_dim)
+        dead = torch.ones(len(order), 1, 1, block_size, 1, dtype=torch.bool)
+        first = 0
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            blocks = order[first : first + count]
+            first += count
+            self.tables[row, :count] = blocks
+            self.clean[blocks] = torch.randn(count, 2, 2, block_size, head_dim)
+            for ordinal, block in enumerate(blocks.tolist()):
+                dead[block, ..., : max(0, length - ordinal * block_size), :] = False
+        self.clean = self.clean.to(device, dtype).masked_fill(dead.to(device), 0)
+        self.kv = self.clean.masked_fill(dead.to(device), float("nan"))
+        self.tables = self.tables.to(device)
+        self.context_lens = torch.tensor(list(lengths), device=device)
+
+
+def _prefill(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.attention.prefill import prefill_attention
+    from tandem.kernels.reference.prefill_attention import prefill_attention as reference
+
+    for shape in _shapes(setting, tiny):
+        yield from _prefill_errors(prefill_attention, reference, shape, setting, tiny)
+
+
+def _prefill_hopper(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.attention.prefill_hopper import offered, prefill_attention_hopper
+    from tandem.kernels.reference.prefill_attention import prefill_attention as reference
+
+    if setting.is_dry or torch.cuda.get_device_capability(setting.device)[0] != 9:
+        yield "not on this chip", 0.0, 1.0
+        return
+    shapes = [(torch.bfloat16, 64, 4, 64)] if tiny else _shapes(setting, tiny)
+    for shape in shapes:
+        if offered(shape[1], shape[3], shape[0]):
+            yield from _prefill_errors(prefill_attention_hopper, reference, shape, setting, tiny)
+
+
+def _prefill_errors(
+    ours: Callable[..., None],
+    reference: Callable[..., None],
+    shape: Shape,
+    setting: Setting,
+    tiny: bool,
+) -> Errors:
+    dtype, head_dim, group, _ = shape
+    lengths = TINY_LENGTHS if setting.is_dry or tiny else LENGTHS[:5]
+    pool = _Pool(shape, lengths, setting.device)
+    # a whole prompt, the end of one, and so on in turns
+    query_lens = [max(1, length - index % 2 * 7) for index, length in enumerate(lengths)]
+    starts = torch.tensor([0, *query_lens]).cumsum(0).to(setting.device)
+    q = torch.randn(sum(query_lens), 2 * group, head_dim, device=setting.device).to(dtype)
+    out, expected = torch.full_like(q, float("nan")), torch.empty_like(q)
+    where = (pool.tables, starts, pool.context_lens, max(query_lens), head_dim**-0.5)
+    ours(q, pool.kv, *where, out)
+    reference(q, pool.clean, *where, expected)
+    yield f"{shape}", relative_error(out, expected), ERROR_BOUNDS[dtype]
+
+
+def _decode(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.attention.decode import paged_decode_attention
+    from tandem.kernels.reference.paged_attention import paged_decode_attention as reference
+
+    for shape in _shapes(setting, tiny):
+        dtype, head_dim, group, _ = shape
+        lengths = TINY_LENGTHS if setting.is_dry or tiny else LENGTHS
+        pool = _Pool(shape, lengths, setting.device)
+        q = torch.randn(len(lengths), 2 * group, head_dim, device=setting.device).to(dtype)
+        out, expected = torch.full_like(q, float("nan")), torch.empty_like(q)
+        where = (pool.tables, pool.context_lens, head_dim**-0.5)
+        paged_decode_attention(q, pool.kv, *where, out)
+        reference(q, pool.clean, *where, expected)
+        yield f"{shape}", relative_error(out, expected), ERROR_BOUNDS[dtype]
+
+
+def _kv_store(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.layers.kv_store import store_qkv
+    from tandem.kernels.reference.kv_store import store_qkv as reference
+
+    for dtype, head_dim, group, block_size in _shapes(setting, tiny):
+        num_tokens, device = (9 if setting.is_dry or tiny else 777), setting.device
+        qkv = torch.randn(num_tokens, 2 * group + 4, head_dim, device=device).to(dtype)
+        norm = torch.rand(2 * group + 2, head_dim, device=device).to(dtype)
+        rope = rope_table(RopeConfig(1e4), head_dim, num_tokens, dtype, device)
+        positions = torch.randperm(num_tokens, device=device)
+        num_blocks = num_tokens // block_size + 1
+        slots = torch.randperm(num_blocks * block_size, device=device)[:num_tokens]
+        slots[0] = -1
+        found = []
+        for store in (store_qkv, reference):
+            pool = torch.zeros(num_blocks, 2, 2, block_size, head_dim, dtype=dtype, device=device)
+            q_out = torch.zeros(num_tokens, 2 * group, head_dim, dtype=dtype, device=device)
+            store(qkv.clone(), norm, rope, positions, slots, pool, EPS, q_out)
+            found.append(torch.cat([pool.flatten(), q_out.flatten()]))
+        label = f"{dtype} {head_dim} {group} {block_size}"
+        yield label, relative_error(*found), ERROR_BOUNDS[dtype]
+
+
+# ---- the rest ---------------------------------------------------------------------------------
+
+
+def _norm(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.layers import norm
+    from tandem.kernels.reference import norm as reference
+
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        x, residual = (torch.randn(num_tokens, size, device=setting.device).to(dtype) for _ in "ab")
+        weight = torch.rand(size, device=setting.device).to(dtype)
+        outs = [torch.empty_like(x) for _ in range(2)]
+        sums = [residual.clone() for _ in range(2)]
+        for module, out, total in zip((norm, reference), outs, sums, strict=True):
+            module.add_rms_norm(x.clone(), total, weight, EPS, out)
+        yield f"{dtype} {num_tokens} x {size}", relative_error(*outs), ERROR_BOUNDS[dtype]
+        yield "residual", relative_error(*sums), ERROR_BOUNDS[dtype]
+
+
+def _activation(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.layers.activation import silu_mul
+    from tandem.kernels.reference.activation import silu_mul as reference
+
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        gate_up = torch.randn(num_tokens, 2 * size, device=setting.device).to(dtype)
+        outs = [torch.empty_like(gate_up[:, :size]).contiguous() for _ in range(2)]
+        silu_mul(gate_up, outs[0])
+        reference(gate_up, outs[1])
+        yield f"{dtype} {num_tokens} x {size}", relative_error(*outs), ERROR_BOUNDS[dtype]
+
+
+def _products(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.linear.launch import multiply
+    from tandem.kernels.reference.activation import silu_mul
+    from tandem.kernels.reference.norm import rms_norm
+
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        if num_tokens > 1000:  # as many tiles of the same kind
+            num_tokens = 130
+        x, norm = (torch.randn(*each, size, device=setting.device) for each in ((num_tokens,), ()))
+        weight = torch.randn(2 * size, size, device=setting.device) * size**-0.5
+        x, norm, weight = (each.to(dtype) for each in (x, norm, weight))
+        normed = torch.empty_like(x, dtype=torch.float32)
+        rms_norm(x.float(), norm.float(), EPS, normed)
+        expected = torch.empty_like(normed)
+        silu_mul(normed @ weight.float().T, expected)
+        opened = multiply(x, weight, norm=norm, eps=EPS, activation="silu")
+        label = f"{dtype} {num_tokens} x {size}"
+        yield f"norm, SiLU {label}", relative_error(opened, expected), ERROR_BOUNDS[dtype]
+        total = x.clone()
+        multiply(opened, weight[:size], residual=total)
+        expected = x.float() + opened.float() @ weight[:size].float().T
+        yield f"residual {label}", relative_error(total, expected), ERROR_BOUNDS[dtype]
+
+
+def _embedding(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.layers.embedding import embed
+    from tandem.kernels.reference.embedding import embed as reference
+
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        table = torch.randn(500, size, device=setting.device).to(dtype)
+        ids = torch.randint(0, 500, (num_tokens,), device=setting.device)
+        outs = [torch.empty(num_tokens, size, dtype=dtype, device=setting.device) for _ in "ab"]
+        embed(ids, table, outs[0])
+        reference(ids, table, outs[1])
+        yield f"{dtype} {num_tokens} x {size}", mismatch(*outs), 1e-9
+
+
+def _matrices(setting: Setting, tiny: bool) -> Iterator[tuple[torch.dtype, int, int]]:
+    if setting.is_dry or tiny:
+        yield setting.dtype, 5, 96
+        return
+    yield from product(ERROR_BOUNDS, (1, 65, 4097), (96, 4096, 5120))
+
+
+def _sampling(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.reference.sampling import sample as reference
+    from tandem.kernels.sampling.launch import sample
+    from tandem.kernels.sampling.rows import SamplingRows, new_sampled_rows
+
+    device = setting.device
+    small = setting.is_dry or tiny
+    for num_rows, size in ((1, 300),) if small else ((1, 512), (7, 32000), (128, 151936)):
+        logits = 3 * torch.randn(num_rows, size, device=device)
+        each = torch.arange(num_rows, device=device)
+        floats = torch.ones(num_rows, device=device)
+        rows = SamplingRows(floats, each * 0 + 20, 0.9 * floats, 0 * floats, each, each + 9)
+        for name, of_rows in (("greedy", None), ("drawn", rows)):
+            outs = [new_sampled_rows(num_rows, num_rows, 5, device) for _ in range(2)]
+            ranked = each.to(torch.int32)
+            sample(logits.clone(), of_rows, outs[0], logprob_rows=ranked)
+            reference(logits.clone(), of_rows, outs[1], logprob_rows=ranked)
+            # a draw may fall on the other side of a rounded sum, once in a great while
+            wrong = mismatch(outs[0].token_ids, outs[1].token_ids)
+            yield f"{name} {num_rows} x {size}", wrong, 0.02
+            yield "logprobs", relative_error(outs[0].top_logprobs, outs[1].top_logprobs), 1e-4
+
+
+def _checksum(setting: Setting, tiny: bool) -> Errors:
+    from tandem.kernels.checksum import block_checksums, part_table
+    from tandem.transfer.checksum import mix64
+
+    num_words = 96 if setting.is_dry or tiny else 1 << 18
+    shape = (40, num_words)
+    words = torch.randint(-(2**31), 2**31, shape, device=setting.device).to(torch.int32)
+    ids = torch.tensor([3, 0, 39, 17], device=setting.device)
+    parts = ((0, num_words // 3), (num_words // 2, num_words // 4))
+    sums = block_checksums(words, ids, part_table(parts, setting.device))
+    yield "blocks", mismatch(sums, mix64(words, ids, parts)), 1e-9
+
+
+KERNELS: dict[str, Callable[[Setting, bool], Errors]] = {
+    "prefill": _prefill,
+    "prefill_hopper": _prefill_hopper,
+    "decode": _decode,
+    "kv_store": _kv_store,
+    "norm": _norm,
+    "activation": _activation,
+    "embedding": _embedding,
+    "products": _products,
+    "sampling": _sampling,
+    "checksum": _checksum,
+}
+
+if __name__ == "__main__":
+    kernel, device, *rest = sys.argv[1:]
+    torch.manual_seed(0)
+    print(msgspec.json.encode(measured(KERNELS[kernel](setting_for(device), bool(rest)))).decode())
