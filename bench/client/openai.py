@@ -37,7 +37,7 @@ class PreparedRequest:
     offset_s: float | None = None
 
 
-class _Reader:
+class ResponseReader:
     """The sink of one response: fills its record as bytes arrive."""
 
     __slots__ = ("_body", "_is_complete", "_is_stream", "_origin_s", "_record", "_sse")
@@ -49,6 +49,11 @@ class _Reader:
         self._body = bytearray()
         self._is_stream = False
         self._is_complete = False
+
+    @property
+    def body(self) -> bytes:
+        """The whole body of a response that is no stream."""
+        return bytes(self._body)
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._record.status = status
@@ -63,10 +68,15 @@ class _Reader:
         for event in self._sse.feed(data):
             self._on_event(event, now_s)
 
+    def on_output(self, chunk: Chunk) -> None:
+        """Take note of an output event; a place for readers of texts."""
+
     def finish(self) -> None:
         """Judge the response once its last byte is here."""
-        if not self._is_stream:
-            self._read_whole()
+        if not self._is_stream and self._record.status != 200:
+            self._fail(*_http_error(self._record.status, self.body))
+        elif not self._is_stream:
+            self._take(self.body)
         elif not self._is_complete and not self._record.error:
             self._fail("incomplete_stream", "the stream ended without a finish reason or [DONE]")
         if not self._record.has_usage:
@@ -75,53 +85,35 @@ class _Reader:
     def _on_event(self, event: bytes, now_s: float) -> None:
         if event == b"[DONE]":
             self._is_complete = True
-            return
-        chunk = self._decode(event)
-        if chunk is None:
-            return
-        if chunk.error is not None:
-            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
-            return
-        if chunk.choices:
-            if carries_output(chunk):
-                self._record.output_times_s.append(now_s - self._origin_s)
-            self._take_finish_reason(chunk)
-        self._take_usage(chunk)
+        elif (chunk := self._take(event)) is not None and carries_output(chunk):
+            self._record.output_times_s.append(now_s - self._origin_s)
+            self.on_output(chunk)
 
-    def _read_whole(self) -> None:
-        chunk = self._decode(bytes(self._body)) if self._record.status == 200 else None
-        if self._record.status != 200:
-            self._fail(*_http_error(self._record.status, bytes(self._body)))
-        elif chunk is not None and chunk.error is not None:
-            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
-        elif chunk is not None:
-            self._take_finish_reason(chunk)
-            self._take_usage(chunk)
-
-    def _decode(self, data: bytes) -> Chunk | None:
+    def _take(self, data: bytes) -> Chunk | None:
+        """Take the fields of a chunk, or of a whole answer; return None for an error."""
+        record = self._record
         try:
-            return decode_chunk(data)
+            chunk = decode_chunk(data)
         except msgspec.DecodeError as exc:
             self._fail("protocol", f"not an OpenAI chunk: {exc}")
             return None
-
-    def _take_finish_reason(self, chunk: Chunk) -> None:
+        if chunk.error is not None:
+            self._fail(f"stream_error {_code(chunk.error)}", chunk.error.message)
+            return None
         for choice in chunk.choices:
             if choice.finish_reason is not None:
-                self._record.finish_reason = choice.finish_reason
+                record.finish_reason = choice.finish_reason
                 self._is_complete = True
             if choice.tandem is not None:
-                self._record.timeline_ms = choice.tandem.timeline_ms
-                self._record.predicted_ms = choice.tandem.predicted_ms
-
-    def _take_usage(self, chunk: Chunk) -> None:
-        usage = chunk.usage
-        if usage is not None:
-            self._record.has_usage = True
-            self._record.num_input_tokens = usage.prompt_tokens
-            self._record.num_output_tokens = usage.completion_tokens or 0
+                record.timeline_ms = choice.tandem.timeline_ms
+                record.predicted_ms = choice.tandem.predicted_ms
+        if (usage := chunk.usage) is not None:
+            record.has_usage = True
+            record.num_input_tokens = usage.prompt_tokens
+            record.num_output_tokens = usage.completion_tokens or 0
             details = usage.prompt_tokens_details
-            self._record.num_cached_tokens = (details.cached_tokens or 0) if details else 0
+            record.num_cached_tokens = (details.cached_tokens or 0) if details else 0
+        return chunk
 
     def _fail(self, kind: str, message: str) -> None:
         if not self._record.error:
@@ -149,13 +141,20 @@ class OpenAIClient:
         ).encode("latin-1")
         self._get_head = f" HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
-    async def send(self, request: PreparedRequest, record: RequestRecord, origin_s: float) -> None:
+    async def send(
+        self,
+        request: PreparedRequest,
+        record: RequestRecord,
+        origin_s: float,
+        reader: ResponseReader | None = None,
+    ) -> None:
         """Send one request and fill its record, failures included; times count from `origin_s`.
 
-        `origin_s` is a perf_counter reading. Cancelling closes the connection.
+        `origin_s` is a perf_counter reading. Cancelling closes the connection. A `reader` of the
+        record's own takes the response.
         """
         record.num_asked_tokens = request.num_asked_tokens
-        reader = _Reader(record, origin_s)
+        reader = reader or ResponseReader(record, origin_s)
         data = b"%b%d\r\n\r\n%b" % (self._head, len(request.body), request.body)
         try:
             end_s = await self._exchange(data, reader, record, origin_s)
@@ -164,10 +163,6 @@ class OpenAIClient:
         except ExchangeError as exc:
             record.error, record.error_message = exc.kind, str(exc)
             record.end_s = perf_counter() - origin_s
-
-    async def list_models(self) -> list[str]:
-        """Return the ids of GET /v1/models. Raises ServiceError naming the address."""
-        return [model.id for model in await self.served_models()]
 
     async def served_models(self) -> list["ServedModel"]:
         """Return the models of GET /v1/models. Raises ServiceError naming the address."""
@@ -181,33 +176,22 @@ class OpenAIClient:
         """Return the body of a GET. Raises ServiceError naming the path and the address."""
         where = f"GET {path} of {self.pool.host}"
         data = b"GET " + (self.pool.path_prefix + path).encode() + self._get_head
-        body = bytearray()
-        status = 0
-
-        class Sink:
-            def on_head(self, got: int, headers: dict[bytes, bytes]) -> None:
-                nonlocal status
-                status = got
-
-            def on_body(self, piece: bytes, now_s: float) -> None:
-                body.extend(piece)
-
+        record = RequestRecord(0, 0.0)
+        reader = ResponseReader(record, 0.0)
         try:
-            connection = await self.pool.acquire()
             async with asyncio.timeout(min(self._timeout_s, 30.0)):
-                await connection.exchange(data, Sink())
+                await self._use(await self.pool.acquire(), data, reader)
         except (ExchangeError, TimeoutError) as exc:
             raise ServiceError(f"{where}: {exc or 'timeout'}") from exc
-        self.pool.release(connection)
-        if status != 200:
-            raise ServiceError(f"{where}: HTTP {status}")
-        return bytes(body)
+        if record.status != 200:
+            raise ServiceError(f"{where}: HTTP {record.status}")
+        return reader.body
 
     def close(self) -> None:
         self.pool.close()
 
     async def _exchange(
-        self, data: bytes, reader: _Reader, record: RequestRecord, origin_s: float
+        self, data: bytes, reader: ResponseReader, record: RequestRecord, origin_s: float
     ) -> float:
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -221,7 +205,7 @@ class OpenAIClient:
         except TimeoutError as exc:
             raise ExchangeError("timeout", f"no answer within {self._timeout_s:g} s") from exc
 
-    async def _use(self, connection: HttpConnection, data: bytes, reader: _Reader) -> float:
+    async def _use(self, connection: HttpConnection, data: bytes, reader: ResponseReader) -> float:
         end_s = await connection.exchange(data, reader)
         self.pool.release(connection)
         return end_s

@@ -21,9 +21,7 @@ class RequestRecord:
     status: int = 0
     prefill_place: str = ""  # local | remote, from the x-tandem-prefill header
     finish_reason: str = ""
-    timeline_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # of its decode worker, if the server sends it
+    timeline_ms: dict[str, float] = field(default_factory=dict)  # of its decode worker, if sent
     predicted_ms: float = 0.0  # of `first_token` in it, by the worker; 0: not known
     error: str = ""  # kind
     error_message: str = ""

@@ -107,10 +107,10 @@ class BodyBuilder(msgspec.Struct, frozen=True):
     """A builder of request bodies; `extra` is merged over everything else."""
 
     model: str
-    endpoint: Endpoint
-    stream: bool
-    ignore_eos: bool
-    temperature: float
+    endpoint: Endpoint = "completions"
+    stream: bool = True
+    ignore_eos: bool = True
+    temperature: float = 0.0
     extra: dict[str, Any] = {}
 
     def encode(self, prompt: Prompt, max_tokens: int | None, cache_salt: str = "") -> bytes:

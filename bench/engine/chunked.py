@@ -1,17 +1,15 @@
 """A long prompt prefilled in chunks beside running sequences, and the cost for each of them."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from tandem.bench.engine.prefill import STEP_TOKENS
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts, intervals_s
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, intervals_s
 from tandem.bench.engine.setting import num_rounds
-from tandem.bench.report.figures import Figure, at_most, in_unit
+from tandem.bench.report.figures import Figure, at_most, in_unit, medians
 from tandem.bench.report.setting import Setting
-from tandem.engine.config import EngineConfig
-from tandem.engine.runner import Runner
 from tandem.engine.schedule.step_cost import longest_step_s
 
 NUM_WARM_STEPS = 8
@@ -46,67 +44,29 @@ def run(setting: Setting) -> Iterator[Figure]:
     )
     runner = workshop.runner(config)
     limit_ms = 1e3 * longest_step_s(config, runner.kv_cache.memory)
-    yield from in_parts([("chunked", partial(_rounds, config, runner, sizes, limit_ms, setting))])
-
-
-def _rounds(
-    config: EngineConfig, runner: Runner, sizes: Sizes, limit_ms: float, setting: Setting
-) -> Iterator[Figure]:
     _round(Rig(config, runner), sizes)  # another engine: kernels are compiled, nothing is learned
     rig = Rig(config, runner)
     rounds = [_round(rig, sizes) for _ in range(num_rounds(setting))]
-    yield from _steps(rounds, sizes, limit_ms)
-    yield from _prompts(rounds, sizes)
-
-
-def _steps(rounds: list[Round], sizes: Sizes, limit_ms: float) -> Iterator[Figure]:
-    """Yield the cost of the prompt for the running sequences."""
-    worst = [max(_device_ms(each.beside)) for each in rounds]
+    beside_ms = [_device_ms(each.beside) for each in rounds]
+    worst_ms = [max(times) for times in beside_ms]
     what = f"{sizes.prompt} tokens are prefilled beside {sizes.num_seqs} sequences"
-    yield Figure(
-        "chunked_worst_step",
-        f"worst decode step while {what}",
-        "ms",
-        (max(worst),),
-        at_most(limit_ms),
-        notes=(f"by round {', '.join(f'{ms:.4g}' for ms in worst)}",),
-    )
-    yield Figure(
-        "chunked_median_step",
-        "median decode step meanwhile",
-        "ms",
-        tuple(statistics.median(_device_ms(each.beside)) for each in rounds),
-    )
-    yield Figure(
-        "chunked_worst_gap",
-        "worst gap between a sequence's tokens meanwhile",
-        "ms",
-        in_unit((max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds), "ms"),
-    )
-    yield Figure(
-        "chunked_step_before",
-        f"decode step without a prompt, B {sizes.num_seqs}",
-        "ms",
-        tuple(statistics.median(_device_ms(each.decoding)) for each in rounds),
-    )
+    by_round = f"by round {', '.join(f'{ms:.4g}' for ms in worst_ms)}"
+    label, limit = f"worst decode step while {what}", at_most(limit_ms)
+    yield _ms("worst_step", label, [max(worst_ms)], target=limit, notes=(by_round,))
+    yield _ms("median_step", "median decode step meanwhile", medians(beside_ms))
+    gaps_s = (max(intervals_s([each.decoding[-1], *each.beside])) for each in rounds)
+    yield _ms("worst_gap", "worst gap between a sequence's tokens meanwhile", in_unit(gaps_s, "ms"))
+    before_ms = medians(_device_ms(each.decoding) for each in rounds)
+    yield _ms("step_before", f"decode step without a prompt, B {sizes.num_seqs}", before_ms)
+    alone_ms = in_unit((_wall_s(each.alone) for each in rounds), "ms")
+    yield _ms("prompt_alone", f"prefill of {sizes.prompt} tokens alone", alone_ms)
+    together_ms = in_unit((_wall_s(each.beside) for each in rounds), "ms")
+    ceiling = statistics.median(alone_ms)
+    yield _ms("prompt_beside", "the same in chunks beside them", together_ms, ceiling=ceiling)
 
 
-def _prompts(rounds: list[Round], sizes: Sizes) -> Iterator[Figure]:
-    """Yield the cost of the running sequences for the prompt."""
-    alone = [_wall_s(each.alone) for each in rounds]
-    yield Figure(
-        "chunked_prompt_alone",
-        f"prefill of {sizes.prompt} tokens alone",
-        "ms",
-        in_unit(alone, "ms"),
-    )
-    yield Figure(
-        "chunked_prompt_beside",
-        "the same in chunks beside them",
-        "ms",
-        in_unit((_wall_s(each.beside) for each in rounds), "ms"),
-        ceiling=1e3 * statistics.median(alone),
-    )
+def _ms(name: str, label: str, samples: Iterable[float], **more: Any) -> Figure:
+    return Figure(f"chunked_{name}", label, "ms", tuple(samples), **more)
 
 
 def _round(rig: Rig, sizes: Sizes) -> Round:

@@ -4,17 +4,17 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.profile import Idle, noted, profiled
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, in_parts, intervals_s
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, engine_log, intervals_s
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import (
     Bound,
     Figure,
     at_least,
     at_most,
+    flat,
     in_unit,
     medians,
     percentile,
@@ -65,15 +65,10 @@ def run(setting: Setting) -> Iterator[Figure]:
     fitting = [point for point in points if _fits(rig, point, num_steps)]
     yield from (_too_large(rig, point) for point in points if point not in fitting)
     yield from (_step_figure(rig, point, setting) for point in fitting)  # announced
-    yield from in_parts(
-        [
-            ("decode", partial(decode_steps, rig, fitting, num_steps, setting)),
-            *(
-                (f"profile of {p.name}", partial(profile_steps, rig, p, setting))
-                for p in _ends(fitting)
-            ),
-        ]
-    )
+    yield from decode_steps(rig, fitting, num_steps, setting)
+    for point in fitting:
+        if setting.is_dry or (point.num_seqs, point.context) in TARGETS:
+            yield from profile_steps(rig, point, setting)
 
 
 def points_of(setting: Setting) -> list[Point]:
@@ -94,7 +89,8 @@ def decode_steps(
                 point.rounds.append(records)
     for point in points:
         yield _step_figure(rig, point, setting)
-        yield _worst(point)
+        p99_ms = 1e3 * percentile((each.device_s for each in flat(point.rounds)), 0.99)
+        yield Figure(f"{point.name}_p99", f"{point.label}, p99", "ms", (p99_ms,))
         yield _idle_by_events(point)
 
 
@@ -124,24 +120,17 @@ def profile_steps(rig: Rig, point: Point, setting: Setting) -> Iterator[Figure]:
 
 
 def _idle(point: Point, idle: Idle) -> Iterator[Figure]:
-    yield Figure(
-        f"{point.name}_idle",
-        f"GPU idle between decode steps, B {point.num_seqs}",
-        "%",
-        (100 * idle.between_steps,),
-        IDLE_TARGET,
-    )
-    yield Figure(
-        f"{point.name}_idle_within",
-        f"GPU idle within a step, between its kernels, B {point.num_seqs}",
-        "%",
-        (100 * idle.within_steps,),
-    )
+    for name, words, share, target in (
+        ("idle", "between decode steps", idle.between_steps, IDLE_TARGET),
+        ("idle_within", "within a step, between its kernels", idle.within_steps, None),
+    ):
+        label = f"GPU idle {words}, B {point.num_seqs}"
+        yield Figure(f"{point.name}_{name}", label, "%", (100 * share,), target)
 
 
 def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
     """Return the device's time of a step; its floor is that of the contexts that were measured."""
-    steps = [record for records in point.rounds for record in records]
+    steps = flat(point.rounds)
     num_tokens: float = point.num_seqs * point.context
     if steps:
         num_tokens = statistics.fmean(record.num_context_tokens for record in steps)
@@ -157,13 +146,6 @@ def _step_figure(rig: Rig, point: Point, setting: Setting) -> Figure:
     )
 
 
-def _worst(point: Point) -> Figure:
-    steps = [record.device_s for records in point.rounds for record in records]
-    return Figure(
-        f"{point.name}_p99", f"{point.label}, p99", "ms", (percentile(steps, 0.99) * 1e3,)
-    )
-
-
 def _idle_by_events(point: Point) -> Figure:
     """Return the share of the time from tokens to tokens that lies in no step."""
     shares = []
@@ -176,14 +158,6 @@ def _idle_by_events(point: Point) -> Figure:
         "%",
         tuple(shares),
     )
-
-
-def _ends(points: Sequence[Point]) -> list[Point]:
-    """Return the smallest and the largest batch, at the shortest context."""
-    if not points:
-        return []
-    shortest = [point for point in points if point.context == points[0].context]
-    return list({point.name: point for point in (shortest[0], shortest[-1])}.values())
 
 
 def _fits(rig: Rig, point: Point, num_steps: int) -> bool:

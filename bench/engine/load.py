@@ -1,8 +1,7 @@
 """Weights from their files to the device, held against reading these files."""
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import torch
 from tandem.bench.engine.model import work_folder, written_model
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Figure
-from tandem.bench.report.setting import Setting, synchronize
+from tandem.bench.report.setting import Setting, seconds_of, synchronize
 from tandem.engine.models.config import load_model_config
 from tandem.engine.models.weights import load_weights
 
-NUM_READERS = 8
 PIECE_BYTES = 16 << 20
 
 
@@ -31,16 +29,16 @@ def run(setting: Setting) -> Iterator[Figure]:
         reads, loads = [], []
         for _ in range(num_rounds(setting)):
             forget(files)
-            reads.append(_seconds(lambda: read_all(files)))
+            reads.append(seconds_of(lambda: read_all(files)))
             forget(files)
 
             def load() -> None:
                 load_weights(model, config, dtype, setting.device)
                 synchronize(setting)
 
-            loads.append(_seconds(load))
+            loads.append(seconds_of(load))
     rates = [num_bytes / seconds / 1e9 for seconds in reads]
-    yield Figure("storage_read", f"read of the files, {NUM_READERS} threads", "GB/s", tuple(rates))
+    yield Figure("storage_read", f"read of the files, {len(files)} threads", "GB/s", tuple(rates))
     yield Figure(
         "weights_load",
         f"weights of {num_bytes / 1e9:.2g} GB, files to device",
@@ -59,23 +57,12 @@ def forget(files: Sequence[Path]) -> None:
 
 
 def read_all(files: Sequence[Path]) -> int:
-    """Read every byte, in pieces and by several threads; return their number."""
-    pieces = [
-        (path, offset) for path in files for offset in range(0, path.stat().st_size, PIECE_BYTES)
-    ]
-    with ThreadPoolExecutor(NUM_READERS) as readers:
-        return sum(readers.map(_read_pieces, [pieces[i::NUM_READERS] for i in range(NUM_READERS)]))
+    """Read every byte, by a thread for each file; return their number."""
 
-
-def _read_pieces(pieces: Sequence[tuple[Path, int]]) -> int:
-    buffer, num_bytes = bytearray(PIECE_BYTES), 0
-    for path, offset in pieces:
+    def read(path: Path) -> int:
+        buffer = bytearray(PIECE_BYTES)
         with path.open("rb", buffering=0) as file:
-            num_bytes += os.preadv(file.fileno(), [buffer], offset)
-    return num_bytes
+            return sum(iter(lambda: file.readinto(buffer) or 0, 0))
 
-
-def _seconds(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
-    return time.perf_counter() - started_at
+    with ThreadPoolExecutor(len(files)) as readers:
+        return sum(readers.map(read, files))

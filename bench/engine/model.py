@@ -4,6 +4,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.bench.engine.setting import FOLDER_VARIABLE
@@ -11,20 +12,9 @@ from tandem.bench.report.setting import Setting
 from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.models.random_model import PRESETS, ModelShape, write_shape
 
-SHARD_BYTES = 1 << 30
+SHARD_BYTES = 1 << 29
 # Of Qwen3-1.7B: 3.4 GB, of which two processes hold a copy each beside their KV.
-SHAPE = ModelShape(
-    vocab_size=151_936,
-    hidden_size=2048,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=6144,
-    rope_theta=1_000_000.0,
-    max_position_embeddings=40_960,
-    dtype="bfloat16",
-)
+SHAPE = replace(PRESETS["qwen3-0.6b"], hidden_size=2048, intermediate_size=6144)
 TINY_SHAPE = PRESETS["near-zero"]
 
 

@@ -2,11 +2,10 @@
 
 import statistics
 from collections.abc import Iterator
-from functools import partial
 
 from tandem.bench.engine.floors import prefill_flops
 from tandem.bench.engine.profile import noted, profiled
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, in_parts
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop
 from tandem.bench.engine.setting import num_rounds, target_for
 from tandem.bench.report.figures import Bound, Figure, at_least, at_most, in_unit
 from tandem.bench.report.setting import Setting
@@ -30,13 +29,9 @@ def run(setting: Setting) -> Iterator[Figure]:
     lengths = TINY_LENGTHS if setting.is_dry else LENGTHS
     rounds: dict[int, list[list[StepRecord]]] = {length: [] for length in lengths}
     yield from (_prompt_figure(rig, length, rounds[length], setting) for length in lengths)
-    yield from in_parts(
-        [
-            ("prefill", partial(_prompts, rig, rounds, setting)),
-            ("short steps", partial(_short_steps, short, rig, lengths[1], setting)),
-            ("profile of prefill", partial(_profile, rig, lengths[1], rounds[lengths[1]], setting)),
-        ]
-    )
+    yield from _prompts(rig, rounds, setting)
+    yield from _short_steps(short, rig, lengths[1], setting)
+    yield from _profile(rig, lengths[1], rounds[lengths[1]], setting)
 
 
 def _prompts(

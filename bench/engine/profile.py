@@ -4,7 +4,7 @@ import contextlib
 import json
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,46 +44,13 @@ class Idle:
     within_steps: float
 
 
-@dataclass(frozen=True, slots=True)
-class KernelShare:
-    """A kernel's part of the device's busy time."""
-
-    kernel: str
-    num_calls: float  # per step
-    ms: float  # per step
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The kernels of a step, longest first; of those that are not listed the sum."""
-
-    num_steps: int
-    step_ms: float  # of the device's time per step, while it was profiled
-    idle_share: float | None  # of that, in which no kernel ran
-    kernels: tuple[KernelShare, ...]
-    others_ms: float
-
-    def lines(self) -> list[str]:
-        """Return the profile as lines for people."""
-        idle = "" if self.idle_share is None else f", {self.idle_share:.1%} of it idle"
-        return [
-            f"{self.step_ms:.3g} ms a step over {self.num_steps} steps{idle}",
-            *(
-                f"{each.share:6.1%}  {each.ms:8.4f} ms  {each.num_calls:6.1f} calls  {each.kernel}"
-                for each in self.kernels
-            ),
-            f"        {self.others_ms:8.4f} ms  all others",
-        ]
-
-
-def noted(figure: Figure, profile: Profile) -> Figure:
+def noted(figure: Figure, profile: Sequence[str]) -> Figure:
     """Return the figure with a profile of its steps in its notes."""
-    return msgspec.structs.replace(figure, notes=(*figure.notes, *profile.lines()))
+    return msgspec.structs.replace(figure, notes=(*figure.notes, *profile))
 
 
-def profiled(run: Callable[[], int], setting: Setting) -> tuple[Profile, Idle | None]:
-    """Return the kernels of `run` and, on a GPU, its idle time.
+def profiled(run: Callable[[], int], setting: Setting) -> tuple[list[str], Idle | None]:
+    """Return the kernels of `run` as lines for people and, on a GPU, its idle time.
 
     `run` returns the number of its steps; each is marked by its launch. Raises RuntimeError when
     the profiler found no step on a GPU.
@@ -152,20 +119,19 @@ def idle_of(steps: Sequence[Sequence[Activity]]) -> Idle:
     return Idle(between / span_us, within / span_us)
 
 
-def profile_of(steps: Sequence[Sequence[Activity]]) -> Profile:
-    """Return the kernels' shares of the device's time in these steps."""
+def profile_of(steps: Sequence[Sequence[Activity]]) -> list[str]:
+    """Return the kernels' shares of the device's time in these steps, as lines for people."""
     total_us: defaultdict[str, float] = defaultdict(float)
-    num_calls: Counter[str] = Counter()
     everything = _in_order(steps)
     for activity in everything:
         total_us[activity.name] += activity.end_us - activity.start_us
-        num_calls[activity.name] += 1
     begin = min(each.start_us for each in everything)
     end = max(each.end_us for each in everything)
-    idle_us = _idle_us(everything, begin, end)
-    return _profile(
-        total_us, num_calls, len(steps), (end - begin) / len(steps), idle_us / (end - begin)
-    )
+    idle_share = _idle_us(everything, begin, end) / (end - begin)
+    step_ms = (end - begin) / 1e3 / len(steps)
+    first = f"{step_ms:.3g} ms a step over {len(steps)} steps, {idle_share:.1%} of it idle"
+    num_calls = Counter(each.name for each in everything)
+    return [first, *_kernel_lines(total_us, num_calls, len(steps))]
 
 
 def _in_order(steps: Iterable[Sequence[Activity]]) -> list[Activity]:
@@ -195,35 +161,24 @@ def _idle_us(activities: Iterable[Activity], begin: float, end: float) -> float:
     return idle + max(0.0, end - covered)
 
 
-def _of_operators(found: Any, num_steps: int) -> Profile:
+def _of_operators(found: Any, num_steps: int) -> list[str]:
     """Return PyTorch's operators on a CPU, by their own time."""
-    total_us: defaultdict[str, float] = defaultdict(float)
-    num_calls: Counter[str] = Counter()
-    for average in found.key_averages():
-        if average.key != STEP_MARK:
-            total_us[average.key] += average.self_cpu_time_total
-            num_calls[average.key] += average.count
-    return _profile(total_us, num_calls, num_steps, sum(total_us.values()) / num_steps, None)
+    averages = [each for each in found.key_averages() if each.key != STEP_MARK]
+    total_us = {each.key: each.self_cpu_time_total for each in averages}
+    num_calls = Counter({each.key: each.count for each in averages})
+    step_ms = sum(total_us.values()) / 1e3 / num_steps
+    first = f"{step_ms:.3g} ms a step over {num_steps} steps"
+    return [first, *_kernel_lines(total_us, num_calls, num_steps)]
 
 
-def _profile(
-    total_us: dict[str, float],
-    num_calls: Counter[str],
-    num_steps: int,
-    step_us: float,
-    idle_share: float | None,
-) -> Profile:
-    all_us = sum(total_us.values()) or 1.0
+def _kernel_lines(
+    total_us: Mapping[str, float], num_calls: Counter[str], num_steps: int
+) -> Iterator[str]:
+    """Yield a line for each of the longest kernels of a step, and one for the others together."""
     ranked = sorted(total_us.items(), key=lambda item: -item[1])
-    kernels = tuple(_share(name, us, num_calls[name], num_steps, all_us) for name, us in ranked)
-    return Profile(
-        num_steps=num_steps,
-        step_ms=step_us / 1e3,
-        idle_share=idle_share,
-        kernels=kernels[:NUM_LISTED],
-        others_ms=sum(each.ms for each in kernels[NUM_LISTED:]),
-    )
-
-
-def _share(name: str, us: float, count: int, num_steps: int, all_us: float) -> KernelShare:
-    return KernelShare(name[:MAX_NAME], count / num_steps, us / 1e3 / num_steps, us / all_us)
+    all_us = sum(total_us.values()) or 1.0
+    for name, us in ranked[:NUM_LISTED]:
+        ms, calls = us / 1e3 / num_steps, num_calls[name] / num_steps
+        yield f"{us / all_us:6.1%}  {ms:8.4f} ms  {calls:6.1f} calls  {name[:MAX_NAME]}"
+    others_ms = sum(us for _, us in ranked[NUM_LISTED:]) / 1e3 / num_steps
+    yield f"        {others_ms:8.4f} ms  all others"

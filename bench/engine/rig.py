@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,8 +12,6 @@ import torch
 
 from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
-from tandem.bench.report.figures import Figure
-from tandem.bench.report.sections import reason_of
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -38,7 +36,6 @@ class StepRecord:
     num_prompt_tokens: int
     num_context_tokens: int  # of the decodes, together
     launched_at: float
-    launch_s: float  # of the host, in launch
     waited_s: float = 0.0  # of the host, for the tokens
     ended_at: float = 0.0  # the tokens were there
     device_s: float = 0.0
@@ -69,7 +66,6 @@ class RecordingRunner:
             num_prompt_tokens=num_tokens - len(decodes),
             num_context_tokens=sum(chunk.end for chunk in decodes),
             launched_at=launched_at,
-            launch_s=time.perf_counter() - launched_at,
         )
         return _RecordedStep(step, record, self.records)
 
@@ -208,22 +204,12 @@ class Workshop:
         return Rig(config, self.runner(config))
 
 
-def in_parts(parts: Sequence[tuple[str, Callable[[], Iterator[Figure]]]]) -> Iterator[Figure]:
-    """Run one (name, part) after another; one that fails is named and costs the others nothing."""
-    for name, part in parts:
-        try:
-            yield from part()
-        except Exception as error:  # whatever an engine may raise
-            yield Figure(name, name, "ms", failure=reason_of(error))
-
-
 @contextlib.contextmanager
 def engine_log() -> Iterator[list[str]]:
     """Yield the lines that the engine logs in the body: time and memory of graphs, pool size."""
     lines: list[str] = []
-    handler = logging.Handler()
+    handler, logger = logging.Handler(), logging.getLogger("tandem.engine")
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("tandem.engine")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

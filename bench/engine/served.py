@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -22,7 +23,6 @@ from tandem.bench.load.workload import SyntheticWorkload
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.setting import Setting
 from tandem.bench.stack.served_stack import served
-from tandem.runtime.local_clusters import running_clusters
 
 POLICY = "disagg.policy"
 POLICIES = ("always_local", "always_remote", "threshold")
@@ -33,28 +33,16 @@ GPU_FLAGS = ("--engine.num_blocks=2560",)
 DRY_FLAGS = ("--engine.device=cpu", "--disagg.max_local_prefill_length=64")
 LATENCIES = (("ttft", "p50"), ("itl", "p50"), ("itl", "p99"))
 
+Measure = Callable[[ClosedLoop, str, str, int], Coroutine[Any, Any, Summary]]
+
 
 def loads_for(setting: Setting) -> list[ClosedLoop]:
     """Return the loads; their prompts have many lengths, some on each side of the threshold."""
     mean, stddev, num_output = (64, 24.0, 12) if setting.is_dry else (1500, 800.0, 64)
     vocab_size = shape_on_disk(setting).vocab_size
-    workload = SyntheticWorkload(mean, num_output, stddev, 0.0, 0, vocab_size, "tokens")
+    workload = SyntheticWorkload(mean, num_output, stddev, vocab_size=vocab_size)
     counts = {1: 2, 2: 4, 4: 8} if setting.is_dry else {1: 8, 8: 48, 32: 128}
     return [ClosedLoop(workload, concurrency, count) for concurrency, count in counts.items()]
-
-
-class PolicyStack:
-    """A served topology whose policy can be changed, and a client of it."""
-
-    def __init__(self, url: str, live: LiveConfig) -> None:
-        self._live = live
-        self.client = OpenAIClient(url, timeout_s=REQUEST_TIMEOUT_S)
-
-    async def measure(self, load: ClosedLoop, policy: str, content: str, seed: int) -> Summary:
-        """Measure a load under a policy. Raises ServiceError when a request failed."""
-        await self._live.apply({POLICY: policy})
-        _, summary = await load.run(self.client, f"{content}/{policy}", seed)
-        return summary
 
 
 def run(setting: Setting) -> Iterator[Figure]:
@@ -64,15 +52,16 @@ def run(setting: Setting) -> Iterator[Figure]:
     with work_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         resources = contextlib.AsyncExitStack()
         try:
-            stack = runner.run(_start(resources, written_model(folder, setting), folder, setting))
+            model = written_model(folder, setting)
+            measure = runner.run(_start(resources, model, folder, setting))
             for policy in POLICIES:  # kernels are compiled at their first use
-                runner.run(stack.measure(loads[-1], policy, "warm-up", 0))
+                runner.run(measure(loads[-1], policy, "warm-up", 0))
             found: dict[tuple[ClosedLoop, str], list[Summary]] = {}
             for index in range(num_rounds(setting)):
                 for load in loads:
                     for policy in POLICIES:
                         content = f"{index}/{load.concurrency}"
-                        summary = runner.run(stack.measure(load, policy, content, index))
+                        summary = runner.run(measure(load, policy, content, index))
                         found.setdefault((load, policy), []).append(summary)
                 for (load, policy), summaries in found.items():
                     yield from _figures(load, policy, summaries)
@@ -82,16 +71,22 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 async def _start(
     resources: contextlib.AsyncExitStack, model: Path, folder: Path, setting: Setting
-) -> PolicyStack:
-    run_dir = folder / "served"
-    run_dir.mkdir(mode=0o700, exist_ok=True)
+) -> Measure:
+    """Serve the model; return the function that measures a load under a policy."""
     flags = DRY_FLAGS if setting.is_dry else GPU_FLAGS
-    stack = await resources.enter_async_context(served(model, TOPOLOGY, flags, run_dir))
-    cluster = next(each for each in running_clusters() if each.http_url == stack.url)
-    live = LiveConfig(cluster_config(cluster.etcd_endpoints, cluster.namespace), [POLICY])
-    measured = PolicyStack(stack.url, await resources.enter_async_context(live))
-    resources.callback(measured.client.close)
-    return measured
+    serving = served(model, TOPOLOGY, flags, folder / "served")
+    stack = await resources.enter_async_context(serving)
+    config = cluster_config(stack.cluster.etcd_endpoints, stack.cluster.namespace)
+    live = await resources.enter_async_context(LiveConfig(config, [POLICY]))
+    client = OpenAIClient(stack.url, timeout_s=REQUEST_TIMEOUT_S)
+    resources.callback(client.close)
+
+    async def measure(load: ClosedLoop, policy: str, content: str, seed: int) -> Summary:
+        await live.apply({POLICY: policy})
+        _, summary = await load.run(client, f"{content}/{policy}", seed)
+        return summary
+
+    return measure
 
 
 def _figures(load: ClosedLoop, policy: str, summaries: Sequence[Summary]) -> Iterator[Figure]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tandem.bench.engines.load import Load, Prompts, Turn, take_turn, values_of
+from tandem.bench.engines.load import Load, Prompts, Turn, take_turn
 from tandem.bench.engines.presets import (
     DTYPES,
     PLACEHOLDERS,
@@ -22,7 +22,8 @@ from tandem.bench.engines.presets import (
     make_engines,
 )
 from tandem.bench.engines.process import EngineProcess
-from tandem.bench.engines.report import KINDS, figures_of_case
+from tandem.bench.engines.report import Turns, figures_of_case
+from tandem.bench.load.workload import SyntheticWorkload
 from tandem.bench.report.console import say
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
@@ -51,12 +52,12 @@ HOW = {
     "requests",
     "mixed": "closed loop of 8 with mixed lengths, the same for every engine: tokens/s, ITL, and "
     "what a whole request takes; medians of requests, or their mean where the label has it",
-    "gap": "between neighboring output events, however many tokens they hold: median and p99",
+    "gap": "between neighboring output events, however many tokens they hold",
     "ready": "from the start of the process to the first answered request",
     "work": "every answer has the length asked for and no prompt was sent before, or the run fails",
     "turns": "all servers stay up; the others are stopped in each turn by SIGSTOP. Within a "
     "round engines take turns load by load, and every other round in reverse order",
-    "CPU time": "of all processes of the server during the load; cores busy is that per second",
+    "CPU time": "of all processes of the server during the load",
 }
 
 
@@ -92,17 +93,19 @@ class Options:
     def loads(self) -> tuple[Load, Load]:
         """Return the loads `alone` and `mixed`."""
         lengths = (self.input_tokens, self.output_tokens)
-        mixed = Load("mixed", MIXED_CONCURRENCY, self.requests, *lengths, MIXED_STDDEV_SHARE)
-        return Load("alone", 1, self.alone_requests, *lengths), mixed
+        input_stddev, output_stddev = (MIXED_STDDEV_SHARE * mean for mean in lengths)
+        mixed = SyntheticWorkload(*lengths, input_stddev, output_stddev)
+        return (
+            Load("alone", 1, self.alone_requests, SyntheticWorkload(*lengths)),
+            Load("mixed", MIXED_CONCURRENCY, self.requests, mixed),
+        )
 
 
 async def compare(
     engines: Sequence[Engine], case: Case, model: Path, options: Options, run_dir: Path
 ) -> list[Figure]:
     """Start every engine, measure them in turns, and end them. Raises ServiceError."""
-    rounds: dict[str, dict[str, list[float]]] = {
-        engine.name: {name: [] for name in KINDS} for engine in engines
-    }
+    rounds: dict[str, list[Turns]] = {engine.name: [] for engine in engines}
     prompts = Prompts(model)
     async with contextlib.AsyncExitStack() as stack:
         processes: list[EngineProcess] = []
@@ -114,17 +117,14 @@ async def compare(
                 f"{case.label}: {engine.name} was ready after {process.ready_s:.1f} s, "
                 f"CPU {process.cpu_s():.1f} s"
             )
-            rounds[engine.name]["ready_s"].append(process.ready_s)
             process.pause()
             processes.append(process)
         for index in range(options.rounds):
             say(f"{case.label}: round {index + 1} of {options.rounds}")
-            for engine_name, turns in (
-                await take_round(processes, options, index, prompts)
-            ).items():
-                for name, value in values_of(turns).items():
-                    rounds[engine_name][name].append(value)
-    return list(figures_of_case(case.label, rounds))
+            for name, turns in (await take_round(processes, options, index, prompts)).items():
+                rounds[name].append(turns)
+    ready_s = {process.engine.name: process.ready_s for process in processes}
+    return list(figures_of_case(case.label, ready_s, rounds))
 
 
 async def take_round(

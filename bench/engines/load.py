@@ -1,6 +1,7 @@
 """The loads of a comparison and the figures of one engine's turn. Unequal work is an error."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,31 +22,17 @@ WORDS = 1 << 20  # that prompts are drawn from
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests in a closed loop; lengths are in tokens, and drawn if stddev is above 0."""
+    """Requests in a closed loop."""
 
     name: str
     concurrency: int
     num_requests: int
-    input_tokens: int
-    output_tokens: int
-    stddev_share: float = 0.0  # of the lengths
+    workload: SyntheticWorkload  # of which the lengths count
 
     def lengths(self, seed: int) -> list[tuple[int, int]]:
         """Return the tokens in and out of each request: the same for every engine of a round."""
-        workload = SyntheticWorkload(
-            self.input_tokens,
-            self.output_tokens,
-            self.input_tokens * self.stddev_share,
-            self.output_tokens * self.stddev_share,
-            prefix_tokens=0,
-            vocab_size=2,
-            input_format="tokens",
-        )
-        specs = workload.prompts(Seeds(seed, ""))
-        return [
-            (len(spec.prompt), spec.num_output_tokens or 1)
-            for spec, _ in zip(specs, range(self.num_requests), strict=False)
-        ]
+        specs = itertools.islice(self.workload.prompts(Seeds(seed, "")), self.num_requests)
+        return [(len(spec.prompt), spec.num_output_tokens or 1) for spec in specs]
 
 
 class Prompts:
@@ -78,7 +65,6 @@ class Turn:
 
     summary: Summary
     cpu_s: float  # of all its processes
-    wall_s: float
 
     def line(self) -> str:
         """Return the turn as a line of progress."""
@@ -98,7 +84,7 @@ async def take_turn(
     """
     lengths = load.lengths(seed)
     requests = list(_requests(process, prompts, content, lengths))
-    warm_up, _ = prompts.make(f"{content}/warm-up", load.input_tokens)
+    warm_up, _ = prompts.make(f"{content}/warm-up", load.workload.input_tokens)
     await process.ask(warm_up, WARM_UP_TOKENS)
     plan = LoadPlan(concurrency=load.concurrency, num_requests=load.num_requests)
     cpu_s = process.cpu_s()
@@ -107,7 +93,7 @@ async def take_turn(
     for record, (num_input, num_output) in zip(result.records, lengths, strict=True):
         if wrong := difference_of(record, num_input, num_output):
             raise process.error(wrong)
-    return Turn(summarize(result.records, {}), cpu_s, result.wall_s)
+    return Turn(summarize(result.records, {}), cpu_s)
 
 
 def difference_of(record: RequestRecord, num_input: int, num_output: int) -> str:
@@ -124,28 +110,6 @@ def difference_of(record: RequestRecord, num_input: int, num_output: int) -> str
     if record.num_cached_tokens:
         return f"had {record.num_cached_tokens} tokens of a new prompt in its prefix cache"
     return ""
-
-
-def values_of(turns: Mapping[str, Turn]) -> dict[str, float]:
-    """Return the values of one round of one engine, from its turns under `alone` and `mixed`."""
-    alone, mixed = turns["alone"].summary, turns["mixed"].summary
-    gaps, mixed_gaps = alone.latencies_ms.get("itl"), mixed.latencies_ms.get("itl")
-    return {  # there is no gap where every answer came as a single event
-        "ttft_ms": alone.latencies_ms["ttft"].p50,
-        "itl_alone_ms": alone.latencies_ms["tpot"].p50,
-        "itl_mixed_ms": mixed.latencies_ms["tpot"].p50,
-        "tokens_per_s": mixed.output_token_throughput,
-        "gap_alone_ms": gaps.p50 if gaps else 0.0,
-        "gap_mixed_ms": mixed_gaps.p50 if mixed_gaps else 0.0,
-        "gap_mixed_p99_ms": mixed_gaps.p99 if mixed_gaps else 0.0,
-        "ttft_mixed_ms": mixed.latencies_ms["ttft"].p50,
-        "itl_mixed_mean_ms": mixed.latencies_ms["tpot"].mean,
-        "request_mixed_mean_ms": mixed.latencies_ms["e2el"].mean,
-        "cpu_alone_s": turns["alone"].cpu_s,
-        "cpu_mixed_s": turns["mixed"].cpu_s,
-        "cores_alone": turns["alone"].cpu_s / turns["alone"].wall_s,
-        "cores_mixed": turns["mixed"].cpu_s / turns["mixed"].wall_s,
-    }
 
 
 def _requests(

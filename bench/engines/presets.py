@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -44,6 +44,7 @@ class Engine:
     model_name: str = "measured"
     takes_token_ids: bool = True
     takes_ignore_eos: bool = True
+    preload: str = ""  # a library of its interpreter's environment
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def command_line(self, values: Mapping[str, str]) -> list[str]:
@@ -52,7 +53,9 @@ class Engine:
 
     def environment(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return variables to add to this process's own. Raises ConfigError like the command."""
-        return {name: self._fill(text, values) for name, text in self.env.items()}
+        found = {name: self._fill(text, values) for name, text in self.env.items()}
+        library = Path(self.python).parent.parent / "lib" / self.preload
+        return found | ({"LD_PRELOAD": str(library)} if library.is_file() else {})
 
     def _fill(self, text: str, values: Mapping[str, str]) -> str:
         cpus = sorted(os.sched_getaffinity(0))[-int(values["threads"]) :]
@@ -109,31 +112,22 @@ _VLLM = Engine(
         "VLLM_ENGINE_READY_TIMEOUT_S": "3600",  # --start-timeout-s is the limit
         "HF_HUB_OFFLINE": "1",
     },
+    preload="libiomp5.so",  # the OpenMP runtime of its wheel, as its manual asks
 )
 
-
-def _vllm(python: str) -> Engine:
-    """Return vLLM with the OpenMP runtime of its wheel preloaded, as its manual asks."""
-    runtime = Path(python).parent.parent / "lib" / "libiomp5.so"
-    env = dict(_VLLM.env)
-    if runtime.exists():
-        env["LD_PRELOAD"] = str(runtime)
-    return replace(_VLLM, python=python, env=env)
-
-
-PRESETS: Mapping[str, Callable[[str], Engine]] = {
-    "tandem": lambda python: replace(_tandem("tandem", "aggregated"), python=python),
-    "tandem-disagg": lambda python: replace(
-        _tandem("tandem-disagg", "disagg-1p1d", "--disagg.policy=always_remote"), python=python
-    ),
-    "transformers": lambda python: replace(_TRANSFORMERS, python=python),
-    "transformers-batching": lambda python: replace(
+PRESETS: Mapping[str, Engine] = {
+    each.name: each
+    for each in (
+        _tandem("tandem", "aggregated"),
+        _tandem("tandem-disagg", "disagg-1p1d", "--disagg.policy=always_remote"),
         _TRANSFORMERS,
-        name="transformers-batching",
-        command=(*_TRANSFORMERS.command, "--continuous-batching"),
-        python=python,
-    ),
-    "vllm": _vllm,
+        replace(
+            _TRANSFORMERS,
+            name="transformers-batching",
+            command=(*_TRANSFORMERS.command, "--continuous-batching"),
+        ),
+        _VLLM,
+    )
 }
 
 
@@ -165,7 +159,7 @@ def make_engines(
         if name in command_of:
             engines.append(Engine(name, tuple(shlex.split(command_of[name])), python))
         elif name in PRESETS:
-            engines.append(PRESETS[name](python))
+            engines.append(replace(PRESETS[name], python=python))
         else:
             raise ConfigError(
                 f"{name!r} is not one of {', '.join(PRESETS)}, and has no --command",

@@ -39,12 +39,11 @@ class EngineProcess:
         self.client = OpenAIClient(f"http://127.0.0.1:{port}", timeout_s=REQUEST_TIMEOUT_S)
         self.body = BodyBuilder(
             engine.model_name.format(**values),
-            "completions",
-            stream=True,
             ignore_eos=engine.takes_ignore_eos,
-            temperature=0.0,
             extra=dict(engine.extra_body),
         )
+        # bytecode is kept: else every start compiles its modules
+        own = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._started_at_s = time.perf_counter()
         with self.log_path.open("ab") as log:
             self._guard = subprocess.Popen(
@@ -52,7 +51,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_base_environment() | engine.environment(values),
+                env=own | engine.environment(values),
                 start_new_session=True,
             )
 
@@ -138,8 +137,3 @@ class EngineProcess:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-
-
-def _base_environment() -> dict[str, str]:
-    """Return this process's own, with bytecode kept: else every start compiles its modules."""
-    return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -18,6 +18,7 @@ from tandem.bench.report.sections import Section, SectionOptions, SectionProgram
 MODULE = "tandem.bench.gpu_first_run"
 # No emulation: a transfer over another path than CUDA IPC is an error and not 0.5 GB/s.
 _STRICT = {"UCX_PROTO_EMULATION_ENABLE": "n", "UCX_PROTO_INFO": "y"}
+NIXL = "tandem.bench.handoff.gpu_sections:transfers"
 _CACHE, _GET = "UCX_CUDA_IPC_CACHE", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 PROGRAM = SectionProgram(
     module=MODULE,
@@ -28,9 +29,9 @@ PROGRAM = SectionProgram(
         Section("smoke", f"{MODULE}.smoke:run", 110.0),
         Section("sanitize", f"{MODULE}.smoke:run_sanitized", 70.0, is_optional=True),
         Section("graphs", f"{MODULE}.engine:graphs", 110.0),
-        Section("nixl", f"{MODULE}.transfers:nixl", 40.0, _STRICT),
-        Section("nixl_cached", f"{MODULE}.transfers:nixl", 40.0, {**_STRICT, _CACHE: "y"}),
-        Section("nixl_get_auto", f"{MODULE}.transfers:nixl", 40.0, {_GET: "auto"}),
+        Section("nixl", NIXL, 60.0, _STRICT),
+        Section("nixl_cached", NIXL, 60.0, {**_STRICT, _CACHE: "y"}),
+        Section("nixl_get_auto", NIXL, 60.0, {_GET: "auto"}),
         Section("visibility", f"{MODULE}.transfers:visibility", 40.0),
         Section("ipc_lifetime", f"{MODULE}.transfers:ipc_lifetime", 40.0),
         Section("ipc_lifetime_cached", f"{MODULE}.transfers:ipc_lifetime", 40.0, {_CACHE: "y"}),
@@ -43,7 +44,7 @@ PROGRAM = SectionProgram(
         "implementation in float32 on the same device; outputs and dead slots hold NaN before",
         "graphs": "answers of the bundled model that differ from those of eager steps, by the same "
         "products",
-        "nixl": "writes and READs between two processes by the bare library; without emulation; "
+        "nixl": "transfers between two processes, as handoff.gpu measures them; without emulation; "
         "nixl_cached: with CUDA IPC's cache; nixl_get_auto: with READs as UCX chooses",
         "visibility": "writes whose blocks the far end checksums at once, on their notice",
         "ipc_lifetime": "GPU memory that a killed process's pool still takes, in GiB",

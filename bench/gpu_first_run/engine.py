@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tandem.bench.report.figures import Figure, at_most
+from tandem.bench.report.figures import Figure, counted
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -41,8 +41,7 @@ def graphs(setting: Setting) -> Iterator[Figure]:
             name, f"answers by {name.replace('_', ' ')}", answers, eager["deterministic" in options]
         )
         label = "kernels built while serving"
-        samples = (float(len(built)),)
-        yield Figure(f"{name}_builds", label, "", samples, at_most(0.0), notes=tuple(built))
+        yield counted(f"{name}_builds", label, len(built), notes=tuple(built))
         del engine
 
 
@@ -120,7 +119,7 @@ def _different(
     name: str, label: str, answers: Answers, expected: Answers, *, is_judged: bool = True
 ) -> Figure:
     num_different = sum(one != other for one, other in zip(answers, expected, strict=True))
-    target = at_most(0.0) if is_judged else None
     label = f"{label} that differ, of {len(expected)}"
-    failure = "" if not (is_judged and num_different) else f"{num_different} answers differ"
-    return Figure(name, label, "", (float(num_different),), target, failure=failure)
+    if is_judged:
+        return counted(name, label, num_different)
+    return Figure(name, label, "", (float(num_different),))

@@ -1,79 +1,29 @@
-"""Transfers between two processes on one GPU: the path, its end, and what outlives a process."""
+"""Transfers between two processes on one GPU: their ends, and what outlives a process."""
 
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
 
 import psutil
 import torch
-import uvloop
 
-from tandem.bench.handoff.end import End, PoolShape
+from tandem.bench.handoff.end import End
+from tandem.bench.handoff.gpu_sections import shape_for
 from tandem.bench.handoff.peer import Checksums, Meet, peer_process, whole_checksums
-from tandem.bench.handoff.wire import (
-    AGENTS,
-    BARE,
-    Wire,
-    adjacent,
-    check_arrival,
-    time_round_trips,
-    time_writes,
-    wire,
-)
-from tandem.bench.report.figures import Figure, at_least, at_most, in_unit
+from tandem.bench.handoff.wire import Wire, adjacent, wire
+from tandem.bench.report.figures import Figure, at_most, counted
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.runtime.errors import TransferError
 
 GIB = 1 << 30
-ROUNDS = 5
 
 
-def _shape(setting: Setting, num_blocks: int) -> PoolShape:
-    """Return blocks of 9 MiB, those of an 8B model on a GPU."""
-    device = str(setting.device)
-    if setting.is_dry:
-        return PoolShape(min(num_blocks, 16), 2, 2, 16, dtype="bfloat16", device=device)
-    return PoolShape(num_blocks, 36, 8, 128, block_size=64, dtype="bfloat16", device=device)
-
-
-async def _nixl(setting: Setting) -> list[Figure]:
-    """Measure writes and READs of one block, of some, and of all."""
-    shape = _shape(setting, 128)
-    figures = []
-    async with wire(shape) as between:
-        for count in (1, shape.num_blocks // 8, shape.num_blocks):
-            pairs, num_bytes = adjacent(count), count * shape.block_bytes
-            for how in (BARE, AGENTS):
-                await time_writes(between, pairs, how, 1)  # pages are touched, links opened
-                rates = in_unit(await time_writes(between, pairs, how, ROUNDS), "GB/s", num_bytes)
-                name = f"write_{count}_{how.replace(' ', '_')}_gb_s"
-                figures.append(Figure(name, f"WRITE of {count} blocks, {how}", "GB/s", rates))
-            await check_arrival(between, pairs)
-            read_s = [await _timed(between.read(pairs)) for _ in range(ROUNDS)]
-            rates = in_unit(read_s[1:], "GB/s", num_bytes)
-            name, label = f"read_{count}_gb_s", f"READ of {count} blocks, agents"
-            # over TCP it is 0.5 GB/s
-            target = at_least(20.0) if count == shape.num_blocks else None
-            figures.append(Figure(name, label, "GB/s", rates, target))
-        trips = await time_round_trips(between, setting.size(300, 5))
-        figures.append(Figure("round_trip_us", "round trip", "us", in_unit(trips, "us")[-1:]))
-    return figures
-
-
-async def _timed(call: Coroutine[Any, Any, None]) -> float:
-    started_at = time.perf_counter()
-    await call
-    return time.perf_counter() - started_at
-
-
-async def _visibility(setting: Setting) -> list[Figure]:
+async def visibility(setting: Setting) -> list[Figure]:
     """Write new bytes again and again; the far end checksums them as soon as it has the notice."""
     num_rounds, wrong = setting.size(2000, 20), list[str]()
-    async with wire(_shape(setting, 16)) as between:
+    async with wire(shape_for(setting, 16)) as between:
         pool = between.end.kv.tensor
         for index in range(num_rounds):
             blocks = [index % 4, 4 + index % 3, 7 + index % 9]
@@ -83,17 +33,14 @@ async def _visibility(setting: Setting) -> list[Figure]:
             found = await between.write_and_verify(blocks)
             if found != expected:
                 wrong.append(f"round {index}: {found} and not {expected}")
-    samples, failure = (float(len(wrong)),), wrong[0] if wrong else ""
     label = f"notices before their bytes, of {num_rounds}"
-    return [
-        Figure("unseen", label, "", samples, at_most(0.0), notes=(*wrong[:5],), failure=failure)
-    ]
+    return [counted("unseen", label, len(wrong), notes=tuple(wrong[:5]))]
 
 
-async def _ipc_lifetime(setting: Setting) -> list[Figure]:
+async def ipc_lifetime(setting: Setting) -> list[Figure]:
     """Kill a process whose pool was written to, and look for its memory."""
-    shape = _shape(setting, 850)  # 8 GB
-    end = End(_shape(setting, 16), "near")
+    shape = shape_for(setting, 850)  # 8 GB at each end: the bare library wants equal pools
+    end = End(shape, "near")
     await end.start(lambda _: None)
     free = [_free_bytes(setting)]
     try:
@@ -134,9 +81,9 @@ def _free_bytes(setting: Setting) -> int:
     return torch.cuda.mem_get_info(setting.device)[0]
 
 
-async def _late_write(setting: Setting) -> list[Figure]:
+async def late_write(setting: Setting) -> list[Figure]:
     """Tear a connection down under a write on a busy GPU: nothing may land after its end."""
-    shape, num_changed, num_failed = _shape(setting, 128), 0, 0
+    shape, num_changed, num_failed = shape_for(setting, 128), 0, 0
     blocks = list(range(shape.num_blocks))
     for _ in range(setting.size(5, 2)):
         async with wire(shape) as between:
@@ -154,11 +101,9 @@ async def _late_write(setting: Setting) -> list[Figure]:
             later = await between.peer.ask(Checksums(blocks))
             pairs = zip(at_once.checksums, later.checksums, strict=True)
             num_changed += sum(before != after for before, after in pairs)
-    failure = f"{num_changed} blocks changed after the end" if num_changed else ""
     notes = (f"{num_failed} writes were under way",)
     label = "blocks that changed after the end of their write"
-    samples = (float(num_changed),)
-    return [Figure("late", label, "", samples, at_most(0.0), notes=notes, failure=failure)]
+    return [counted("late", label, num_changed, notes=notes)]
 
 
 def _keep_busy(setting: Setting) -> None:
@@ -168,15 +113,3 @@ def _keep_busy(setting: Setting) -> None:
     a = torch.randn(8192, 8192, device=setting.device, dtype=torch.bfloat16)
     for _ in range(70):
         torch.matmul(a, a)
-
-
-def _section(
-    measure: Callable[[Setting], Coroutine[Any, Any, list[Figure]]],
-) -> Callable[[Setting], list[Figure]]:
-    return lambda setting: uvloop.run(measure(setting))
-
-
-nixl = _section(_nixl)
-visibility = _section(_visibility)
-ipc_lifetime = _section(_ipc_lifetime)
-late_write = _section(_late_write)

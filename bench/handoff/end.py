@@ -7,17 +7,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 import torch
 
+from tandem.bench.engine.setting import QWEN3_8B
 from tandem.engine.loop import SWITCH_INTERVAL_S
 from tandem.engine.memory.kv_cache import KvCache
-from tandem.engine.models.architectures import QWEN3
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
@@ -63,8 +62,16 @@ class End:
     def __init__(self, shape: PoolShape, name: str) -> None:
         self.shape = shape
         self.name = name
+        model = replace(
+            QWEN3_8B,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_kv_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+        )
         device = torch.device(shape.device)
-        self.kv = KvCache(_model(shape), shape.num_blocks, shape.block_size, device)
+        self.kv = KvCache(model, shape.num_blocks, shape.block_size, device)
         raw = self.kv.tensor.view(-1).view(torch.uint8)
         for start in range(0, len(raw), _FILL_BYTES):
             raw[start : start + _FILL_BYTES].random_(0, 256)
@@ -141,10 +148,10 @@ class BareLibrary:
         self._remote = self._prepare(self._peer, peer.base_address)
         self._agent.send_notif(self._peer, b"hello")
 
-    def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> float:
+    def write(self, pairs: Sequence[tuple[int, int]], pause_s: float = 0.0) -> None:
         """Write whole blocks, (local, remote) ids, until the library reports their arrival.
 
-        `pause_s` lies between two polls. Return the seconds of the post.
+        `pause_s` lies between two polls.
         """
         handle = self._agent.make_prepped_xfer(
             "WRITE",
@@ -154,9 +161,8 @@ class BareLibrary:
             np.array([remote for _, remote in pairs], dtype=np.int32),
             b"write",
         )
-        posted_at = time.perf_counter()
+        deadline = time.perf_counter() + DEADLINE_S
         state = self._agent.transfer(handle)
-        post_s, deadline = time.perf_counter() - posted_at, posted_at + DEADLINE_S
         while state == "PROC" and time.perf_counter() < deadline:
             if pause_s:
                 time.sleep(pause_s)
@@ -164,7 +170,6 @@ class BareLibrary:
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
             raise TransferError(f"the bare library's write ended in {state}")
-        return post_s
 
     def send(self, message: bytes) -> None:
         self._agent.send_notif(self._peer, message)
@@ -203,23 +208,3 @@ class BareLibrary:
         descriptors[:, 2] = self._kv.device_id
         listed = self._agent.get_xfer_descs(descriptors, self._kv.memory)
         return self._agent.prep_xfer_dlist(side, listed)
-
-
-def _model(shape: PoolShape) -> ModelConfig:
-    """Return a model with the fields that a pool needs."""
-    return ModelConfig(
-        architecture=QWEN3,
-        hidden_size=shape.num_kv_heads * shape.head_dim,
-        intermediate_size=1,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_kv_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=1,
-        max_position_embeddings=1,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(1e4),
-        tie_word_embeddings=True,
-        eos_token_ids=(),
-        dtype=shape.dtype,
-    )

@@ -6,28 +6,17 @@ They run on host memory too, where the numbers mean nothing.
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import torch
-import uvloop
 
 from tandem.bench.handoff.end import PoolShape
 from tandem.bench.handoff.plan import Plan
-from tandem.bench.handoff.wire import (
-    Wire,
-    adjacent,
-    check_arrival,
-    wire,
-)
+from tandem.bench.handoff.wire import Wire, adjacent, check_arrival, timed, wire
 from tandem.bench.handoff.wire_figures import measure_wire, wire_figures
-from tandem.bench.kernels.cases import between_events
-from tandem.bench.report.figures import (
-    Figure,
-    at_least,
-    at_most,
-)
+from tandem.bench.kernels.cases import make_sample
+from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
 from tandem.transfer.group import WriteOrder
@@ -42,11 +31,14 @@ MODEL_FLOPS_PER_TOKEN = 2 * 8.2e9
 TINY_SHAPE = PoolShape(num_blocks=64, num_layers=4, num_kv_heads=2, head_dim=16, dtype="bfloat16")
 PAYLOAD_TARGET = at_least(0.9, of="share")  # of a copy in the same run
 MAX_ROUNDS = 5
+MATRIX_SIZES = 4096, 64  # on a GPU, and in a dry run
 
 
-def shape_for(setting: Setting) -> PoolShape:
-    """Return the KV of a real model's prompt; a tiny one for a dry run."""
+def shape_for(setting: Setting, num_blocks: int | None = None) -> PoolShape:
+    """Return the KV of a real model's prompt, or of so many blocks; a tiny one for a dry run."""
     shape = TINY_SHAPE if setting.is_dry else MODEL_SHAPE
+    if num_blocks is not None and not (setting.is_dry and num_blocks > shape.num_blocks):
+        shape = msgspec.structs.replace(shape, num_blocks=num_blocks)
     return msgspec.structs.replace(shape, device=str(setting.device))
 
 
@@ -54,7 +46,7 @@ def _num_rounds(setting: Setting) -> int:
     return min(MAX_ROUNDS, setting.rounds)
 
 
-async def _transfers(setting: Setting) -> list[Figure]:
+async def transfers(setting: Setting) -> list[Figure]:
     """Measure writes and round trips between two workers' pools, and the workers' own probe."""
     plan = Plan(
         rounds=_num_rounds(setting),
@@ -84,19 +76,19 @@ async def _link_probe(between: Wire) -> list[Figure]:
     ]
 
 
-async def _checksums(setting: Setting) -> list[Figure]:
+async def checksums(setting: Setting) -> list[Figure]:
     """Measure a handoff's verification by the agents, and its share."""
     shape = shape_for(setting)
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
         (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
-        samples = []
-        for _ in range(_num_rounds(setting) * setting.size(10, 2)):
-            started_at = time.perf_counter()
-            await group.checksums(ranks, layers, blocks)
-            samples.append(time.perf_counter() - started_at)
-    size = _matrix_size(setting)
-    matmul_s = _device_s(setting, _matmul(setting))
+        count = _num_rounds(setting) * setting.size(10, 2)
+        samples = [await timed(group.checksums(ranks, layers, blocks)) for _ in range(count)]
+    size = setting.size(*MATRIX_SIZES)
+    matmul = _matmul(setting)
+    matmul()
+    sample, _ = make_sample([matmul], setting)
+    matmul_s = statistics.median(sample() for _ in range(setting.size(20, 3)))
     flops = MODEL_FLOPS_PER_TOKEN * shape.num_blocks * shape.block_size
     prefill_s = flops / (2 * size**3 / matmul_s)
     asked_s = statistics.median(samples)
@@ -108,7 +100,7 @@ async def _checksums(setting: Setting) -> list[Figure]:
     ]
 
 
-async def _streaming(setting: Setting) -> list[Figure]:
+async def streaming(setting: Setting) -> list[Figure]:
     """Measure the exposed part of a step's KV whose layers are delivered in groups."""
     shape, figures = shape_for(setting), list[Figure]()
     counts = [count for count in GROUP_COUNTS if count <= shape.num_layers]
@@ -172,38 +164,7 @@ async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups:
         return time.perf_counter() - computed_at
 
 
-def _matrix_size(setting: Setting) -> int:
-    return setting.size(4096, 64)
-
-
 def _matmul(setting: Setting) -> Callable[[], object]:
-    size = _matrix_size(setting)
+    size = setting.size(*MATRIX_SIZES)
     a, b = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
     return lambda: torch.matmul(a, b)
-
-
-def _device_s(setting: Setting, call: Callable[[], object]) -> float:
-    """Return the median seconds of a call on the device, by events where it has them."""
-    for _ in range(3):
-        call()
-    return statistics.median(
-        _wall_s(call) if setting.is_dry else between_events(call)
-        for _ in range(setting.size(20, 3))
-    )
-
-
-def _wall_s(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
-    return time.perf_counter() - started_at
-
-
-def _section(
-    measure: Callable[[Setting], Coroutine[Any, Any, list[Figure]]],
-) -> Callable[[Setting], list[Figure]]:
-    return lambda setting: uvloop.run(measure(setting))
-
-
-transfers = _section(_transfers)
-checksums = _section(_checksums)
-streaming = _section(_streaming)

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import os
-import resource
 import sys
-import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import msgspec
@@ -25,7 +23,7 @@ ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the 
 
 
 class Meet(msgspec.Struct, tag=True):
-    """Connect to the near end, by our agents and by the bare library."""
+    """Connect to an end, by our agents and by the bare library; the far end's first line."""
 
     agents: TransferMetadata
     bare: BareMetadata
@@ -46,39 +44,18 @@ class Receive(msgspec.Struct, tag=True):
     pause_s: float = 0.0  # between two polls
 
 
-class Answering(msgspec.Struct, tag=True):
-    """Answer LOOP_PING from now on, or stop that."""
-
-    is_on: bool
-
-
-class Rest(msgspec.Struct, tag=True):
-    """Do nothing for a while; the answer is the share of a core during it."""
-
-    duration_s: float
-
-
 class Checksums(msgspec.Struct, tag=True):
     """Compute the checksums of whole blocks."""
 
     blocks: list[int]
 
 
-Command = Meet | Expect | Receive | Answering | Rest | Checksums
-
-
-class Hello(msgspec.Struct):
-    """The far end's first line."""
-
-    agents: TransferMetadata
-    bare: BareMetadata
+Command = Meet | Expect | Receive | Checksums
 
 
 class Answer(msgspec.Struct):
-    """The answer to a command: its time at the far end, and its result."""
+    """The answer to a command."""
 
-    took_s: float
-    share: float = 0.0
     checksums: list[int] = []
     error: str = ""
 
@@ -93,8 +70,8 @@ class Peer:
     def pid(self) -> int:
         return self._process.pid
 
-    async def hello(self) -> Hello:
-        return msgspec.json.decode(await self._line(), type=Hello)
+    async def hello(self) -> Meet:
+        return msgspec.json.decode(await self._line(), type=Meet)
 
     async def ask(self, command: Command) -> Answer:
         """Carry out a command there. Raises TransferError when it could not."""
@@ -122,9 +99,7 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer_process(
-    shape: PoolShape, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Peer]:
+async def peer_process(shape: PoolShape) -> AsyncIterator[Peer]:
     """Run a far end with a pool of this shape while the body runs; it ends with this process."""
     shape_json = msgspec.json.encode(shape).decode()
     process = await ChildProcess.start_piped(
@@ -132,7 +107,6 @@ async def peer_process(
         stdin=PIPE,
         stdout=PIPE,
         limit=1 << 24,
-        env={**os.environ, **(environment or {})},
     )
     try:
         yield Peer(process)
@@ -152,7 +126,6 @@ class _FarEnd:
         self._end = end
         self._near = ""
         self._sending: set[asyncio.Task[None]] = set()
-        self._answering = contextlib.ExitStack()
 
     def on_message(self, message: bytes) -> None:
         """Send a ping back, or checksums."""
@@ -171,8 +144,7 @@ class _FarEnd:
         await self._end.group.notify(self._near, VERIFY + checksums)
 
     async def do(self, command: Command) -> Answer:
-        started_at, cpu_s = time.perf_counter(), _cpu_s()
-        answer = Answer(0.0)
+        answer = Answer()
         match command:
             case Meet(agents=agents, bare=bare):
                 self._near = agents.instance_id
@@ -186,18 +158,8 @@ class _FarEnd:
                 self._end.bare.receive(
                     command.message, command.count, answers=command.answers, pause_s=command.pause_s
                 )
-            case Answering(is_on=True):
-                self._answering.enter_context(
-                    self._end.answering(LOOP_PING, self._near, lambda: True)
-                )
-            case Answering():
-                self._answering.close()
-            case Rest(duration_s=duration_s):
-                await asyncio.sleep(duration_s)
             case Checksums(blocks=blocks):
                 answer.checksums = await whole_checksums(self._end, blocks)
-        answer.took_s = time.perf_counter() - started_at
-        answer.share = (_cpu_s() - cpu_s) / max(answer.took_s, 1e-9)
         return answer
 
 
@@ -208,23 +170,19 @@ async def whole_checksums(end: End, blocks: list[int]) -> list[int]:
     return await group.checksums(ranks, range(group.layout.num_layers), blocks)
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def _serve(shape: PoolShape, out: int) -> None:
     end = End(shape, "far")
     far = _FarEnd(end)
     await end.start(far.on_message)
     try:
-        _write(out, Hello(*end.metadata()))
-        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-            try:
-                answer = await far.do(msgspec.json.decode(line, type=Command))
-            except TransferError as error:
-                answer = Answer(0.0, error=error.message)
-            _write(out, answer)
+        _write(out, Meet(*end.metadata()))
+        with end.answering(LOOP_PING, "near", lambda: True):
+            while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+                try:
+                    answer = await far.do(msgspec.json.decode(line, type=Command))
+                except TransferError as error:
+                    answer = Answer(error=error.message)
+                _write(out, answer)
     finally:
         await end.close()
 

@@ -7,10 +7,10 @@ workers' own timelines.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.client.record import RequestRecord
@@ -92,8 +92,8 @@ class Topology:
     async def ask(self, num_tokens: int) -> Course:
         """Send a new prompt. Raises ServiceError unless it was handed off."""
         if self._body is None:
-            (model, *_) = await self._client.list_models()
-            self._body = BodyBuilder(model, "completions", True, ignore_eos=True, temperature=0.0)
+            (model, *_) = await self._client.served_models()
+            self._body = BodyBuilder(model.id)
         self._num_sent += 1
         prompt = token_ids(
             f"{self._seed}/{self.streaming}/{self._num_sent}", num_tokens, SHAPE.vocab_size
@@ -119,10 +119,10 @@ class Topology:
                     return
                 await asyncio.sleep(0.1)
 
-    async def resting_share(self, duration_s: float) -> float:
-        """Return the decode worker's share of a core in the next `duration_s` seconds."""
+    async def decode_share(self, until: Coroutine[Any, Any, object]) -> float:
+        """Return the decode worker's share of a core until the end of `until`."""
         before, started_at = self.stack.cpu_s()["decode"], time.perf_counter()
-        await asyncio.sleep(duration_s)
+        await until
         return (self.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
 
     def close(self) -> None:
@@ -140,7 +140,6 @@ async def both_topologies(
         topologies: dict[Streaming, Topology] = {}
         for streaming in streamings:
             folder = run_dir / streaming.replace(" ", "-")
-            folder.mkdir()
             flags = [*FLAGS, f"--transfer.stream_layers={str(streaming == 'by layers').lower()}"]
             running = await stack.enter_async_context(served(model, "disagg-1p1d", flags, folder))
             topologies[streaming] = Topology(streaming, running, run_dir.name)
@@ -169,7 +168,5 @@ async def share_while_waiting(
     It is measured for `duration_s` seconds, or until the prompt is there.
     """
     asking = asyncio.create_task(topology.ask(num_tokens))
-    before, started_at = topology.stack.cpu_s()["decode"], time.perf_counter()
-    await asyncio.wait([asking], timeout=duration_s)
-    share = (topology.stack.cpu_s()["decode"] - before) / (time.perf_counter() - started_at)
+    share = await topology.decode_share(asyncio.wait([asking], timeout=duration_s))
     return share, await asking

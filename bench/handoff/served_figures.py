@@ -1,5 +1,6 @@
 """Figures of handoffs between served processes: handover, verification, streaming, resting."""
 
+import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,8 @@ async def measure_served(plan: Plan, run_dir: Path) -> ServedResults:
                 _keep(results, num_tokens, await in_turns(topologies, num_tokens, count))
             if index < plan.long_rounds:
                 await _long_round(results, plan, topologies)
-        results.resting["idle"] = await topologies["by layers"].resting_share(plan.rest_s)
+        resting = asyncio.sleep(plan.rest_s)
+        results.resting["idle"] = await topologies["by layers"].decode_share(resting)
     return results
 
 

@@ -4,26 +4,27 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+import psutil
 
 from tandem.bench.handoff.end import DEADLINE_S, End, PoolShape
 from tandem.bench.handoff.peer import (
     LOOP_PING,
     PING,
     VERIFY,
-    Answering,
     Checksums,
     Expect,
     Meet,
     Peer,
     Receive,
-    Rest,
     peer_process,
     whole_checksums,
 )
+from tandem.bench.report.setting import seconds_of
 from tandem.runtime.errors import TransferError
 from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import Link
@@ -78,9 +79,7 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wire(
-    shape: PoolShape, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Wire]:
+async def wire(shape: PoolShape) -> AsyncIterator[Wire]:
     """Yield two connected ends, the far one in a process of its own."""
     pings: asyncio.Queue[float] = asyncio.Queue()
     verified: asyncio.Queue[list[int]] = asyncio.Queue()
@@ -91,7 +90,7 @@ async def wire(
         elif message.startswith(VERIFY):
             verified.put_nowait(msgspec.json.decode(message[len(VERIFY) :], type=list[int]))
 
-    async with peer_process(shape, environment) as peer:
+    async with peer_process(shape) as peer:
         end = End(shape, "near")
         try:
             await end.start(on_message)
@@ -124,16 +123,17 @@ async def time_writes(wire: Wire, pairs: Pairs, how: str, count: int) -> list[fl
         bare, pause_s = wire.end.bare, PAUSE_S if how == PAUSING else 0.0
         assert bare is not None
         wire.peer.tell(Receive(b"write", count, pause_s=pause_s))
-        samples = [_timed(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
+        samples = [seconds_of(lambda: bare.write(pairs, pause_s)) for _ in range(count)]
         await wire.peer.answer()
         return samples
-    samples = []
     async with wire.expecting():
-        for _ in range(count):
-            started_at = time.perf_counter()
-            await wire.write(pairs, checked=how == CHECKED)
-            samples.append(time.perf_counter() - started_at)
-    return samples
+        return [await timed(wire.write(pairs, checked=how == CHECKED)) for _ in range(count)]
+
+
+async def time_reads(wire: Wire, pairs: Pairs, count: int) -> list[float]:
+    """Return the seconds of each of `count` READs by our agents."""
+    async with wire.expecting():
+        return [await timed(wire.read(pairs)) for _ in range(count)]
 
 
 async def check_arrival(wire: Wire, pairs: Pairs) -> None:
@@ -149,15 +149,16 @@ async def time_round_trips(wire: Wire, count: int, *, bare: bool = False) -> lis
     if bare:
         library = wire.end.bare
         assert library is not None
-        wire.peer.tell(Receive(PING, count, answers=True))
-        samples = []
-        for _ in range(count):
-            started_at = time.perf_counter()
+
+        def call() -> None:
             library.send(PING)
             library.receive(PING, 1)
-            samples.append(time.perf_counter() - started_at)
+
+        wire.peer.tell(Receive(PING, count, answers=True))
+        samples = [seconds_of(call) for _ in range(count)]
         await wire.peer.answer()
         return samples
+
     samples = []
     async with wire.expecting():
         for _ in range(count):
@@ -179,29 +180,34 @@ async def time_loop_round_trips(wire: Wire, count: int) -> list[float]:
             aio.call_soon_threadsafe(over.set)
         return len(arrived_at) <= count
 
-    await wire.peer.ask(Answering(True))
-    try:
-        async with wire.expecting():
-            with wire.end.answering(LOOP_PING, "far", on_ping):
-                await wire.end.group.notify("far", LOOP_PING)
-                async with asyncio.timeout(DEADLINE_S):
-                    await over.wait()
-    finally:
-        await wire.peer.ask(Answering(False))
+    async with wire.expecting():
+        with wire.end.answering(LOOP_PING, "far", on_ping):
+            await wire.end.group.notify("far", LOOP_PING)
+            async with asyncio.timeout(DEADLINE_S):
+                await over.wait()
     return [after - before for before, after in itertools.pairwise(arrived_at)]
 
 
 async def resting_shares(wire: Wire, duration_s: float) -> dict[str, float]:
     """Return the far end's share of a core while nothing moves."""
-    idle = await wire.peer.ask(Rest(duration_s))
+    far = psutil.Process(wire.peer.pid)
+
+    async def share() -> float:
+        before, started_at = sum(far.cpu_times()[:2]), time.perf_counter()
+        await asyncio.sleep(duration_s)
+        used_s = sum(far.cpu_times()[:2]) - before
+        return float(used_s / (time.perf_counter() - started_at))
+
+    idle = await share()
     await wire.peer.ask(Expect(+1))
     await asyncio.sleep(0.1)  # a new handoff is polled for more often
-    expecting = await wire.peer.ask(Rest(duration_s))
+    expecting = await share()
     await wire.peer.ask(Expect(-1))
-    return {"idle": idle.share, "expecting": expecting.share}
+    return {"idle": idle, "expecting": expecting}
 
 
-def _timed(call: Callable[[], object]) -> float:
+async def timed(call: Coroutine[Any, Any, object]) -> float:
+    """Return the seconds that a call takes."""
     started_at = time.perf_counter()
-    call()
+    await call
     return time.perf_counter() - started_at

@@ -1,7 +1,6 @@
 """Figures of transfers between two processes: bandwidth, round trips, resting."""
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,8 +18,10 @@ from tandem.bench.handoff.wire import (
     check_arrival,
     resting_shares,
     time_loop_round_trips,
+    time_reads,
     time_round_trips,
     time_writes,
+    timed,
 )
 from tandem.bench.report.figures import (
     Bound,
@@ -37,6 +38,7 @@ from tandem.bench.report.figures import (
 
 Rounds = list[list[float]]  # samples of each round
 MIB = 1 << 20
+READ_TARGET = at_least(20.0)  # on a GPU; over TCP it is 0.5 GB/s
 SLOW_WRITE_S = 0.5  # a write that is this slow is measured once a turn
 
 
@@ -45,6 +47,7 @@ class WireResults:
     """The samples of the rounds over the wire, in seconds and shares of a core."""
 
     writes: dict[tuple[str, str], Rounds] = field(default_factory=lambda: defaultdict(list))
+    reads: Rounds = field(default_factory=list)
     trips: dict[str, Rounds] = field(default_factory=lambda: defaultdict(list))
     small_writes: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     checksum_bytes_per_s: list[float] = field(default_factory=list)
@@ -86,6 +89,9 @@ async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
         for how, samples in found.items():
             results.writes[case, how].append(samples)
         await check_arrival(between, pairs)
+    results.reads.append(
+        await time_reads(between, adjacent(plan.shape.num_blocks), plan.num_writes)
+    )
     for num_blocks in (1, 2, 4, 8, 16, 32):
         samples = await time_writes(between, adjacent(num_blocks), BARE, 4 * plan.num_writes)
         results.small_writes[num_blocks * plan.shape.block_bytes] += samples
@@ -94,9 +100,7 @@ async def _wire_round(between: Wire, plan: Plan, results: WireResults) -> None:
         results.trips[how].append(trips)
     results.trips[LOOPS].append(await time_loop_round_trips(between, plan.num_pings))
     blocks = list(range(plan.shape.num_blocks))
-    started_at = time.perf_counter()
-    await whole_checksums(between.end, blocks)
-    took_s = time.perf_counter() - started_at
+    took_s = await timed(whole_checksums(between.end, blocks))
     results.checksum_bytes_per_s.append(len(blocks) * plan.shape.block_bytes / took_s)
 
 
@@ -121,6 +125,11 @@ def wire_figures(
             target = at_least(0.95) if is_judged else None
             label = f"(b)   {how}, ratio to it"
             yield ratio(f"bandwidth_{case}_{key}", label, bare, ours, target)
+    num_bytes = plan.shape.num_blocks * plan.shape.block_bytes
+    rates = in_unit(medians(results.reads), "GB/s", num_bytes)
+    target = READ_TARGET if payload_target else None
+    label = f"(b) READ of {plan.shape.num_blocks} blocks, agents"
+    yield Figure("read_rate", label, "GB/s", rates, target, bound=Bound("copy", 2.0))
     for how, words, target in (
         (LOOPS, "notification there and back between the agents' poll loops", at_most(50.0)),
         (AGENTS, "  between their event loops", None),

@@ -23,13 +23,17 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def checksum(setting: Setting) -> Sequence[Case]:
-    """Return the cases, which only read."""
-    pool = make_pool(setting)
-    return [_checksum_case(pool, block_size, setting) for block_size in _block_sizes(setting)]
+    """Return the cases, which only read, of a pool so large that a prompt's blocks lie apart."""
+    num_tokens, num_layers = setting.size(NUM_TOKENS, 128), setting.size(NUM_LAYERS, 2)
+    kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
+    pool = Pool(3 * num_tokens, num_layers, kv_heads, head_dim, setting)
+    block_sizes = BLOCK_SIZES[: setting.size(len(BLOCK_SIZES), 1)]
+    return [_checksum_case(pool, block_size, num_tokens, setting) for block_size in block_sizes]
 
 
-def _checksum_case(pool: Pool, block_size: int, setting: Setting) -> Case:
-    blocks, ids = pool.blocks(block_size), _ids(pool, block_size, setting)
+def _checksum_case(pool: Pool, block_size: int, num_tokens: int, setting: Setting) -> Case:
+    blocks = pool.blocks(block_size)
+    ids = pool.tables([num_tokens], block_size, shuffled=True)[0].contiguous()
     words = blocks.view(len(blocks), -1).view(torch.int32)
     parts = part_table([(0, words.shape[1])], setting.device)
     out = torch.empty(len(ids), dtype=torch.int64, device=setting.device)
@@ -50,28 +54,8 @@ def _checksum_case(pool: Pool, block_size: int, setting: Setting) -> Case:
     return Case(
         name=f"checksum_block{block_size}",
         label=f"checksum of {len(ids)} blocks of {block_size}",
-        unit="us",
         work=float(len(ids) * blocks[0].nbytes),
-        rate="read",
         launch=launch,
-        num_sets=1,
         check=check,
-        error_bound=0.0,
         target=TARGET,
     )
-
-
-def _block_sizes(setting: Setting) -> tuple[int, ...]:
-    return BLOCK_SIZES[: setting.size(len(BLOCK_SIZES), 1)]
-
-
-def make_pool(setting: Setting) -> Pool:
-    """Return a pool three times as large as the prompt, so that its blocks lie apart."""
-    kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
-    positions = 3 * setting.size(NUM_TOKENS, 128)
-    return Pool(positions, setting.size(NUM_LAYERS, 2), kv_heads, head_dim, setting)
-
-
-def _ids(pool: Pool, block_size: int, setting: Setting) -> torch.Tensor:
-    num_tokens = setting.size(NUM_TOKENS, 128)
-    return pool.tables([num_tokens], block_size, shuffled=True)[0].contiguous()

@@ -1,7 +1,6 @@
 """Cases to measure: each checked before and after, timed in turns, its compiled kernels read."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from tandem.bench.kernels.compile import Launch, recording_launches
 from tandem.bench.report.figures import Bound, Figure, Rate, Target, in_unit
 from tandem.bench.report.sections import reason_of
-from tandem.bench.report.setting import Setting, synchronize
+from tandem.bench.report.setting import Setting, seconds_of, synchronize
 
 Call = Callable[[], object]
 Sample = Callable[[], float]  # seconds of one call, measured anew
@@ -37,13 +36,13 @@ class Case:
 
     name: str
     label: str
-    unit: Literal["TFLOP/s", "TB/s", "us"]
+    unit: Literal["TFLOP/s", "TB/s", "us"] = "us"
     work: float
-    rate: Rate
+    rate: Rate = "read"
     launch: Callable[[int, Any], object]
-    num_sets: int
+    num_sets: int = 1
     check: Check
-    error_bound: float
+    error_bound: float = 0.0
     config: Any = None  # the kernel's own choice
     target: Target | None = None
     notes: tuple[str, ...] = ()
@@ -127,7 +126,7 @@ def make_sample(calls: Sequence[Call], setting: Setting) -> tuple[Sample, str]:
     The calls have run once already.
     """
     if setting.is_dry:
-        return _wall_clock(calls), ""
+        return lambda: seconds_of(partial(_run_all, calls)) / len(calls), ""
     once_s = _events(calls)()  # launches included: an upper limit
     passes = math.ceil(setting.sample_s / (once_s * len(calls)))
     many = list(calls) * max(1, min(passes, MAX_CALLS_IN_SAMPLE // len(calls)))
@@ -153,7 +152,7 @@ def _checked(case: Case, figure: Figure, setting: Setting) -> tuple[Figure, list
             return msgspec.structs.replace(figure, samples=(), failure=reason_of(raised)), []
         notes = (*case.notes, f"unavailable: {reason_of(raised)}")
         return msgspec.structs.replace(figure, samples=(), notes=notes), []
-    notes = (*figure.notes, *(launch.text() for launch in launches if figure.samples))
+    notes = (*figure.notes, *(launch.text for launch in launches if figure.samples))
     known = error if math.isfinite(error) else None
     figure = msgspec.structs.replace(figure, relative_error=known, notes=notes)
     if error <= case.error_bound:
@@ -165,23 +164,23 @@ def _checked(case: Case, figure: Figure, setting: Setting) -> tuple[Figure, list
 def _graph(calls: Sequence[Call]) -> Sample:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+        _run_all(calls)
     graph.replay()
     torch.cuda.synchronize()
     return lambda: between_events(graph.replay) / len(calls)
 
 
 def _events(calls: Sequence[Call]) -> Sample:
-    def all_calls() -> None:
-        for call in calls:
-            call()
-
     def sample() -> float:
         torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
-        return between_events(all_calls) / len(calls)
+        return between_events(partial(_run_all, calls)) / len(calls)
 
     return sample
+
+
+def _run_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def between_events(run: Call) -> float:
@@ -192,13 +191,3 @@ def between_events(run: Call) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
-
-
-def _wall_clock(calls: Sequence[Call]) -> Sample:
-    def sample() -> float:
-        started_at = time.perf_counter()
-        for call in calls:
-            call()
-        return (time.perf_counter() - started_at) / len(calls)
-
-    return sample

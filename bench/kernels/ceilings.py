@@ -1,6 +1,6 @@
 """The rates of the plainest programs on the chip: the ceilings of the other figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import triton
@@ -51,37 +51,19 @@ def copy_and_read(setting: Setting) -> Sequence[Case]:
     source = torch.randn(num_bytes // 4, device=setting.device)
     target = torch.empty_like(source)
 
-    def check_copy(run: Call) -> float:
-        target.fill_(float("nan"))
-        run()
-        return mismatch(target, source)
-
     def check_amax(_run: Call) -> float:
         parts = (float(part.max()) for part in source.view(16, -1))
         return abs(float(torch.amax(source)) - max(parts))
 
     cases = [
-        Case(
-            name="copy_torch",
-            label="copy, read and written, torch",
-            unit="TB/s",
-            work=2.0 * num_bytes,
-            rate="copy",
-            launch=lambda *_: target.copy_(source),
-            num_sets=1,
-            check=check_copy,
-            error_bound=0.0,
-        ),
+        _copy(source, target, "torch", "torch", lambda: target.copy_(source)),
         Case(
             name="read_torch",
             label="read, torch.amax",
             unit="TB/s",
             work=float(num_bytes),
-            rate="read",
             launch=lambda *_: torch.amax(source),
-            num_sets=1,
             check=check_amax,
-            error_bound=0.0,
         ),
     ]
     for tile in (256,) if setting.is_dry else (4096, 8192, 16384):
@@ -112,19 +94,25 @@ def _own_read(source: torch.Tensor, tile: int) -> Case:
         label=f"read, Triton, {tile} words a program",
         unit="TB/s",
         work=float(source.nbytes),
-        rate="read",
         launch=launch,
-        num_sets=1,
         check=check,
-        error_bound=0.0,
     )
 
 
 def _own_copy(source: torch.Tensor, target: torch.Tensor, tile: int) -> Case:
     grid = (triton.cdiv(len(source), tile),)
 
-    def launch(_index: int, _config: None) -> None:
+    def launch() -> None:
         _copy_kernel[grid](source, target, len(source), TILE=tile, num_warps=8)
+
+    label = f"Triton, {tile} words a program"
+    return _copy(source, target, f"triton_{tile}", label, launch)
+
+
+def _copy(
+    source: torch.Tensor, target: torch.Tensor, name: str, label: str, copy: Callable[[], object]
+) -> Case:
+    """Return a copy, counted read and written."""
 
     def check(run: Call) -> float:
         target.fill_(float("nan"))
@@ -132,15 +120,13 @@ def _own_copy(source: torch.Tensor, target: torch.Tensor, tile: int) -> Case:
         return mismatch(target, source)
 
     return Case(
-        name=f"copy_triton_{tile}",
-        label=f"copy, Triton, {tile} words a program",
+        name=f"copy_{name}",
+        label=f"copy, read and written, {label}",
         unit="TB/s",
         work=2.0 * source.nbytes,
         rate="copy",
-        launch=launch,
-        num_sets=1,
+        launch=lambda *_: copy(),
         check=check,
-        error_bound=0.0,
     )
 
 

@@ -59,29 +59,10 @@ class CompiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A compiled kernel of a call on this chip, and the programs that it was launched with."""
+    """A kernel that was launched on this chip."""
 
-    kernel: str
-    grid: tuple[int, ...]
-    registers: int  # per thread
+    text: str  # its build and its programs, as a line for people
     spilled_words: int  # per thread
-    shared_bytes: int
-    num_warps: int
-    num_stages: int
-    blocks_per_sm: int
-    instructions: tuple[str, ...]
-    constants: Mapping[str, str]  # tile sizes and other options
-
-    def text(self) -> str:
-        """Return the launch as a line for people."""
-        grid = "x".join(map(str, self.grid))
-        constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
-        return (
-            f"{self.kernel}: {grid} programs, {self.num_warps} warps x {self.num_stages} stages, "
-            f"{self.registers} registers, {self.spilled_words} spilled, "
-            f"{self.shared_bytes / 1024:.0f} KiB shared, {self.blocks_per_sm} per SM; "
-            f"{', '.join(self.instructions)}; {constants}"
-        )
 
 
 class _Chip:
@@ -183,21 +164,16 @@ def _read_launch(build: Any, grid: Any, arguments: Mapping[str, Any]) -> Launch:
         gpu.shared_memory_per_multiprocessor // (meta.shared + RESERVED_SHARED_BYTES),
         gpu.max_threads_per_multi_processor // (32 * meta.num_warps),
     )
-    return Launch(
-        kernel=meta.name,
-        grid=tuple(grid) if isinstance(grid, tuple | list) else (),
-        registers=build.n_regs,
-        spilled_words=build.n_spills,
-        shared_bytes=meta.shared,
-        num_warps=meta.num_warps,
-        num_stages=meta.num_stages,
-        blocks_per_sm=blocks_per_sm,
-        instructions=tuple(
-            name for name, text in _INSTRUCTIONS.items() if text in build.asm["ptx"]
-        ),
-        # By the kernels' convention their options are in capitals.
-        constants={name: str(value) for name, value in arguments.items() if name.isupper()},
+    programs = "x".join(map(str, grid)) if isinstance(grid, tuple | list) else ""
+    instructions = [name for name, text in _INSTRUCTIONS.items() if text in build.asm["ptx"]]
+    # By the kernels' convention their options are in capitals.
+    constants = [f"{name}={value}" for name, value in arguments.items() if name.isupper()]
+    text = (
+        f"{meta.name}: {programs} programs, {meta.num_warps} warps x {meta.num_stages} stages, "
+        f"{build.n_regs} registers, {build.n_spills} spilled, {meta.shared / 1024:.0f} KiB shared, "
+        f"{blocks_per_sm} per SM; {', '.join(instructions)}; {' '.join(constants)}"
     )
+    return Launch(text, build.n_spills)
 
 
 def _block_registers(registers: int, num_warps: int) -> int:

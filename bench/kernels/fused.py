@@ -144,9 +144,7 @@ def _layer_cases(setting: Setting, num_tokens: int) -> Sequence[Case]:
         return Case(
             name=f"layer_{name}_b{num_tokens}",
             label=f"layer without attention, {num_tokens} tokens, {label}",
-            unit="us",
             work=float(num_bytes),
-            rate="read",
             launch=launch,
             num_sets=len(layers.layers),
             check=check,
@@ -207,9 +205,7 @@ def product_case(
     return Case(
         name=f"product_{name}_b{num_tokens}",
         label=f"product of {num_tokens} tokens, {name.replace('_', ', ')}",
-        unit="us",
         work=float(weights[0].nbytes),
-        rate="read",
         launch=launch,
         num_sets=num_sets,
         check=check,

@@ -16,6 +16,8 @@ from tandem.bench.kernels.cases import (
 from tandem.bench.kernels.pool import Pool
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
+from tandem.engine.models.rope import rope_table
+from tandem.engine.models.rope_config import RopeConfig
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.reference import activation as activation_reference
 from tandem.kernels.reference import embedding as embedding_reference
@@ -144,35 +146,21 @@ def _store_case(
     qkv = setting.randn(num_sets, num_tokens, heads + 2 * kv_heads, head_dim)
     q_out = setting.randn(num_sets, num_tokens, heads, head_dim)
     qk_norm = setting.randn(heads + kv_heads, head_dim) if with_norm else None
-    rope_table = _rope_table(setting, head_dim)
+    max_len = setting.size(MAX_LEN, 64)
+    table_of_angles = rope_table(RopeConfig(1e4), head_dim, max_len, setting.dtype, setting.device)
+
+    where = (table_of_angles, positions, slots)
 
     def launch(index: int, config: Any) -> None:
         cache = pool.layer(index, BLOCK_SIZE)
-        kv_store.store_qkv(
-            qkv[index],
-            qk_norm,
-            rope_table,
-            positions,
-            slots,
-            cache,
-            EPS,
-            q_out[index],
-            config=config,
-        )
+        kv_store.store_qkv(qkv[index], qk_norm, *where, cache, EPS, q_out[index], config=config)
 
     def check(run: Call) -> float:
         cache = pool.layer(0, BLOCK_SIZE)
         expected_q, expected_cache = q_out[0].float(), cache.float()
-        kv_store_reference.store_qkv(
-            qkv[0].float(),
-            None if qk_norm is None else qk_norm.float(),
-            rope_table.float(),
-            positions,
-            slots,
-            expected_cache,
-            EPS,
-            expected_q,
-        )
+        wide_norm = None if qk_norm is None else qk_norm.float()
+        wide = (qkv[0].float(), wide_norm, table_of_angles.float(), positions, slots)
+        kv_store_reference.store_qkv(*wide, expected_cache, EPS, expected_q)
         q_out[0].fill_(float("nan"))
         cache[table] = float("nan")
         run()
@@ -182,7 +170,7 @@ def _store_case(
 
     num_bytes = qkv[0].nbytes + q_out[0].nbytes + num_tokens * pool.token_bytes
     label = f"{label}, {num_tokens} tokens"
-    num_bytes += num_tokens * (rope_table[0].nbytes + 16)  # and a position and a slot, int64
+    num_bytes += num_tokens * (table_of_angles[0].nbytes + 16)  # and a position and a slot, int64
     return _case(setting, name, label, num_bytes, launch, num_sets, check, TARGET)
 
 
@@ -199,7 +187,6 @@ def _case(
     return Case(
         name=name,
         label=label,
-        unit="us",
         work=float(num_bytes),
         rate="copy",
         launch=launch,
@@ -218,11 +205,3 @@ def _error_of(run: Call, out: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _tokens(setting: Setting, num_tokens: int) -> int:
     return setting.size(num_tokens, min(num_tokens, 24))
-
-
-def _rope_table(setting: Setting, head_dim: int) -> torch.Tensor:
-    """Return rotations [max_len, 2, head_dim] by random angles, laid out as the engine's."""
-    angles = torch.rand(setting.size(MAX_LEN, 64), head_dim // 2, device=setting.device) * 6.0
-    cos, sin = angles.cos(), angles.sin()
-    rows = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
-    return torch.stack(rows, dim=1).to(setting.dtype)

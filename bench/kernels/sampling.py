@@ -91,9 +91,7 @@ def sampling_case(method: Method, logits: torch.Tensor, setting: Setting) -> Cas
     return Case(
         name=f"sampling_{method.name}_{kind}",
         label=f"sampling B{num_rows}, {method.label}, {kind}",
-        unit="us",
         work=float(logits[0].nbytes),
-        rate="read",
         launch=launch,
         num_sets=num_sets,
         check=check,

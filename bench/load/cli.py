@@ -20,8 +20,8 @@ from tandem.bench.load.session import Session
 from tandem.bench.load.sides import run_comparison
 from tandem.bench.load.sweep import run_sweep
 from tandem.bench.picture.command import write_report
+from tandem.bench.picture.drawing import write_plot
 from tandem.bench.picture.page import write_page
-from tandem.bench.picture.png import write_plot
 from tandem.bench.picture.runs import ONLY_RUN, Document, Pictured, Side, document_of, read_document
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import parse

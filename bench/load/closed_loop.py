@@ -26,8 +26,8 @@ class ClosedLoop:
 
         Raises ServiceError when a request failed.
         """
-        model = (await client.list_models())[0]
-        body = BodyBuilder(model, "completions", self.stream, ignore_eos=True, temperature=0.0)
+        model = (await client.served_models())[0].id
+        body = BodyBuilder(model, stream=self.stream)
         requests = (
             PreparedRequest(
                 body.encode(spec.prompt, spec.num_output_tokens), spec.num_output_tokens

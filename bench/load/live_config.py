@@ -9,9 +9,8 @@ from typing import Any, Self
 import msgspec
 
 from tandem.launch.cli.session import Session
-from tandem.launch.config.live import plain, require_live
+from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import load_config
-from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.ports import local_address
 from tandem.runtime.address import host_port, new_id
 from tandem.runtime.config import RuntimeConfig
@@ -28,24 +27,19 @@ APPLY_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 2.0
 STATUS_INTERVAL_S = 0.05
 
-LiveValue = Any  # a plain JSON value
 
-
-def parse_settings(text: str) -> dict[str, LiveValue]:
+def parse_settings(text: str) -> dict[str, Any]:
     """Return `disagg.policy=threshold,disagg.max_local_prefill_length=64` as values by key.
 
     Raises ConfigError for a key that is not live, or a value that would be refused.
     """
     config = load_config()
-    values: dict[str, LiveValue] = {}
+    values: dict[str, Any] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"{part!r}: expected KEY=VALUE, as in disagg.policy=threshold")
-        require_live(key)
-        values[key] = plain(
-            config.with_settings([Setting(key, value, "--compare", is_text=True)]), key
-        )
+        values[key] = parse_live(config, key, value)
     return values
 
 
@@ -103,11 +97,15 @@ class LiveConfig:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await self._restore()
+            for key in self._keys:
+                try:
+                    await self._put_back(key)
+                except TandemError as error:
+                    logger.warning("%s could not be put back: %s", key, error)
         finally:
             await self._close()
 
-    async def apply(self, settings: Mapping[str, LiveValue]) -> None:
+    async def apply(self, settings: Mapping[str, Any]) -> None:
         """Set the values; keys of the other side go back to what they were.
 
         Returns when every decode worker reports the values. Raises DeadlineError naming the worker
@@ -119,9 +117,6 @@ class LiveConfig:
                 await self._discovery.put_config(self._path(key), value)
             else:
                 await self._put_back(key)
-        await self._wait_for(settings)
-
-    async def _wait_for(self, settings: Mapping[str, LiveValue]) -> None:
         lagging = ""
         try:
             async with asyncio.timeout(APPLY_TIMEOUT_S):
@@ -131,7 +126,7 @@ class LiveConfig:
         except TimeoutError as exc:
             raise DeadlineError(f"after {APPLY_TIMEOUT_S:g} s {lagging}") from exc
 
-    async def _lagging(self, settings: Mapping[str, LiveValue]) -> str:
+    async def _lagging(self, settings: Mapping[str, Any]) -> str:
         """Return the first value that a worker does not report yet; empty without one."""
         for instance in await self._workers():
             details = (await self._status(instance)).details
@@ -153,13 +148,6 @@ class LiveConfig:
         context = RequestContext(timeout_s=STATUS_TIMEOUT_S)
         answer = await self._client.call(instance.address, "status", b"", context)
         return msgspec.msgpack.decode(answer, type=WorkerStatus)
-
-    async def _restore(self) -> None:
-        for key in self._keys:
-            try:
-                await self._put_back(key)
-            except TandemError as error:
-                logger.warning("%s could not be put back: %s", key, error)
 
     async def _put_back(self, key: str) -> None:
         before = self._before.get(key)

@@ -133,7 +133,7 @@ def side_of(
         RunFigures(run.summary, run.result.records, warnings(run.summary, run.result))
         for run in runs
     ]
-    return Side(label, rounds, plan.request_rate, plan.concurrency, num_workers, curve)
+    return Side(label, rounds, plan.request_rate, num_workers, curve)
 
 
 def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> list[str]:

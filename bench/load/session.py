@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.client.wire import BodyBuilder
-from tandem.bench.load import progress
 from tandem.bench.load.load import LoadPlan, LoadResult, LoadRun
 from tandem.bench.load.metrics import Summary, parse_slos, summarize
 from tandem.bench.load.options import BenchOptions
@@ -19,6 +18,7 @@ from tandem.runtime.errors import ServiceError
 from tandem.runtime.progress import ProgressBar
 
 MAX_WARMUP_CONCURRENCY = 8
+REFRESH_S = 0.25  # of the progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,26 @@ class Session:
         plan = plan or self.plan
         seeds = Seeds(self.seed + round_index, f"{self.seed}/{round_index}/{label}")
         run = LoadRun(client, self._requests(seeds, body), plan, seeds.shape)
-        with self.interrupt.stops(run):
-            async with progress.shown(self._bar, self._num_measured, run, plan, label, self.total):
+        with self.interrupt.stops(run), self._bar:
+            showing = asyncio.create_task(self._show(run, plan, label))
+            try:
                 result = await run.run()
+            finally:
+                showing.cancel()
         self._num_measured += 1
         return Run(result, summarize(result.records, self.slos))
+
+    async def _show(self, run: LoadRun, plan: LoadPlan, label: str) -> None:
+        """Show the progress of a run until cancelled."""
+        of_total = f"/{self.total}" if self.total else ""
+        while True:
+            done = run.num_finished / self.total if self.total else 0.0
+            passed = run.elapsed_s / plan.duration_s if plan.duration_s else 0.0
+            failed = f", {run.num_failed} failed" if run.num_failed else ""
+            counts = f"{run.num_finished}{of_total} done, {run.num_in_flight} in flight{failed}"
+            share = min(max(done, passed), 1.0)
+            self._bar.update(self._num_measured + share, f"{label}: {counts}")
+            await asyncio.sleep(REFRESH_S)
 
     def _requests(self, seeds: Seeds, body: BodyBuilder) -> Iterator[PreparedRequest]:
         for spec in self.workload.prompts(seeds):

@@ -1,9 +1,10 @@
 """The same load under two settings, interleaved, and the ratios of their figures."""
 
 import contextlib
+import itertools
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,12 +29,19 @@ THROUGHPUTS = ("request_throughput", "output_token_throughput", "goodput")
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One side of a comparison."""
+    """One side of a comparison, and its finished rounds."""
 
     name: str  # A | B
     label: str
     url: str
     settings: Mapping[str, Any]
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def breakdown_ms(self) -> dict[str, dict[str, Distribution]]:
+        """The breakdown of all rounds together."""
+        records = [record for run in self.runs for record in run.result.records]
+        return breakdown_ms(record for record in records if record.succeeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,73 +95,59 @@ def compare_rounds(a: Sequence[Summary], b: Sequence[Summary]) -> list[Row]:
 
 async def run_comparison(session: Session, console: Console) -> tuple[dict[str, Any], list[Side]]:
     """Run A B A B ..., print the ratios, put the settings back; return JSON and both sides."""
+    options = session.options
     legs = _legs(session)
-    rounds: dict[str, list[Run]] = {leg.name: [] for leg in legs}
     async with contextlib.AsyncExitStack() as stack:
         live = await stack.enter_async_context(_live_config(session, legs))
-        targets = {leg.name: await _target(session, leg, stack) for leg in legs}
-        for round_index in range(session.options.rounds):
-            for leg in legs:
-                if session.interrupt.is_set:
-                    break
-                await _run_leg(session, leg, live, targets[leg.name], round_index, rounds)
-    summaries = {name: [run.summary for run in runs] for name, runs in rounds.items()}
-    rows = compare_rounds(summaries["A"], summaries["B"])
+        targets: dict[str, tuple[OpenAIClient, BodyBuilder]] = {}
+        for leg in legs:
+            client = session.client(leg.url)
+            stack.callback(client.close)
+            targets[leg.name] = client, await session.body(client)
+        for index, leg in itertools.product(range(options.rounds), legs):
+            if not session.interrupt.is_set:
+                if live is not None:
+                    await live.apply(leg.settings)
+                await _run_leg(session, leg, *targets[leg.name], index)
+    rows = compare_rounds(*([run.summary for run in leg.runs] for leg in legs))
     _print_rows(console, legs, rows)
-    breakdowns = {name: _breakdown(runs) for name, runs in rounds.items()}
+    breakdowns = {leg.name: leg.breakdown_ms for leg in legs}
     for table in breakdown_tables(breakdowns):
         console.print(table)
-    _print_counts(console, legs, rounds)
+    _print_counts(console, legs)
     results = {
         "comparison": _rows_json(legs, rows) | {"breakdown_ms": msgspec.to_builtins(breakdowns)},
         "interrupted": session.interrupt.is_set,
         "rounds": {
-            name: [result_json(run, with_records=session.options.records) for run in runs]
-            for name, runs in rounds.items()
+            leg.name: [result_json(run, with_records=options.records) for run in leg.runs]
+            for leg in legs
         },
     }
     return results, [
-        side_of(f"{leg.name}: {leg.label}", rounds[leg.name], session.plan, session.options.workers)
-        for leg in legs
+        side_of(f"{leg.name}: {leg.label}", leg.runs, session.plan, options.workers) for leg in legs
     ]
 
 
 async def _run_leg(
-    session: Session,
-    leg: Leg,
-    live: "LiveConfig | None",
-    target: tuple[OpenAIClient, BodyBuilder],
-    round_index: int,
-    rounds: dict[str, list[Run]],
+    session: Session, leg: Leg, client: OpenAIClient, body: BodyBuilder, index: int
 ) -> None:
-    if live is not None:
-        await live.apply(leg.settings)
-    client, body = target
-    if round_index == 0:
+    if index == 0:
         await session.warm_up(client, body, label=leg.name)
     if session.interrupt.is_set:
         return
-    label = f"{leg.name} {round_index + 1}/{session.options.rounds}"
-    measurement = await session.measure(client, body, label=label, round_index=round_index)
-    if not measurement.result.interrupted:
-        rounds[leg.name].append(measurement)
+    label = f"{leg.name} {index + 1}/{session.options.rounds}"
+    run = await session.measure(client, body, label=label, round_index=index)
+    if not run.result.interrupted:
+        leg.runs.append(run)
 
 
-def _breakdown(runs: Sequence[Run]) -> dict[str, dict[str, Distribution]]:
-    """Return the breakdown of all rounds of one side together."""
-    records = [record for run in runs for record in run.result.records]
-    return breakdown_ms(record for record in records if record.succeeded)
-
-
-def _legs(session: Session) -> tuple[Leg, Leg]:
-    options = session.options
-    texts = options.compare or ("", "")
-    urls = (options.url, options.compare_url or options.url)
-    a, b = (
+def _legs(session: Session) -> tuple[Leg, ...]:
+    texts = session.options.compare or ("", "")
+    urls = (session.options.url, session.options.compare_url or session.options.url)
+    return tuple(
         Leg(name, text or url, url, _parse(text))
         for name, text, url in zip("AB", texts, urls, strict=True)
     )
-    return a, b
 
 
 def _parse(text: str) -> Mapping[str, Any]:
@@ -178,14 +172,6 @@ async def _live_config(session: Session, legs: Sequence[Leg]) -> AsyncIterator["
         yield live
 
 
-async def _target(
-    session: Session, leg: Leg, stack: contextlib.AsyncExitStack
-) -> tuple[OpenAIClient, BodyBuilder]:
-    client = session.client(leg.url)
-    stack.callback(client.close)
-    return client, await session.body(client)
-
-
 def _print_rows(console: Console, legs: Sequence[Leg], rows: Sequence[Row]) -> None:
     for leg in legs:
         console.print(Text(f"{leg.name}: {leg.label}"), soft_wrap=True)
@@ -205,11 +191,9 @@ def _print_rows(console: Console, legs: Sequence[Leg], rows: Sequence[Row]) -> N
     )
 
 
-def _print_counts(
-    console: Console, legs: Sequence[Leg], rounds: Mapping[str, Sequence[Run]]
-) -> None:
+def _print_counts(console: Console, legs: Sequence[Leg]) -> None:
     for leg in legs:
-        for index, run in enumerate(rounds[leg.name]):
+        for index, run in enumerate(leg.runs):
             summary = run.summary
             places = ", ".join(f"{n} {place}" for place, n in summary.prefill_places.items())
             errors = ", ".join(f"{n} x {kind}" for kind, n in summary.errors.items())

@@ -9,9 +9,19 @@ from rich.table import Table
 from tandem.bench.load.load import LoadPlan
 from tandem.bench.load.report import result_json, short, side_of
 from tandem.bench.load.session import Run, Session
+from tandem.bench.load.sides import metrics_of
 from tandem.bench.picture.runs import Side
 
-COLUMNS = ("req/s", "good/s", "out tok/s", "TTFT p50", "p99", "ITL p50", "p99")
+# metric |-> heading
+COLUMNS = {
+    "request_throughput": "req/s",
+    "goodput": "good/s",
+    "output_token_throughput": "out tok/s",
+    "ttft p50": "TTFT p50",
+    "ttft p99": "p99",
+    "itl p50": "ITL p50",
+    "itl p99": "p99",
+}
 
 
 async def run_sweep(session: Session, console: Console) -> tuple[dict[str, Any], list[Side]]:
@@ -56,19 +66,12 @@ def label_of(plan: LoadPlan) -> str:
 
 
 def _table(title: str, found: Sequence[tuple[str, LoadPlan, Run]]) -> Table:
-    table = Table("load", *COLUMNS, title=title)
+    table = Table("load", *COLUMNS.values(), title=title)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for label, _, run in found:
-        summary, latencies = run.summary, run.summary.latencies_ms
-        spreads = (latencies.get("ttft"), latencies.get("itl"))
-        cells = [
-            cell
-            for spread in spreads
-            for cell in (("-", "-") if spread is None else (short(spread.p50), short(spread.p99)))
-        ]
-        goodput = "-" if summary.goodput is None else short(summary.goodput)
-        throughput = short(summary.request_throughput), goodput
-        table.add_row(label, *throughput, short(summary.output_token_throughput), *cells)
+        values = metrics_of(run.summary)
+        cells = (short(values[metric]) if metric in values else "-" for metric in COLUMNS)
+        table.add_row(label, *cells)
     return table

@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, text_of, token_ids
+from tandem.bench.load.workload import (
+    InputFormat,
+    PromptSpec,
+    Seeds,
+    described,
+    text_of,
+    token_ids,
+)
 from tandem.runtime.errors import ConfigError
 
 TRACE_BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace
@@ -61,12 +68,12 @@ class TraceWorkload:
 
     path: str
     entries: tuple[TraceEntry, ...]
-    time_scale: float
-    block_tokens: int
-    max_input_tokens: int | None
-    max_output_tokens: int | None
-    vocab_size: int
-    input_format: InputFormat
+    time_scale: float = 1.0
+    block_tokens: int = TRACE_BLOCK_TOKENS
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    vocab_size: int = 256
+    input_format: InputFormat = "tokens"
 
     def __post_init__(self) -> None:
         if not self.time_scale > 0:
@@ -127,21 +134,6 @@ class TraceWorkload:
         )
 
     def describe(self) -> dict[str, Any]:
-        cap = self.max_input_tokens
-        return {
-            "kind": "trace",
-            "path": self.path,
-            "num_requests": len(self.entries),
-            "time_scale": self.time_scale,
-            "block_tokens": self.block_tokens,
-            "max_input_tokens": cap,
-            "max_output_tokens": self.max_output_tokens,
-            "num_cut_prompts": sum(
-                entry.input_length * self.block_tokens / TRACE_BLOCK_TOKENS > cap
-                for entry in self.entries
-            )
-            if cap
-            else 0,
-            "vocab_size": self.vocab_size,
-            "input_format": self.input_format,
-        }
+        cap, share = self.max_input_tokens, self.block_tokens / TRACE_BLOCK_TOKENS
+        num_cut = sum(cap is not None and each.input_length * share > cap for each in self.entries)
+        return described(self, "trace", num_requests=len(self.entries), num_cut_prompts=num_cut)

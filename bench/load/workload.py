@@ -4,6 +4,7 @@ A workload's *shape* (lengths, order) follows `Seeds.shape`; the *content* of it
 `Seeds.content`, so that two runs can carry the same load without sharing a prefix cache.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import random
@@ -47,6 +48,12 @@ class Workload(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
+def described(workload: Any, kind: str, **more: Any) -> dict[str, Any]:
+    """Return a workload's fields, without its entries, as a document has them."""
+    names = [each.name for each in dataclasses.fields(workload) if each.name != "entries"]
+    return {"kind": kind, **{name: getattr(workload, name) for name in names}, **more}
+
+
 def token_ids(key: str, num_tokens: int, vocab_size: int) -> list[int]:
     """Return `num_tokens` ids below `vocab_size`, a function of `key` alone (SHAKE-128)."""
     words = array("I")
@@ -69,11 +76,11 @@ class SyntheticWorkload:
 
     input_tokens: int
     output_tokens: int
-    input_stddev: float
-    output_stddev: float
-    prefix_tokens: int
-    vocab_size: int
-    input_format: InputFormat
+    input_stddev: float = 0.0
+    output_stddev: float = 0.0
+    prefix_tokens: int = 0
+    vocab_size: int = 256
+    input_format: InputFormat = "tokens"
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -97,7 +104,7 @@ class SyntheticWorkload:
             yield PromptSpec(ids if self.input_format == "tokens" else text_of(ids), num_output)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "synthetic", **msgspec.to_builtins(self)}
+        return described(self, "synthetic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +128,7 @@ class FileWorkload:
             yield PromptSpec(prompt, num_output, cache_salt=cache_salt)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "prompt file",
-            "path": self.path,
-            "num_prompts": len(self.entries),
-            "output_tokens": self.output_tokens,
-            "is_salted": self.is_salted,
-        }
+        return described(self, "prompt file", num_prompts=len(self.entries))
 
 
 def read_prompt_file(path: Path) -> tuple[Mapping[str, Any], ...]:

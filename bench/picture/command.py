@@ -19,7 +19,7 @@ class ReportOptions:
     files: tuple[Path, ...] = option(
         (), "JSON of runs: tandem bench --output FILE --records", is_positional=True
     )
-    report: Path | None = option(None, "the HTML page to write (default: report.html)")
+    report: Path = option(Path("report.html"), "the HTML page to write")
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -32,7 +32,6 @@ def write_report(arguments: Sequence[str]) -> int:
     """Run `tandem bench report` and return its exit status. Raises ConfigError and OSError."""
     options = parse(ReportOptions, "tandem.bench.load.cli", arguments, prog="tandem bench report")
     documents = [(path.stem, read_document(path)) for path in options.files]
-    path = options.report or Path("report.html")
-    write_page(path, Pictured.of(documents))
-    print(path)
+    write_page(options.report, Pictured.of(documents))
+    print(options.report)
     return 0

@@ -1,7 +1,7 @@
 """The measured runs behind a picture, read from the documents that `tandem bench` writes."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,7 @@ MAX_DOCUMENT_BYTES = 2 << 30
 ONLY_RUN = "this run"
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
+class RunFigures(msgspec.Struct, frozen=True):
     """One run: its figures, and its requests where the document has them."""
 
     summary: Summary
@@ -29,6 +28,12 @@ class RunFigures:
     def good(self) -> list[RequestRecord]:
         return [record for record in self.requests if record.succeeded]
 
+    def value(self, metric: str) -> float | None:
+        """Return a figure by its name, as `goodput` or `ttft p50` (ms); None without one."""
+        name, _, mark = metric.partition(" ")
+        found = self.summary.latencies_ms.get(name) if mark else self.summary
+        return None if found is None else getattr(found, mark or name)
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -37,7 +42,6 @@ class Side:
     label: str
     rounds: Sequence[RunFigures]
     request_rate: float | None = None  # offered, per second
-    concurrency: int | None = None
     num_workers: int = 1
     curve: str | None = None  # of a sweep's point: the name of the sweep, empty for the only one
 
@@ -45,18 +49,17 @@ class Side:
     def good(self) -> list[RequestRecord]:
         return [record for run in self.rounds for record in run.good]
 
-    def value(self, figure: Callable[[RunFigures], float | None]) -> float | None:
+    def value(self, metric: str) -> float | None:
         """Return the median of a figure over the rounds; None where a round lacks it."""
-        found = [value for run in self.rounds if (value := figure(run)) is not None]
-        complete = bool(found) and len(found) == len(self.rounds)
-        return statistics.median(found) if complete else None
+        found = [run.value(metric) for run in self.rounds]
+        complete = [value for value in found if value is not None]
+        return statistics.median(complete) if found and len(complete) == len(found) else None
 
 
 class Plan(msgspec.Struct, frozen=True):
     """The part of a document's plan that a picture shows."""
 
     request_rate: float | None = None
-    concurrency: int | None = None
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -78,19 +81,9 @@ class _Legs(msgspec.Struct, frozen=True):
     legs: dict[str, _Leg]
 
 
-class _Run(msgspec.Struct, frozen=True):
-    summary: Summary
-    requests: tuple[RequestRecord, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def figures(self) -> RunFigures:
-        return RunFigures(self.summary, self.requests, self.warnings)
-
-
-class _SweepPoint(_Run, frozen=True):
+class _SweepPoint(RunFigures, frozen=True):
     label: str = ""
     request_rate: float | None = None
-    concurrency: int | None = None
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -110,14 +103,14 @@ class Document(msgspec.Struct, frozen=True):
     requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     comparison: _Legs | None = None
-    rounds: dict[str, tuple[_Run, ...]] = {}
+    rounds: dict[str, tuple[RunFigures, ...]] = {}
     sweep: tuple[_SweepPoint, ...] = ()
 
     def sides(self, name: str = "") -> Iterator[Side]:
         """Yield the measured sides; `name` tells this document from others on the page."""
         begin = f"{name}: " if name else ""
         plan, num_workers = self.settings.plan, self.settings.workers
-        load = plan.request_rate, plan.concurrency, num_workers
+        load = plan.request_rate, num_workers
         if self.summary is not None:
             run = RunFigures(self.summary, self.requests, self.warnings)
             yield Side(name or ONLY_RUN, [run], *load)
@@ -125,11 +118,10 @@ class Document(msgspec.Struct, frozen=True):
             label = f"{begin}{leg}"
             if self.comparison is not None and leg in self.comparison.legs:
                 label += f": {self.comparison.legs[leg].label}"
-            runs = [run.figures() for run in found]
-            yield Side(label, runs, *load)
+            yield Side(label, found, *load)
         for point in self.sweep:
-            load = point.request_rate, point.concurrency, num_workers
-            yield Side(f"{begin}{point.label}", [point.figures()], *load, curve=name)
+            label = f"{begin}{point.label}"
+            yield Side(label, [point], point.request_rate, num_workers, curve=name)
 
 
 @dataclass(frozen=True, slots=True)

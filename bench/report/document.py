@@ -49,10 +49,15 @@ def document(
 
 
 def write_document(path: Path, whole: Mapping[str, Any]) -> None:
-    """Write a document as JSON, whole or not at all; folders are made. Raises OSError."""
+    """Write a document as JSON, as `write_whole` does."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all; folders are made. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+    part.write_bytes(data)
     part.replace(path)
 
 

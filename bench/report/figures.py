@@ -3,10 +3,11 @@
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 Rate = Literal["matmul", "copy", "read"]  # operations or bytes per second of a device
 Verdict = Literal["", "open", "failed", "missed", "within noise", "met", "stretch"]
 
@@ -114,6 +115,14 @@ class Figure(msgspec.Struct, frozen=True):
         return {**msgspec.to_builtins(self), **derived}
 
 
+def counted(
+    name: str, label: str, count: int, most: float = 0.0, notes: tuple[str, ...] = ()
+) -> Figure:
+    """Return a count, which is a failure above `most`."""
+    failure = f"{count}, where {most:g} is the most" if count > most else ""
+    return Figure(name, label, "", (float(count),), at_most(most), notes=notes, failure=failure)
+
+
 def measured(figures: Iterable[Figure], rounds: Sequence[Mapping[str, float]]) -> list[Figure]:
     """Return the figures with a sample from each round; rounds hold values by figures' names."""
     return [
@@ -155,7 +164,7 @@ def medians(rounds: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(samples) for samples in rounds)
 
 
-def flat(rounds: Iterable[Sequence[float]]) -> list[float]:
+def flat(rounds: Iterable[Sequence[T]]) -> list[T]:
     """Return the samples of all rounds."""
     return [sample for samples in rounds for sample in samples]
 

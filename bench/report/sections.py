@@ -4,6 +4,7 @@ The figures of a section that failed, hung or was killed are kept, and the other
 """
 
 import dataclasses
+import inspect
 import os
 import pkgutil
 import re
@@ -32,7 +33,7 @@ DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does othe
 class Section:
     """A part of a run in a process of its own.
 
-    `entry` is "module:function"; the function takes a Setting and yields figures.
+    `entry` is "module:function"; the function takes a Setting and yields or awaits figures.
     """
 
     name: str
@@ -172,6 +173,8 @@ def _measure_sections(
             found, failure, log = in_own_process(
                 program.module, section, options, deadline - started_at, environment
             )
+        known = {each.name for each in findings.figures}
+        found = [_named_after(section, each) if each.name in known else each for each in found]
         findings.figures += found
         if log:
             findings.logs[section.name] = log
@@ -187,6 +190,12 @@ def _measure_sections(
             lines = table(judged(found, is_dry=is_cpu(options.device)))
             say("\n".join(filter(None, [lines, failure])))
         yield
+
+
+def _named_after(section: Section, figure: Figure) -> Figure:
+    """Return a figure that another section has too, with a name and a label of its own."""
+    name, label = f"{section.name}_{figure.name}", f"{figure.label} ({section.name})"
+    return msgspec.structs.replace(figure, name=name, label=label)
 
 
 def in_own_process(
@@ -227,8 +236,13 @@ def _measure_here(program: SectionProgram, options: SectionOptions) -> int:
     (section,) = (each for each in program.sections if each.name == options.section)
     out = os.dup(1)
     os.dup2(2, 1)  # a library that prints must not print among the figures
+    found = pkgutil.resolve_name(section.entry)(setting)
+    if inspect.iscoroutine(found):
+        import uvloop  # kernels are measured on machines without it
+
+        found = uvloop.run(found)
     with os.fdopen(out, "wb") as stream:
-        for figure in pkgutil.resolve_name(section.entry)(setting):
+        for figure in found:
             stream.write(msgspec.json.encode(figure) + b"\n")
             stream.flush()
     return 0

@@ -1,6 +1,8 @@
 """The device of a run and the amount that is measured on it."""
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +57,13 @@ def setting_for(device: str) -> Setting:
 def synchronize(setting: Setting) -> None:
     if not setting.is_dry:
         torch.cuda.synchronize(setting.device)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the seconds that a call takes by the host's clock."""
+    started_at = time.perf_counter()
+    call()
+    return time.perf_counter() - started_at
 
 
 def is_cpu(device: str) -> bool:

@@ -64,19 +64,13 @@ HOW: Mapping[str, str] = {
 }
 
 
-def make_load(
-    input_tokens: int, output_tokens: int, concurrency: int, num_requests: int
-) -> ClosedLoop:
-    workload = SyntheticWorkload(
-        input_tokens, output_tokens, 0.0, 0.0, 0, SHAPE.vocab_size, "tokens"
-    )
-    return ClosedLoop(workload, concurrency, num_requests)
+def _prompts(num_input: int, num_output: int, output_stddev: float = 0.0) -> SyntheticWorkload:
+    return SyntheticWorkload(num_input, num_output, 0.0, output_stddev, vocab_size=SHAPE.vocab_size)
 
 
-LATENCY = make_load(64, 8, 1, 300)
-STREAMS = make_load(16, STREAM_TOKENS, NUM_STREAMS, 6 * NUM_STREAMS)
-SHORT_WORKLOAD = SyntheticWorkload(8, 2, 0.0, 1.0, 0, SHAPE.vocab_size, "tokens")
-SHORT = ClosedLoop(SHORT_WORKLOAD, NUM_SHORT_CONNECTIONS, 5000, stream=False)
+LATENCY = ClosedLoop(_prompts(64, 8), 1, 300)
+STREAMS = ClosedLoop(_prompts(16, STREAM_TOKENS), NUM_STREAMS, 6 * NUM_STREAMS)
+SHORT = ClosedLoop(_prompts(8, 2, 1.0), NUM_SHORT_CONNECTIONS, 5000, stream=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +140,17 @@ async def measure_round(model: Path, run_dir: Path) -> dict[str, float]:
     """Return the value of every figure: both topologies, one after the other."""
     values: dict[str, float] = {}
     name = run_dir.name
-    async with served(model, "aggregated", [], _folder(run_dir, "agg")) as stack:
+    async with served(model, "aggregated", [], run_dir / "agg") as stack:
         values |= latency_values("agg", await measure_load(stack, LATENCY, f"{name}/agg"))
         values |= stream_values(await measure_load(stack, STREAMS, f"{name}/streams"))
         values |= short_values(await measure_load(stack, SHORT, f"{name}/short"))
     flags = ["--disagg.policy=always_remote"]
-    async with served(model, "disagg-1p1d", flags, _folder(run_dir, "disagg")) as stack:
+    async with served(model, "disagg-1p1d", flags, run_dir / "disagg") as stack:
         found = await measure_load(stack, LATENCY, f"{name}/disagg")
         values |= latency_values("disagg", found)
         num_remote = found.summary.prefill_places.get("remote", 0)
         values["disagg_remote_share"] = num_remote / found.summary.num_succeeded
     return values
-
-
-def _folder(parent: Path, name: str) -> Path:
-    path = parent / name
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 async def measure(num_rounds: int, run_dir: Path) -> list[Figure]:

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,33 @@ from tandem.runtime.errors import ServiceError
 
 MODULE = "tandem.bench.stack.migration"
 NUM_PIECES = 5  # of text that every stream has before anything happens
-STRUCK = {"killed": ("kill -9", 200.0), "ended": ("SIGTERM", 200.0), "stopped": ("SIGSTOP", 3000.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A worker and the signal that it gets; the prefix, the words and the limit of its figures."""
+
+    worker: str
+    number: signal.Signals
+    label: str
+    words: str
+    limit_ms: float  # of the p99
+
+
+KILLED_AND_ENDED = (
+    Struck(f"{MODELS[0]}-0", signal.SIGKILL, "killed", "kill -9", 200.0),
+    Struck(f"{MODELS[1]}-0", signal.SIGTERM, "ended", "SIGTERM", 200.0),
+)
+STOPPED = (Struck(f"{MODELS[0]}-1", signal.SIGSTOP, "stopped", "SIGSTOP", 3000.0),)
 FIGURES = (
     Figure("num_wrong", "streams with a wrong, missing or repeated token", "", target=at_most(0.0)),
     Figure("num_moved", "streams that continued on another worker", ""),
     *(
-        Figure(f"{label}_gap_{mark}_ms", f"silence after {words}, {mark}", "ms", target=target)
-        for label, (words, limit_ms) in STRUCK.items()
-        for mark, target in (("p50", None), ("p99", at_most(limit_ms)))
+        Figure(
+            f"{each.label}_gap_{mark}_ms", f"silence after {each.words}, {mark}", "ms", (), target
+        )
+        for each in (*KILLED_AND_ENDED, *STOPPED)
+        for mark, target in (("p50", None), ("p99", at_most(each.limit_ms)))
     ),
     Figure("others_gap_p99_ms", "longest silence of streams that stayed, p99", "ms"),
 )
@@ -62,53 +81,14 @@ class Options:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """A worker, the signal that it gets, and the prefix of its figures."""
-
-    worker: str
-    number: signal.Signals
-    label: str
-
-
-KILLED_AND_ENDED = (
-    Struck(f"{MODELS[0]}-0", signal.SIGKILL, "killed"),
-    Struck(f"{MODELS[1]}-0", signal.SIGTERM, "ended"),
-)
-STOPPED = (Struck(f"{MODELS[0]}-1", signal.SIGSTOP, "stopped"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The streams of one strike."""
-
-    streams: Sequence[Stream]
-    began_on: Mapping[str, Sequence[Stream]]  # label of the struck worker |-> its streams
-    struck_at_s: float  # perf_counter
-
-    @property
-    def num_wrong(self) -> int:
-        return sum(not stream.is_right for stream in self.streams)
-
-    def gaps_ms(self, label: str) -> list[float]:
-        """Return the longest silence after the strike of each stream of the struck worker."""
-        return [stream.gap_s(self.struck_at_s) * 1e3 for stream in self.began_on[label]]
-
-    def other_gaps_ms(self) -> list[float]:
-        """Return the same of all streams that no struck worker began."""
-        moved = {id(stream) for streams in self.began_on.values() for stream in streams}
-        stayed = [stream for stream in self.streams if id(stream) not in moved]
-        return [stream.gap_s(self.struck_at_s) * 1e3 for stream in stayed]
-
-
 async def strike(
     cluster: SampleCluster, maker: StreamMaker, options: Options, struck: Sequence[Struck]
-) -> Outcome:
+) -> list[Stream]:
     """Run streams of both models, and send signals to workers in the middle of them.
 
     Raises ServiceError when a struck worker had no stream.
     """
-    ids = {each.label: await cluster.instance_id(each.worker) for each in struck}
+    labels = {await cluster.instance_id(each.worker): each.label for each in struck}
     models = [MODELS[i % len(MODELS)] for i in range(options.streams)]
     load = Streams(cluster.url, [maker.make(each, options.tokens) for each in models], NUM_PIECES)
     running = asyncio.create_task(load.run())
@@ -117,37 +97,38 @@ async def strike(
     for each in struck:
         cluster.send_signal(each.worker, each.number)
     await running
-    began_on = {
-        label: [stream for stream in load.streams if stream.instance_id == instance_id]
-        for label, instance_id in ids.items()
-    }
-    if not all(began_on.values()):
+    for stream in load.streams:
+        stream.struck = labels.get(stream.instance_id, "")
+        stream.silence_ms = stream.gap_s(struck_at_s) * 1e3
+    if not {stream.struck for stream in load.streams} >= {*labels.values()}:
         raise ServiceError("a worker had no stream when it was struck")
-    return Outcome(load.streams, began_on, struck_at_s)
+    return load.streams
 
 
 async def measure_round(options: Options, run_dir: Path) -> dict[str, float]:
     """Measure both strikes once, on a cluster of their own. Print wrong streams at once."""
     maker = StreamMaker()
     async with SampleCluster(run_dir, options.token_interval_ms) as cluster:
-        first = await strike(cluster, maker, options, KILLED_AND_ENDED)
+        streams = await strike(cluster, maker, options, KILLED_AND_ENDED)
         for each in KILLED_AND_ENDED:
             await cluster.workers[each.worker].wait()
             await cluster.start_worker(each.worker)
         await cluster.ready()
-        second = await strike(cluster, maker, options, STOPPED)
-    values = {"num_wrong": float(first.num_wrong + second.num_wrong), "num_moved": 0.0}
-    for outcome in (first, second):
-        for stream in outcome.streams:
-            if not stream.is_right:
-                say(f"wrong: {stream.description}")
-        for label, streams in outcome.began_on.items():
-            values["num_moved"] += len(streams)
-            gaps = outcome.gaps_ms(label)
-            values[f"{label}_gap_p50_ms"] = percentile(gaps, 0.5)
-            values[f"{label}_gap_p99_ms"] = percentile(gaps, 0.99)
-    others = first.other_gaps_ms() + second.other_gaps_ms()
-    return values | {"others_gap_p99_ms": percentile(others, 0.99)}
+        streams += await strike(cluster, maker, options, STOPPED)
+    wrong = [stream for stream in streams if not stream.is_right]
+    for stream in wrong:
+        say(f"wrong: {stream.description}")
+    others_ms = [stream.silence_ms for stream in streams if not stream.struck]
+    values = {
+        "num_wrong": float(len(wrong)),
+        "num_moved": float(len(streams) - len(others_ms)),
+        "others_gap_p99_ms": percentile(others_ms, 0.99),
+    }
+    for each in (*KILLED_AND_ENDED, *STOPPED):
+        gaps_ms = [stream.silence_ms for stream in streams if stream.struck == each.label]
+        values[f"{each.label}_gap_p50_ms"] = percentile(gaps_ms, 0.5)
+        values[f"{each.label}_gap_p99_ms"] = percentile(gaps_ms, 0.99)
+    return values
 
 
 async def measure(options: Options, run_dir: Path) -> list[Figure]:

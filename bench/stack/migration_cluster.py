@@ -38,10 +38,10 @@ class SampleCluster:
         self._token_interval_ms = token_interval_ms
         self._exits = AsyncExitStack()
         self._num_started = 0
+        self._frontend: ChildProcess
         self.workers: dict[str, ChildProcess] = {}
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._frontend = ["-m", "tandem.launch", "frontend", "--port", str(port)]
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> "SampleCluster":
         async with AsyncExitStack() as exits:
@@ -54,7 +54,9 @@ class SampleCluster:
             exits.push_async_callback(self._discovery.close)
             await self._discovery.start()
             exits.push_async_callback(self._end_all)
-            await self._start("frontend", self._frontend)
+            frontend = ["-m", "tandem.launch", "frontend", "--port", str(self._port)]
+            self._frontend = await self._start("frontend", frontend)
+            exits.push_async_callback(self._frontend.stop, STOP_TIMEOUT_S)
             for model in MODELS:
                 for ordinal in range(WORKERS_PER_MODEL):
                     await self.start_worker(f"{model}-{ordinal}")
@@ -69,7 +71,8 @@ class SampleCluster:
         """Start the worker `model-ordinal`, anew if it has ended; `ready` waits for it."""
         model = name.rpartition("-")[0]
         engine = ["-m", "tandem.sdk.sample_engine", "--model-name", model, "--namespace", model]
-        await self._start(name, [*engine, "--token-interval-ms", f"{self._token_interval_ms:g}"])
+        engine += ["--token-interval-ms", f"{self._token_interval_ms:g}"]
+        self.workers[name] = await self._start(name, engine)
 
     async def ready(self) -> None:
         """Wait until just the running workers are registered and the frontend lists both models.
@@ -97,7 +100,7 @@ class SampleCluster:
         """Send a signal to the worker's process."""
         self.workers[name].signal(number)
 
-    async def _start(self, name: str, arguments: list[str]) -> None:
+    async def _start(self, name: str, arguments: list[str]) -> ChildProcess:
         environment = {
             **os.environ,
             "TANDEM_RUNTIME__NATS_URL": self._config.nats_url,
@@ -108,8 +111,7 @@ class SampleCluster:
         }
         self._num_started += 1
         log_path = self._run_dir / f"{name}-{self._num_started}.log"
-        command = [sys.executable, *arguments]
-        self.workers[name] = await ChildProcess.start(command, log_path, env=environment)
+        return await ChildProcess.start([sys.executable, *arguments], log_path, env=environment)
 
     async def _end_all(self) -> None:
         for child in self.workers.values():
@@ -124,18 +126,13 @@ class SampleCluster:
         return found
 
     async def _all_known(self) -> bool:
-        for name, child in self.workers.items():
-            if name == "frontend" and child.exit_code is not None:
-                raise ServiceError(f"the frontend ended: {child.log_tail()}")
-        running = {
-            child.pid
-            for name, child in self.workers.items()
-            if name != "frontend" and child.exit_code is None
-        }
+        if self._frontend.exit_code is not None:
+            raise ServiceError(f"the frontend ended: {self._frontend.log_tail()}")
+        running = {child.pid for child in self.workers.values() if child.exit_code is None}
         return {each.pid for each in await self._instances()} == running
 
     async def _all_listed(self, client: OpenAIClient) -> bool:
         try:
-            return set(await client.list_models()) == set(MODELS)
+            return {model.id for model in await client.served_models()} == {*MODELS}
         except ServiceError:
             return False

@@ -26,10 +26,14 @@ ROLES: tuple[Role, ...] = ("frontend", "decode", "prefill")
 
 @dataclass(frozen=True, slots=True)
 class ServedStack:
-    """A running topology: its address and the processes of each role."""
+    """A running topology: its cluster and the processes of each role."""
 
-    url: str
+    cluster: LocalCluster
     processes: Mapping[Role, Sequence[psutil.Process]]
+
+    @property
+    def url(self) -> str:
+        return self.cluster.http_url
 
     def cpu_s(self) -> dict[Role, float]:
         """Return the CPU seconds, user and system, of each role's processes so far."""
@@ -45,9 +49,10 @@ async def served(
 ) -> AsyncIterator[ServedStack]:
     """Run `tandem serve` of a topology, or of its default, on a free port while the body runs.
 
-    `run_dir` is an existing folder for logs. Raises ServiceError with the end of the launcher's log
-    when it does not become ready.
+    `run_dir` is a folder for logs, which is made. Raises ServiceError with the end of the
+    launcher's log when it does not become ready.
     """
+    await asyncio.to_thread(run_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
     child = await ChildProcess.start(
         [
             *(sys.executable, "-m", "tandem.launch", "serve", str(model)),
@@ -58,7 +63,7 @@ async def served(
     )
     try:
         cluster = await _ready(child)
-        yield ServedStack(cluster.http_url, await _processes(cluster))
+        yield ServedStack(cluster, await _processes(cluster))
     finally:
         await child.stop(STOP_TIMEOUT_S)
 

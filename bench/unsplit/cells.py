@@ -1,6 +1,7 @@
 """The options of the comparison, and the cells that they describe: one load each."""
 
 import fnmatch
+import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,20 +93,14 @@ def trace_names(options: Options) -> dict[str, Path]:
 
 def grid_cells(options: Options) -> list[Cell]:
     """Return the cells of closed loops."""
+    base = replace(_shared(options), duration=options.seconds)
+    grid = itertools.product(options.concurrency, options.input_tokens, options.output_tokens)
     return [
         Cell(
             f"c{callers}-{num_input}-{num_output}",
-            BenchOptions(
-                concurrency=callers,
-                input_tokens=num_input,
-                output_tokens=num_output,
-                duration=options.seconds,
-                **_shared(options),
-            ),
+            replace(base, concurrency=callers, input_tokens=num_input, output_tokens=num_output),
         )
-        for callers in options.concurrency
-        for num_input in options.input_tokens
-        for num_output in options.output_tokens
+        for callers, num_input, num_output in grid
     ]
 
 
@@ -119,12 +114,11 @@ def chosen(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
 
 def capacity_load(trace: Path, options: Options) -> BenchOptions:
     """Return the load that tells how many of a trace's requests are answered per second."""
-    return BenchOptions(
+    return replace(
+        _shared(options),
         concurrency=CAPACITY_CALLERS,
         trace=trace,
-        trace_block_tokens=options.trace_block_tokens,
         duration=options.trace_seconds,
-        **_shared(options),
     )
 
 
@@ -137,15 +131,15 @@ def trace_cells(trace: Path, capacity: float, options: Options) -> Iterator[Cell
         span_s = (entries[limit - 1].timestamp - entries[0].timestamp) / 1e3
         if not span_s > 0:
             raise ConfigError(f"trace {trace}: its first {limit} requests arrive all at once")
-        replayed = BenchOptions(
-            trace=trace,
-            limit=limit,
-            time_scale=rate * span_s / limit,
-            trace_block_tokens=options.trace_block_tokens,
-            **_shared(options),
-        )
+        scale = rate * span_s / limit
+        replayed = replace(_shared(options), trace=trace, limit=limit, time_scale=scale)
         yield Cell(f"{trace.stem}-{load}", replayed)
 
 
-def _shared(options: Options) -> dict[str, Any]:
-    return {"seed": options.seed, "warmup": WARM_UP_REQUESTS, "timeout": REQUEST_TIMEOUT_S}
+def _shared(options: Options) -> BenchOptions:
+    return BenchOptions(
+        seed=options.seed,
+        warmup=WARM_UP_REQUESTS,
+        timeout=REQUEST_TIMEOUT_S,
+        trace_block_tokens=options.trace_block_tokens,
+    )

@@ -11,7 +11,7 @@ import msgspec
 
 from tandem.bench.load.metrics import summarize
 from tandem.bench.load.options import BenchOptions
-from tandem.bench.picture.png import write_plot
+from tandem.bench.picture.drawing import write_plot
 from tandem.bench.picture.runs import RunFigures, Side
 from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions
 from tandem.launch.config.live import plain

@@ -10,13 +10,13 @@ from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
 from tandem.bench.engine import load as engine_load
 from tandem.bench.engine import prefill as engine_prefill
-from tandem.bench.engine import products as engine_products
 from tandem.bench.engine import served as engine_served
+from tandem.bench.engine import variants as engine_variants
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.load import forget, read_all
-from tandem.bench.engine.profile import Idle, Profile
-from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, in_parts, intervals_s
+from tandem.bench.engine.profile import Idle
+from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals_s
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.setting import Setting, setting_for
@@ -112,24 +112,11 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
 
 def test_the_hosts_part_of_an_interval_is_all_but_its_waiting() -> None:
     records = [
-        StepRecord(1, 0, 10, 0.0, 0.1, waited_s=waited, ended_at=ended)
+        StepRecord(1, 0, 10, 0.0, waited_s=waited, ended_at=ended)
         for waited, ended in ((0.5, 1.0), (0.7, 2.0), (0.2, 2.5))
     ]
     assert list(intervals_s(records)) == pytest.approx([1.0, 0.5])
     assert list(host_s(records)) == pytest.approx([0.3, 0.3])
-
-
-def test_a_part_that_fails_is_named_and_costs_the_others_nothing() -> None:
-    def fails() -> Any:
-        raise RuntimeError("no room")
-        yield
-
-    fine = Figure("fine", "fine", "ms", (1.0,))
-    found = list(in_parts([("first", fails), ("second", lambda: iter([fine]))]))
-    assert [(each.name, each.failure) for each in found] == [
-        ("first", "RuntimeError: no room"),
-        ("fine", ""),
-    ]
 
 
 def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
@@ -142,11 +129,9 @@ def test_a_point_that_the_pool_cannot_hold_is_left_out_and_named() -> None:
 def test_idle_time_is_a_figure_of_its_own_where_a_gpu_was_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    profile = Profile(num_steps=2, step_ms=4.0, idle_share=0.1, kernels=(), others_ms=0.0)
-
-    def profiled(run: Callable[[], int], _: Setting) -> tuple[Profile, Idle]:
+    def profiled(run: Callable[[], int], _: Setting) -> tuple[list[str], Idle]:
         assert run() == engine_decode.NUM_PROFILED_DRY
-        return profile, Idle(between_steps=0.02, within_steps=0.08)
+        return [], Idle(between_steps=0.02, within_steps=0.08)
 
     monkeypatch.setattr(engine_decode, "profiled", profiled)
     found = engine_decode.profile_steps(make_rig(overlap=True), Point(2, 40), DRY)
@@ -190,12 +175,14 @@ def test_a_prompt_in_chunks_is_held_against_the_limit_and_the_prompt_alone() -> 
 
 
 @pytest.mark.slow
-def test_decode_steps_of_every_kind_of_products_are_measured() -> None:
-    found = dry(engine_products)
-    for variant in engine_products.VARIANTS:
-        assert found[f"decode_b1_ctx32_{variant}"].samples[0] > 0
-        assert found[f"decode_b2_ctx32_{variant}"].bound is not None
-    assert not any(each.failure for each in found.values())
+def test_decode_steps_of_every_variant_are_measured() -> None:
+    products = {each.name: each for each in engine_variants.products(DRY)}
+    switches = {each.name: each for each in engine_variants.switches(DRY)}
+    for variant in engine_variants.PRODUCTS:
+        assert products[f"decode_b1_ctx32_{variant}"].samples[0] > 0
+        assert products[f"decode_b2_ctx32_{variant}"].bound is not None
+    assert switches["decode_b2_ctx32_graphs_on_overlap_off_host"].samples[0] > 0
+    assert not any(each.failure for each in (*products.values(), *switches.values()))
 
 
 def test_all_bytes_of_the_files_are_read(tmp_path: Path) -> None:

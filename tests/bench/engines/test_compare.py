@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import tandem.bench.engines.__main__ as tool
 from tandem.bench.client.record import RequestRecord
-from tandem.bench.engines.load import Load, Prompts, Turn, difference_of, values_of
+from tandem.bench.engines.load import Load, Prompts, Turn, difference_of
 from tandem.bench.engines.presets import Case, Engine, make_cases, make_engines
 from tandem.bench.engines.report import KINDS, figures_of_case
 from tandem.bench.load.metrics import summarize
+from tandem.bench.load.workload import SyntheticWorkload
 from tandem.bench.report.figures import Figure
 from tandem.models.folder import byte_level_tokenizer
 from tandem.runtime.errors import ConfigError
@@ -77,12 +78,12 @@ def test_different_keys_give_prompts_that_part_within_the_first_block(prompts: P
 
 
 def test_lengths_hang_on_the_seed_alone_and_vary_only_where_they_are_to() -> None:
-    mixed = Load("mixed", 8, 50, 512, 64, stddev_share=0.25)
+    mixed = Load("mixed", 8, 50, SyntheticWorkload(512, 64, 128.0, 16.0))
     assert mixed.lengths(3) == mixed.lengths(3)
     assert mixed.lengths(3) != mixed.lengths(4)
     assert len(mixed.lengths(3)) == 50
     assert len({num_input for num_input, _ in mixed.lengths(3)}) > 20
-    assert set(Load("alone", 1, 5, 512, 64).lengths(3)) == {(512, 64)}
+    assert set(Load("alone", 1, 5, SyntheticWorkload(512, 64)).lengths(3)) == {(512, 64)}
 
 
 def a_record(**changes: Any) -> RequestRecord:
@@ -110,60 +111,53 @@ def test_equal_work_is_accepted_with_usage_and_without() -> None:
     assert difference_of(a_record(has_usage=False, num_input_tokens=0), 8, 3) == ""
 
 
-def a_turn(first_s: float, end_s: float, num_output: int) -> Turn:
-    record = RequestRecord(0, 0.0, 0.0, end_s, [first_s, end_s], num_output_tokens=num_output)
-    return Turn(summarize([record], {}), cpu_s=3.0, wall_s=2.0)
+def a_turn(first_s: float, end_s: float, num_output: int = 5, cpu_s: float = 3.0) -> Turn:
+    events_s = [first_s] if first_s == end_s else [first_s, end_s]
+    record = RequestRecord(0, 0.0, 0.0, end_s, events_s, num_output_tokens=num_output)
+    return Turn(summarize([record], {}), cpu_s)
+
+
+def a_result(**turns: list[dict[str, Turn]]) -> dict[str, Figure]:
+    """Return the figures of `engine=[its turns of each round]`."""
+    ready_s = {engine: 10.0 + 40 * at for at, engine in enumerate(turns)}
+    return {figure.name: figure for figure in figures_of_case("c", ready_s, turns)}
 
 
 def test_figures_come_from_the_load_they_are_of() -> None:
-    figures = values_of({"alone": a_turn(0.5, 0.9, 5), "mixed": a_turn(0.2, 2.0, 10)})
-    assert figures.keys() == KINDS.keys() - {"ready_s"}
-    assert figures["ttft_ms"] == pytest.approx(500)
-    assert figures["itl_alone_ms"] == pytest.approx(100)  # 0.4 s for four more tokens
-    assert figures["itl_mixed_ms"] == pytest.approx(200)
-    assert figures["tokens_per_s"] == pytest.approx(5)
-    assert figures["ttft_mixed_ms"] == pytest.approx(200)
-    assert figures["itl_mixed_mean_ms"] == pytest.approx(200)
-    assert figures["request_mixed_mean_ms"] == pytest.approx(2000)
-    assert figures["cpu_alone_s"] == 3.0
-    assert figures["cores_mixed"] == 1.5
-
-
-def test_answers_of_a_single_event_have_no_gap() -> None:
-    record = RequestRecord(0, 0.0, 0.0, 0.5, [0.1], num_output_tokens=3)
-    turn = Turn(summarize([record], {}), cpu_s=1.0, wall_s=1.0)
-    figures = values_of({"alone": turn, "mixed": turn})
-    assert (figures["gap_alone_ms"], figures["gap_mixed_p99_ms"]) == (0.0, 0.0)
-    assert figures["itl_alone_ms"] == pytest.approx(200)
-
-
-def a_result(**values: dict[str, list[float]]) -> dict[str, Figure]:
-    """`figure={engine: rounds}`; every other figure is 1 in each of two rounds."""
-    rounds = {
-        engine: {name: values.get(name, {}).get(engine, [1.0, 1.0]) for name in KINDS}
-        for engine in ("tandem", "transformers", "vllm")
-    }
-    return {figure.name: figure for figure in figures_of_case("c", rounds)}
-
-
-def test_a_ratio_above_one_means_that_ours_is_faster_whichever_way_a_figure_counts() -> None:
-    found = a_result(
-        ttft_ms={"tandem": [10.0, 20.0], "vllm": [40.0, 20.0]},
-        tokens_per_s={"tandem": [10.0, 30.0], "vllm": [40.0, 40.0]},
-        gap_alone_ms={"vllm": [0.0, 1.0]},
+    found = a_result(tandem=[{"alone": a_turn(0.5, 0.9), "mixed": a_turn(0.2, 2.0, 10, 1.0)}])
+    values = {name: found[f"c_{name}_tandem"].value for name in KINDS}
+    assert values == pytest.approx(
+        {
+            "ttft_ms": 500,
+            "itl_alone_ms": 100,  # 0.4 s for four more tokens
+            "itl_mixed_ms": 200,
+            "tokens_per_s": 5,
+            "gap_mixed_p99_ms": 1800,
+            "ttft_mixed_ms": 200,
+            "itl_mixed_mean_ms": 200,
+            "request_mixed_mean_ms": 2000,
+            "cpu_alone_s": 3,
+            "cpu_mixed_s": 1,
+        }
     )
-    assert found["c_ttft_ms_vllm"].samples == (40.0, 20.0)
-    assert found["c_ttft_ms_vs_vllm"].samples == (4.0, 1.0)
-    assert found["c_tokens_per_s_vs_vllm"].value == pytest.approx(0.5)
-    assert "c_cores_mixed_vs_vllm" not in found and "c_gap_alone_ms_vs_vllm" not in found
+
+
+def test_a_ratio_above_one_means_that_ours_is_better_whichever_way_a_figure_counts() -> None:
+    ours, theirs, whole = a_turn(0.1, 0.5), a_turn(0.4, 1.0), a_turn(0.2, 0.2)
+    found = a_result(
+        tandem=[{"alone": ours, "mixed": ours}, {"alone": whole, "mixed": whole}],
+        vllm=[{"alone": theirs, "mixed": theirs}, {"alone": whole, "mixed": theirs}],
+    )
+    assert found["c_ttft_ms_vllm"].samples == pytest.approx((400, 200))
+    assert found["c_ttft_ms_vs_vllm"].samples == pytest.approx((4.0, 1.0))
+    assert found["c_tokens_per_s_vs_vllm"].samples == pytest.approx((2.0, 5.0))
+    assert found["c_gap_mixed_p99_ms_tandem"].samples[1] == 0.0, "answers of a single event"
+    assert "c_gap_mixed_p99_ms_vs_vllm" not in found
 
 
 def test_targets_are_of_the_engine_they_were_set_for() -> None:
-    found = a_result(
-        ready_s={"tandem": [10.0] * 2, "vllm": [52.0] * 2},
-        ttft_ms={"tandem": [10.0] * 2, "vllm": [9.9] * 2, "transformers": [1.0] * 2},
-        tokens_per_s={"tandem": [20.0] * 2, "vllm": [20.0] * 2, "transformers": [11.0] * 2},
-    )
+    turns = {"tandem": a_turn(0.3, 0.8), "vllm": a_turn(0.2, 0.8), "transformers": a_turn(0.2, 1.5)}
+    found = a_result(**{name: [{"alone": each, "mixed": each}] for name, each in turns.items()})
     verdicts = {name: found[f"c_{name}"].verdict for name in (
         "ready_s_tandem", "ready_s_vllm", "ttft_ms_vs_vllm", "ttft_ms_vs_transformers",
         "tokens_per_s_vs_vllm", "tokens_per_s_vs_transformers",

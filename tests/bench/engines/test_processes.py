@@ -178,14 +178,8 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 
 
 SMALL = (
-    "--requests",
-    "10",
-    "--alone-requests",
-    "2",
-    "--input-tokens",
-    "40",
-    "--output-tokens",
-    "8",
+    *("--requests", "10", "--alone-requests", "2"),
+    *("--input-tokens", "40", "--output-tokens", "8"),
 )
 
 

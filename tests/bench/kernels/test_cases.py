@@ -17,9 +17,7 @@ def case(error: float = 0.0) -> Case:
     return Case(
         name="fine",
         label="fine",
-        unit="us",
         work=1.0,
-        rate="read",
         launch=lambda *_: None,
         num_sets=2,
         check=lambda run: error,
@@ -27,16 +25,12 @@ def case(error: float = 0.0) -> Case:
     )
 
 
-def test_a_wrong_kernel_gets_no_figure() -> None:
-    (found,) = measure([case(error=0.5)], DRY)
+@pytest.mark.parametrize("errors", [(0.5,), (0.0, 0.5)], ids=["before", "after"])
+def test_a_kernel_that_is_or_turns_wrong_gets_no_figure(errors: tuple[float, ...]) -> None:
+    found_errors = iter(errors)
+    (found,) = measure([replace(case(), check=lambda run: next(found_errors))], DRY)
     assert found.samples == () and "relative error 0.5" in found.failure
     assert found.verdict == "failed"
-
-
-def test_a_kernel_that_turns_wrong_while_it_is_measured_gets_no_figure() -> None:
-    errors = iter([0.0, 0.5])
-    (found,) = measure([replace(case(), check=lambda run: next(errors))], DRY)
-    assert found.samples == () and "relative error 0.5" in found.failure
 
 
 def test_an_output_that_is_not_finite_is_wrong() -> None:
@@ -49,21 +43,23 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
     assert found.failure and found.relative_error is None
 
 
-def test_a_kernel_that_raises_costs_no_other_its_figure() -> None:
+def raising(error: BaseException) -> Case:
     def check(_: Call) -> float:
-        raise RuntimeError("out of shared memory")
+        raise error
 
-    broken = replace(case(), name="broken", check=check)
+    return replace(case(), name="broken", check=check)
+
+
+def test_a_kernel_that_raises_costs_no_other_its_figure() -> None:
+    broken = raising(RuntimeError("out of shared memory"))
     found = {each.name: each for each in measure([broken, case()], DRY)}
     assert "out of shared memory" in found["broken"].failure
     assert len(found["fine"].samples) == 1
 
 
 def test_a_librarys_call_may_be_unavailable() -> None:
-    def check(_: Call) -> float:
-        raise RuntimeError("no such backend")
-
-    (found,) = measure([replace(case(), check=check, is_ours=False)], DRY)
+    broken = raising(RuntimeError("no such backend"))
+    (found,) = measure([replace(broken, is_ours=False)], DRY)
     assert found.notes == ("unavailable: RuntimeError: no such backend",)
     assert (found.samples, found.verdict) == ((), "")
 
@@ -78,10 +74,8 @@ def test_a_group_that_cannot_be_set_up_costs_no_other_its_figures() -> None:
 
 
 def test_a_case_that_never_ends_is_known_to_be_open() -> None:
-    def check(_: Call) -> float:
-        raise KeyboardInterrupt
-
-    found = measure_groups([lambda _: [replace(case(), check=check, target=at_most(1.0))]], DRY)
+    broken = replace(raising(KeyboardInterrupt()), target=at_most(1.0))
+    found = measure_groups([lambda _: [broken]], DRY)
     announced = next(found)
     with pytest.raises(KeyboardInterrupt):
         next(found)

@@ -3,7 +3,13 @@ import torch
 from tandem.bench.kernels.decode import log_uniform
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.kernels.prefill import prefill_case
-from tandem.bench.report.setting import Setting, setting_for
+from tandem.bench.report.setting import setting_for
+
+DRY = setting_for("cpu")
+
+
+def make_pool() -> Pool:
+    return Pool(128, 3, 2, 8, DRY)
 
 
 def test_no_two_sequences_share_a_block() -> None:
@@ -33,8 +39,8 @@ def test_the_reference_attends_as_torch_does() -> None:
 
 
 def test_flops_count_the_positions_that_each_query_sees() -> None:
-    whole = prefill_case("a", "a", [(3, 3)], 16, dry(), shuffled=False)
-    chunk = prefill_case("a", "a", [(2, 40), (1, 1)], 16, dry(), shuffled=False)
+    whole = prefill_case("a", "a", [(3, 3)], 16, DRY, shuffled=False)
+    chunk = prefill_case("a", "a", [(2, 40), (1, 1)], 16, DRY, shuffled=False)
     per_position = 4 * 4 * 16  # heads and head_dim of a dry run
     assert whole.work == per_position * (1 + 2 + 3)
     assert chunk.work == per_position * (39 + 40 + 1)
@@ -45,11 +51,3 @@ def test_ragged_lengths_are_the_same_in_every_run_and_reach_both_ends() -> None:
     assert lens == log_uniform(64, 16, 32768)
     assert (min(lens), max(lens), len(lens)) == (16, 32768, 64)
     assert 12 < sum(length < 256 for length in lens) < 36, "a third of the octaves"
-
-
-def make_pool() -> Pool:
-    return Pool(128, 3, 2, 8, dry())
-
-
-def dry() -> Setting:
-    return setting_for("cpu")

@@ -53,11 +53,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         case = Case(
             name="made up",
             label="made up",
-            unit="us",
             work=1.0,
-            rate="read",
             launch=launch,
-            num_sets=1,
             check=check,
             error_bound=0.1,
         )

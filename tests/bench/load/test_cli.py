@@ -238,8 +238,6 @@ async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
-        (["--goodput", "speed:3"], "speed:3"),
-        (["--concurrency", "2", "--request-rate", "3"], "closed loop"),
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--endpoint", "chat", "--input-format", "tokens"], "chat takes text"),
         (["--extra-body", "[1]"], "--extra-body"),

@@ -20,6 +20,29 @@ from tests.bench.load.sse_server import (
 STREAM_REQUEST = PreparedRequest(b'{"prompt": "xyz", "stream": true, "max_tokens": 3}', 3)
 
 
+def streaming(*chunks: bytes, ends: bool = True) -> Answer:
+    """Return an answer of these chunks; the connection is cut after them unless it `ends`."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        for chunk in chunks:
+            await exchange.send_chunk(chunk)
+        if not ends:
+            raise CloseConnection
+        await exchange.end_stream()
+
+    return answer
+
+
+def sending(data: bytes) -> Answer:
+    async def answer(exchange: Exchange) -> None:
+        if not data:
+            raise CloseConnection
+        await exchange.send(data)
+
+    return answer
+
+
 async def ask(
     url: str, request: PreparedRequest = STREAM_REQUEST, timeout_s: float = 10.0
 ) -> RequestRecord:
@@ -50,42 +73,21 @@ async def test_a_stream_becomes_a_record() -> None:
 async def test_events_split_at_every_byte_and_packed_into_one_read_count_the_same() -> None:
     body = text_event("a") + text_event("b", "stop") + usage_event(5, 2, 4) + b"data: [DONE]\n\n"
 
-    async def split(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        for index in range(len(body)):
-            await exchange.send_chunk(body[index : index + 1])
-        await exchange.end_stream()
-
-    async def packed(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(body)
-        await exchange.end_stream()
-
-    for answer in (split, packed):
-        record = await answer_of(answer)
+    for chunks in ([body[at : at + 1] for at in range(len(body))], [body]):
+        record = await answer_of(streaming(*chunks))
         assert record.succeeded
         assert len(record.output_times_s) == 2
         assert (record.num_input_tokens, record.num_cached_tokens) == (5, 4)
 
 
 async def test_a_chunk_of_several_tokens_is_one_output_event() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(text_event("three tokens here"))
-        await exchange.send_chunk(text_event("", "stop") + usage_event(1, 3) + b"data: [DONE]\n\n")
-        await exchange.end_stream()
-
-    record = await answer_of(answer)
+    last = text_event("", "stop") + usage_event(1, 3) + b"data: [DONE]\n\n"
+    record = await answer_of(streaming(text_event("three tokens here"), last))
     assert (len(record.output_times_s), record.num_output_tokens) == (1, 3)
 
 
 async def test_without_usage_output_events_stand_for_tokens() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.send_chunk(text_event("a") + text_event("b", "stop"))
-        await exchange.end_stream()
-
-    record = await answer_of(answer)
+    record = await answer_of(streaming(text_event("a") + text_event("b", "stop")))
     assert record.succeeded
     assert (record.has_usage, record.num_output_tokens) == (False, 2)
 
@@ -136,29 +138,6 @@ async def test_a_stale_connection_is_replaced_once_and_counted() -> None:
             assert record.succeeded
         client.close()
         assert (server.num_connections, client.pool.num_reconnects) == (2, 1)
-
-
-def streaming(*chunks: bytes, ends: bool = True) -> Answer:
-    """Return an answer of these chunks; the connection is cut after them unless it `ends`."""
-
-    async def answer(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        for chunk in chunks:
-            await exchange.send_chunk(chunk)
-        if not ends:
-            raise CloseConnection
-        await exchange.end_stream()
-
-    return answer
-
-
-def sending(data: bytes) -> Answer:
-    async def answer(exchange: Exchange) -> None:
-        if not data:
-            raise CloseConnection
-        await exchange.send(data)
-
-    return answer
 
 
 async def overloaded(exchange: Exchange) -> None:
@@ -225,7 +204,7 @@ async def test_a_server_without_models_endpoint_is_named() -> None:
     async with serving(answer) as server:
         client = OpenAIClient(server.url)
         with pytest.raises(ServiceError, match="HTTP 404"):
-            await client.list_models()
+            await client.served_models()
         client.close()
 
 

@@ -114,7 +114,6 @@ def test_settings_are_parsed_to_the_types_of_their_keys() -> None:
         ("disagg.policy", "KEY=VALUE"),
         ("disagg.polcy=threshold", "disagg.policy"),
         ("disagg.policy=sometimes", "sometimes"),
-        ("disagg.max_local_prefill_length=-1", "max_local_prefill_length"),
         ("engine.block_size=32", "start only"),
     ],
 )

@@ -137,15 +137,6 @@ async def test_a_stopped_run_keeps_what_it_measured(plan: LoadPlan) -> None:
     assert not summary.errors
 
 
-async def test_failures_do_not_stop_a_run() -> None:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send_json(500, {"error": {"message": "no", "code": "internal"}})
-
-    async with serving(answer) as server:
-        result = await run_plan(server.url, LoadPlan(concurrency=2, num_requests=6))
-    assert [record.error for record in result.records] == ["http_500 internal"] * 6
-
-
 @pytest.mark.parametrize(
     "limits",
     [

@@ -40,13 +40,10 @@ def test_a_request_without_output_events_has_only_an_end_to_end_latency() -> Non
     assert one.e2el_s == 2.0
 
 
-def test_a_second_token_that_came_with_the_first_has_its_time() -> None:
+def test_a_second_token_that_came_with_the_first_has_its_time_and_a_single_one_has_none() -> None:
     assert record(1.0, 1.0, (1.5,), 2.0, num_output_tokens=3).ttst_s == 0.5
-    assert record(1.0, 1.0, (1.5,), 2.0, num_output_tokens=1).ttst_s is None
-
-
-def test_a_single_token_has_no_time_per_output_token() -> None:
-    assert record(0.0, 0.0, (1.0,), 1.0, num_output_tokens=1).tpot_s is None
+    single = record(1.0, 1.0, (1.5,), 2.0, num_output_tokens=1)
+    assert (single.ttst_s, single.tpot_s) == (None, None)
 
 
 def test_a_summary_counts_rates_over_the_whole_duration() -> None:

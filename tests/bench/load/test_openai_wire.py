@@ -19,10 +19,7 @@ EVENTS = [b'{"a":1}', b"{}", b"two\nlines", b"[DONE]"]
 
 
 def builder(**changes: object) -> BodyBuilder:
-    body = BodyBuilder(
-        model="tiny", endpoint="completions", stream=True, ignore_eos=True, temperature=0.0
-    )
-    return msgspec.structs.replace(body, **changes)
+    return msgspec.structs.replace(BodyBuilder("tiny"), **changes)
 
 
 def test_events_come_out_whole_and_in_order() -> None:

@@ -1,6 +1,7 @@
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,33 +29,16 @@ TRACE = """\
 """
 
 
-def synthetic(**changes: object) -> SyntheticWorkload:
-    fields: dict[str, object] = {
-        "input_tokens": 32,
-        "output_tokens": 8,
-        "input_stddev": 0.0,
-        "output_stddev": 0.0,
-        "prefix_tokens": 0,
-        "vocab_size": 100,
-        "input_format": "tokens",
-    }
-    return SyntheticWorkload(**(fields | changes))  # type: ignore[arg-type]
+def synthetic(**changes: Any) -> SyntheticWorkload:
+    return SyntheticWorkload(
+        **{"input_tokens": 32, "output_tokens": 8, "vocab_size": 100, **changes}
+    )
 
 
-def trace(tmp_path: Path, limit: int | None = None, **changes: object) -> TraceWorkload:
+def trace(tmp_path: Path, limit: int | None = None, **changes: Any) -> TraceWorkload:
     path = tmp_path / "trace.jsonl"
     path.write_text(TRACE)
-    fields: dict[str, object] = {
-        "path": "trace.jsonl",
-        "entries": read_trace(path, limit),
-        "time_scale": 1.0,
-        "block_tokens": 512,
-        "max_input_tokens": None,
-        "max_output_tokens": None,
-        "vocab_size": 100,
-        "input_format": "tokens",
-    }
-    return TraceWorkload(**(fields | changes))  # type: ignore[arg-type]
+    return TraceWorkload("trace.jsonl", read_trace(path, limit), vocab_size=100, **changes)
 
 
 def test_a_trace_beyond_the_context_names_the_options_that_make_it_fit(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-import os
 import sys
 import time
 
+import psutil
 import pytest
 
 from tandem.bench.report.process import GPU_FIELDS, gpu_state, run_bounded, under_load
@@ -34,12 +34,8 @@ def test_readings_of_an_idle_gpu_do_not_count() -> None:
     log = [line("0", 345, 80), line("100", 1400, 700.5), line("99", 1500, 690), line("[N/A]", 1, 1)]
     load = under_load("\n".join([*log, "100, 19"]))
     assert load is not None
-    assert (load.sm_mhz, load.min_sm_mhz, load.max_power_w, load.num_readings) == (
-        1450,
-        1400,
-        700.5,
-        2,
-    )
+    found = (load.sm_mhz, load.min_sm_mhz, load.max_power_w, load.num_readings)
+    assert found == (1450, 1400, 700.5, 2)
     assert under_load(log[0]) is None
 
 
@@ -53,11 +49,9 @@ def _is_gone(pid: int) -> bool:
     deadline = time.perf_counter() + 10
     while time.perf_counter() < deadline:
         try:
-            os.kill(pid, 0)
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except (ProcessLookupError, FileNotFoundError):
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.01)
     return False

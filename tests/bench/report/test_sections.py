@@ -94,6 +94,15 @@ def test_a_run_that_is_cut_has_written_the_sections_before(
     assert whole["section_logs"] == {"ceilings": "the log"}
 
 
+def test_sections_that_measure_the_same_have_figures_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [Figure("a", "a", "ms", (3.0,))], "", ""
+    monkeypatch.setattr("tandem.bench.report.sections.in_own_process", lambda *_: measured)
+    program = replace(KERNELS, sections=(CEILINGS, replace(CEILINGS, name="again")))
+    assert run(program, tmp_path / "a.json")[1]["figures"].keys() == {"a", "again_a"}
+
+
 def test_an_unknown_section_is_refused() -> None:
     assert run_sections(KERNELS, SectionOptions("cpu", only=("everything",))) == 2
 
