@@ -10,6 +10,8 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 
+from tandem.runtime.tasks import ends_within
+
 logger = logging.getLogger(__name__)
 
 EXIT_IMPATIENT = 70  # a second signal came before the first was served
@@ -101,10 +103,7 @@ class Lifecycle:
             await asyncio.gather(starting, ending, return_exceptions=True)
 
     async def _drain(self, drain: Stage) -> None:
-        try:
-            async with asyncio.timeout(self._drain_timeout_s):
-                await drain()
-        except TimeoutError:
+        if not await ends_within(drain(), self._drain_timeout_s):
             logger.warning("work remained after %g s of draining", self._drain_timeout_s)
 
     @contextlib.contextmanager

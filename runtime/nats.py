@@ -1,7 +1,6 @@
 """The connection of a process to NATS, shared by the queue and the events."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from nats.aio.transport import TcpTransport
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.printable import masked
+from tandem.runtime.tasks import ends_within
 from tandem.runtime.tls import client_context
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,8 @@ class _Transport(TcpTransport):
     """
 
     async def wait_closed(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S / 2):
-                await super().wait_closed()  # type: ignore[no-untyped-call]
+        closed = super().wait_closed()  # type: ignore[no-untyped-call]
+        await ends_within(closed, _CLOSE_TIMEOUT_S / 2)
 
     def __bool__(self) -> bool:
         return True

@@ -1,7 +1,6 @@
 """The command `tandem top`: readings on one side, keys on the other, and a screen of both."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from tandem.launch.top.roles import RoleChanges, Worker
 from tandem.launch.top.screen import View, draw
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.messages import WorkerRole
+from tandem.runtime.tasks import ends_within
 
 REDRAW_S = 1.0
 Load = Callable[[], EffectiveConfig]
@@ -77,9 +77,7 @@ class _Top:
                     note = self._roles.note(now_s)
                     shown = draw(self._board, self._view, now_s, console.height, note)
                     live.update(shown, refresh=True)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(REDRAW_S):
-                            await self._changed.wait()
+                    await ends_within(self._changed.wait(), REDRAW_S)
         finally:
             self._roles.close()
             reading.cancel()
