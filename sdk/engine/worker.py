@@ -17,12 +17,12 @@ from tandem.runtime.address import EndpointAddress, host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
 from tandem.runtime.lifecycle import Lifecycle, State
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.ending import Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.load import LoadReporter, Sender
+from tandem.sdk.engine.load import EngineLoad, report_load
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.prefill_stage import PrefillStage
 from tandem.sdk.engine.ranks import Ranks
@@ -32,7 +32,8 @@ from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.kv.sources import open_kv_sources
-from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
+from tandem.sdk.worker.canary import Canary
+from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
 from tandem.sdk.worker.models import ModelInput, ModelRegistration, ModelType
@@ -56,8 +57,6 @@ class EngineWorker:
         engine: LLMEngine,
         config: WorkerConfig,
         runtime_config: RuntimeConfig | None = None,
-        *,
-        canary_interval_s: float = CANARY_INTERVAL_S,
     ) -> None:
         config.check()
         self.engine = engine
@@ -72,15 +71,13 @@ class EngineWorker:
         self.endpoint: Endpoint = self.runtime.endpoint(str(self.address))
         self.lifecycle = Lifecycle(drain_timeout_s=self.budget.total_s)
         self.system: SystemServer | None = None
-        self._load = LoadReporter()
-        self.handler = EngineHandler(engine, self._load.changed)
+        self._changes = Changes()  # of the load
+        self.handler = EngineHandler(engine, self._changes.note)
         self._served: ServedEndpoint | None = None
         self._gauges: EngineGauges | None = None
         self._metrics = EngineMetrics({})
         self._is_engine_started = False
         self._canary: Canary | None = None
-        self._watching_health: asyncio.Task[None] | None = None
-        self._canary_interval_s = canary_interval_s
         self._sends_kv_events = False
         self._watchdog = Watchdog()
         self._stack = contextlib.AsyncExitStack()  # closed before the engine's cleanup
@@ -163,19 +160,19 @@ class EngineWorker:
         await self.engine.register_prometheus(self._metrics)
         if not self.config.enable_kv_routing:
             return
-        ranks = self.engine.component_metrics_dp_ranks()
-        if ranks:
-            publisher = SnapshotPublisher(self._gauges, ranks, self._load.changed)
-            self._load.snapshots = publisher
+        publisher = None
+        if ranks := self.engine.component_metrics_dp_ranks():
+            publisher = SnapshotPublisher(self._gauges, ranks, self._changes.note)
             self.engine.attach_snapshot_publisher(publisher)
-        sender = Sender(
+        load = EngineLoad(
             self.runtime.instance(self.address),
             "prefill" if self._is_prefill else "decode",
             self.handler,
             engine_config,
+            publisher,
         )
-        self._stack.push_async_callback(self._load.close)
-        self._load.start(self.runtime.events, sender)
+        report = functools.partial(report_load, self.runtime.events, load, self._changes)
+        self._stack.push_async_callback(cancel, keep_running("the report of the load", report))
 
     async def _serve(self, engine_config: EngineConfig, name: str) -> None:
         config = self.config
@@ -241,24 +238,10 @@ class EngineWorker:
         payload = self.config.health_check_payload or await self.engine.health_check_payload()
         if payload is None:
             return
-
-        async def changed(is_healthy: bool) -> None:
-            await (self.endpoint.register() if is_healthy else self.endpoint.withdraw())
-
-        self._canary = Canary(
-            lambda: self.handler.probe(payload),
-            lambda: self.handler.num_answered,
-            changed,
-            interval_s=self._canary_interval_s,
+        self._canary = self.endpoint.canary(
+            lambda: self.handler.probe(payload), lambda: self.handler.num_answered
         )
-        self._watching_health = keep_running("the health check", self._canary.watch)
-        self._stack.push_async_callback(self._end_canary)
-
-    async def _end_canary(self) -> None:
-        if self._watching_health is not None:
-            self._watching_health.cancel()
-            await asyncio.gather(self._watching_health, return_exceptions=True)
-            self._watching_health = None
+        await self._stack.enter_async_context(self._canary)
 
     @property
     def _is_well(self) -> bool:
@@ -279,7 +262,8 @@ class EngineWorker:
             elapsed_s = time.perf_counter() - started_at
             return max(0.0, budget.total_s - reserved_s - elapsed_s)
 
-        await self._end_canary()  # it would register the endpoint again
+        if self._canary is not None:
+            await self._canary.close()  # it would register the endpoint again
         self.runtime.shutdown()  # ends the other endpoints of the engine
         await self.runtime.withdraw()
         logger.info("%s has left discovery", self.runtime.instance_id)
