@@ -11,8 +11,8 @@ from time import perf_counter
 from rich.console import Console
 from rich.live import Live
 
-from tandem.launch.change_role import change_role
 from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.one_worker import change_role
 from tandem.launch.top.board import Board
 from tandem.launch.top.collect import read
 from tandem.launch.top.keyboard import keys
