@@ -27,7 +27,7 @@ from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPubli
 from tandem.sdk.engine.prefill_stage import PrefillStage
 from tandem.sdk.engine.ranks import Ranks
 from tandem.sdk.engine.shutdown_budget import ShutdownBudget
-from tandem.sdk.engine.text import TextAnswers
+from tandem.sdk.engine.text import text_answers
 from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
@@ -38,7 +38,7 @@ from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
 from tandem.sdk.worker.models import ModelInput, ModelRegistration, ModelType
 from tandem.sdk.worker.serving import ServedEndpoint
-from tandem.sdk.worker.system_server import Actions, SystemRoutes, SystemServer, system_port
+from tandem.sdk.worker.system_server import Actions, SystemServer, system_port
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class EngineWorker:
         """Connect, start the engine, and register it."""
         await self.runtime.connect()
         if self._port is not None:
-            self.system = SystemServer(self.runtime.config.host, self._port, self._routes())
+            self.system = self._system_server(self._port)
             await self.system.start()
             host = self.runtime.config.reachable_host
             self.runtime.metrics_address = host_port(host, self.system.port)
@@ -185,9 +185,8 @@ class EngineWorker:
             self.handler.prefill = stage
         await self.engine.on_endpoint_ready(self.endpoint)
         if config.model_input is ModelInput.Text:
-            self._served = self.endpoint.serve(
-                TextAnswers(self.handler.answer, engine_config.text_fields).answer
-            )
+            answer = text_answers(self.handler.answer, engine_config.text_fields)
+            self._served = self.endpoint.serve(answer)
         else:
             self._served = self.endpoint.serve(self.handler.answer)
         if config.enable_kv_routing:
@@ -224,13 +223,17 @@ class EngineWorker:
             )
             await registration.publish()
 
-    def _routes(self) -> SystemRoutes:
+    def _system_server(self, port: int) -> SystemServer:
         engine = self.engine
-        return SystemRoutes(
+        return SystemServer(
+            self.runtime.config.host,
+            port,
             endpoints=lambda: {self.address.endpoint: self._is_well},
-            metrics=lambda: self._metrics.render(),
-            controls=Actions(engine.supported_controls, engine.engine_control),
-            updates=Actions(engine.supported_updates, engine.engine_update),
+            metrics=self._metrics.render,
+            actions={
+                "control": Actions(engine.supported_controls, engine.engine_control),
+                "update": Actions(engine.supported_updates, engine.engine_update),
+            },
         )
 
     async def _watch_health(self) -> None:
