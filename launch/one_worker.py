@@ -37,7 +37,7 @@ CONTROL_TIMEOUT_S = 60.0  # beyond the duration of a profile: its trace is writt
 
 
 def run_change_role(effective: EffectiveConfig, instance_id: str, role: WorkerRole) -> None:
-    """Change the role and print a line. Raises ServiceError when the worker can't."""
+    """Change the role and print a line. Raise ServiceError when the worker can't."""
     status = asyncio.run(change_role(effective, instance_id, role))
     print(f"worker {status.instance.instance_id} has the role {status.load.role}")
 
@@ -47,7 +47,7 @@ async def change_role(
 ) -> WorkerStatus:
     """Change the role of the worker whose id begins with `instance_id`; return its status.
 
-    Raises NotFoundError for no such worker, and the worker's own errors.
+    Raise NotFoundError for no such worker, and the worker's own errors.
     """
     async with _one_worker(effective, instance_id) as (client, instance):
         async with RequestContext(timeout_s=CHANGE_TIMEOUT_S) as context:
@@ -60,7 +60,7 @@ async def change_role(
 
 
 async def _probe(client: RequestClient, instance: Instance) -> None:
-    """Generate one token at the worker. Raises ServiceError if it can't."""
+    """Generate one token at the worker. Raise ServiceError if it can't."""
     request = GenerateRequest(
         request_id=new_id(),
         model=instance.model,
@@ -83,7 +83,7 @@ async def _probe(client: RequestClient, instance: Instance) -> None:
 def run_control(
     effective: EffectiveConfig, instance_id: str, name: ControlName, duration_s: float
 ) -> None:
-    """Send a command to the worker's engine and print the outcome. Raises the worker's errors."""
+    """Send a command to the worker's engine and print the outcome. Raise the worker's errors."""
     control = WorkerControl(name, round(duration_s * 1e3))
     print(asyncio.run(_send(effective, instance_id, control)).message)
 
@@ -108,7 +108,7 @@ async def _one_worker(
 ) -> AsyncIterator[tuple[RequestClient, Instance]]:
     """Yield a client, and the worker whose id begins with `instance_id`.
 
-    Raises NotFoundError for none or several, and ServiceError where etcd is not reachable.
+    Raise NotFoundError for none or several, and ServiceError where etcd is not reachable.
     """
     runtime = effective.config.runtime
     client = RequestClient(runtime, new_id())

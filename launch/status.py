@@ -56,7 +56,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
-    """Print the cluster's state. Raises ServiceError when etcd cannot be reached."""
+    """Print the cluster's state. Raise ServiceError when etcd cannot be reached."""
     report = asyncio.run(read_cluster(effective))
     if as_json:
         print(json.dumps(msgspec.to_builtins(report), indent=2))

@@ -18,7 +18,7 @@ from tandem.runtime.tls import read_files
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 1.0
-_CHECK_INTERVAL_S = 1.0  # between looks for own keys that a stranger deleted or took over
+_CHECK_INTERVAL_S = 1.0  # between checks that the own keys are there
 
 
 class EtcdDiscovery:
@@ -174,7 +174,7 @@ class EtcdDiscovery:
 
 
 class _Follower:
-    """Keeps one view up to date; tells deleted keys from those that an empty store lost."""
+    """Keeps one view up to date; deleted keys leave it, those that an empty store lost may stay."""
 
     def __init__(
         self,

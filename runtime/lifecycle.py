@@ -24,10 +24,10 @@ Stage = Callable[[], Awaitable[None]]
 
 
 def freeze_gc() -> None:
-    """Spare later garbage collections what this process holds now, and have fewer of them.
+    """Exclude the present objects from garbage collection, and collect less often.
 
-    With a model loaded a full one takes 0.14 s, in which nothing is computed or answered. Requests
-    leave no cycles behind, and by Python's own threshold each wave of them would cost a collection.
+    With a model loaded, a full collection stops the process for 0.14 s. Requests leave no cycles,
+    and at Python's own threshold each wave of them would cause a collection.
     """
     gc.collect()
     gc.freeze()
@@ -35,10 +35,10 @@ def freeze_gc() -> None:
 
 
 def return_large_buffers() -> None:
-    """Have glibc give every large buffer back to the system when it is freed.
+    """Let glibc return every large buffer to the system when it is freed.
 
-    By default it keeps the next ones of a size for itself once one was freed: a frontend that has
-    read a few bodies of megabytes would hold tens of them for ever. Elsewhere this does nothing.
+    By default glibc keeps buffers of a size once one was freed: a frontend that has read a few
+    bodies of megabytes would hold tens of megabytes. With another C library this does nothing.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)

@@ -43,7 +43,7 @@ class _TolerantClient(Client):
     """nats-py's client, whose read loop survives a message with a malformed subject or header.
 
     Such a message is delivered without its malformed part: a pull that waits for a message would
-    otherwise wait for one that has come already. A `tls:` URL is never spoken to in the clear.
+    otherwise wait for one that has come already. A `tls:` URL is never used without TLS.
     """
 
     async def _process_msg(

@@ -43,7 +43,7 @@ def conformance(ctx: typer.Context) -> None:
 
 
 def run_engine(words: Sequence[str]) -> None:
-    """Block until a signal ends the engine. Raises ConfigError when there is no such engine."""
+    """Block until a signal ends the engine. Raise ConfigError when there is no such engine."""
     if not words or words[0] in ("-h", "--help"):
         print(ENGINE_USAGE)
         raise SystemExit(0 if words else 2)

@@ -104,7 +104,7 @@ def get_value(effective: EffectiveConfig, key: str, model: str = "") -> None:
 def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") -> None:
     """Check a live value and write it: for every model, or for `model` alone.
 
-    Raises ConfigError for a bad value and for a model without a worker, and changes nothing.
+    Raise ConfigError for a bad value and for a model without a worker, and changes nothing.
     """
     require_live(key)
     before = _with_live(effective, model)
@@ -122,7 +122,7 @@ def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") 
 
 
 def parse_live(effective: EffectiveConfig, key: str, text: str) -> Any:
-    """Return the value of a live key in JSON types. Raises ConfigError for a bad one."""
+    """Return the value of a live key in JSON types. Raise ConfigError for a bad one."""
     require_live(key)
     return plain(effective.with_settings([Setting(key, text, "new value", is_text=True)]), key)
 
@@ -217,7 +217,7 @@ def check_live(setting: Setting) -> None:
 
 @asynccontextmanager
 async def connected(effective: EffectiveConfig) -> AsyncIterator[Discovery]:
-    """Connect to the cluster's etcd. Raises ServiceError naming its address."""
+    """Connect to the cluster's etcd. Raise ServiceError naming its address."""
     # a person is waiting: give up soon
     runtime = effective.config.runtime.model_copy(update={"connect_attempts": 2})
     discovery = EtcdDiscovery(runtime)

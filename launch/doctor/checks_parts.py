@@ -142,7 +142,7 @@ def check_nixl(host: str) -> Iterator[Finding]:
 
 
 def _reachable(host: str, listens: list[str]) -> Finding:
-    """Return the finding on who reaches UCX's ports: its clients can do all that a worker can."""
+    """Return the finding on the networks that reach UCX's ports, whose clients are trusted."""
     detail = f"listens on {', '.join(listens) or 'no TCP port'}, with runtime.host {host}"
     named = f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else ""
     if is_loopback(host) and not all(is_loopback(address) for address in listens):

@@ -48,7 +48,7 @@ class GraphRun:
 
 
 def read_graph_run(session: Session, graph: str, services_file: Path | None) -> GraphRun:
-    """Load the graph and plan its processes. Raises ConfigError."""
+    """Load the graph and plan its processes. Raise ConfigError."""
     flags = session.flags
     session.flags = [flag for flag in flags if flag.section in section_names()]
     config = session.load_for_cluster()
@@ -74,7 +74,7 @@ def run_graph(
     *,
     with_frontend: bool,
 ) -> int:
-    """Run services until a signal and return the exit code. Raises TandemError on failure."""
+    """Run services until a signal and return the exit code. Raise TandemError on failure."""
     run = read_graph_run(session, graph, services_file)
     if with_frontend:
         run = replace(run, config=with_free_port(run.config))

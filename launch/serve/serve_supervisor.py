@@ -42,7 +42,7 @@ def run_serve(
     topology: str | None,
     num_workers: int | None,
 ) -> int:
-    """Serve until a signal and return the exit code. Raises TandemError when that fails."""
+    """Serve until a signal and return the exit code. Raise TandemError when that fails."""
     roles = _chosen_topology(topology, num_workers)
     config = with_free_port(config)
     with Reporter() as reporter:
@@ -149,7 +149,7 @@ class ServeSupervisor(Supervisor):
 
 
 async def until_known(runtime: RuntimeConfig, instances: Sequence[Instance]) -> None:
-    """Wait until each decode worker has heard of all prefill workers among `instances`.
+    """Wait until each decode worker knows all prefill workers among `instances`.
 
     Before that it would prefill every prompt itself, whatever its policy.
     """

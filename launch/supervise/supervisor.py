@@ -74,7 +74,7 @@ class Supervisor(ABC):
         return True
 
     async def run(self) -> int:
-        """Return the exit code. Raises TandemError when a child cannot be started or kept up."""
+        """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -145,7 +145,7 @@ class Supervisor(ABC):
         await child.start()
 
     async def _unless_one_dies(self, ready: Coroutine[Any, Any, None]) -> None:
-        """Wait for `ready`. Raises ServiceError when a child dies first, or time is up."""
+        """Wait for `ready`. Raise ServiceError when a child dies first, or time is up."""
         waiting = asyncio.create_task(ready)
         exits: dict[asyncio.Task[Any], ManagedProcess] = {
             asyncio.create_task(child.child.wait()): child for child in self._children
@@ -204,7 +204,7 @@ class Supervisor(ABC):
             raise failures.exceptions[0] from None
 
     async def _keep(self, process: ManagedProcess | LocalServer) -> None:
-        """Restart a process whenever it ends. Raises ServiceError when it ends too often."""
+        """Restart a process whenever it ends. Raise ServiceError when it ends too often."""
         backoff = Backoff()
         while True:
             how = describe_exit(await process.child.wait())
@@ -256,7 +256,7 @@ class Supervisor(ABC):
 
 
 def with_free_port(config: EffectiveConfig) -> EffectiveConfig:
-    """Return the config with a free port in place of port 0. Raises ConfigError for a taken one."""
+    """Return the config with a free port in place of port 0. Raise ConfigError for a taken one."""
     frontend = config.config.frontend
     require_free_port(frontend.host, frontend.port, "--port")
     if frontend.port != 0:

@@ -28,7 +28,7 @@ CLOSE_S = 1.0  # for the connections of a reading that is cut off
 
 
 def run_top(load: Load, api_key_env: str | None, interval_s: float) -> None:
-    """Show the cluster until `q`. Raises ConfigError without a terminal or without the key.
+    """Show the cluster until `q`. Raise ConfigError without a terminal or without the key.
 
     The config is loaded for each reading: a cluster that starts later is found.
     """

@@ -242,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("engine", help="module:Class, a subclass of LLMEngine")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the engine's from_args gets"
+        "arguments", nargs=argparse.REMAINDER, help="arguments for the engine's from_args"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
