@@ -5,7 +5,6 @@ folder that only its owner enters.
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import secrets
@@ -21,6 +20,7 @@ from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
+from tandem.runtime.tasks import cancel
 
 HOST = "127.0.0.1"
 NATS_USER = "tandem"
@@ -138,10 +138,8 @@ class LocalServer(ABC):
             if ready.done() and ready.exception() is None and not exited.done():
                 return
         finally:
-            for task in (ready, exited):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel(ready)
+            await cancel(exited)
         ended = self._child.exit_code
         self._child.kill()
         await self._child.wait()

@@ -29,6 +29,7 @@ from tandem.runtime.messages import Instance
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
 from tandem.runtime.progress import in_words
+from tandem.runtime.tasks import cancel
 
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05
@@ -100,11 +101,8 @@ class Supervisor(ABC):
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for pending in (task, stopped):
-            if not pending.done():
-                pending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await pending
+        await cancel(stopped)
+        await cancel(task)
         if task.cancelled():
             return False
         task.result()
