@@ -10,7 +10,7 @@ from rich.table import Table
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.fit import misfits
-from tandem.launch.supervise.ports import http_get
+from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
@@ -142,7 +142,7 @@ async def _frontend_state(address: str) -> str:
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
     try:
-        status, _ = await http_get(
+        status = await http_status(
             host, int(port), "/health", CALL_TIMEOUT_S, scheme=scheme or "http"
         )
     except ServiceError as error:

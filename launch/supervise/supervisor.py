@@ -19,7 +19,7 @@ from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.child_process import describe_exit, log_tail
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
-from tandem.launch.supervise.ports import free_port, http_get, local_address, require_free_port
+from tandem.launch.supervise.ports import free_port, http_status, local_address, require_free_port
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ServiceError
@@ -170,7 +170,7 @@ class Supervisor(ABC):
         while True:
             with contextlib.suppress(ServiceError):
                 host = local_address(frontend.host)
-                status, _ = await http_get(host, frontend.port, path, scheme=frontend.scheme)
+                status = await http_status(host, frontend.port, path, scheme=frontend.scheme)
                 if status == 200:
                     return
             await asyncio.sleep(HEALTH_RETRY_S)

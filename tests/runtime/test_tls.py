@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from tandem.launch.supervise.ports import http_get
+from tandem.launch.supervise.ports import http_status
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, ConnectionLostError, ServiceError, TandemError
@@ -198,9 +198,9 @@ async def test_http_is_served_over_tls(files: Files) -> None:
     url = f"https://{server.address}/"
     async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as response:
         assert (response.status, await response.read()) == (200, b"https")
-    assert (await http_get("127.0.0.1", server.port, "/", scheme="https"))[0] == 200
+    assert await http_status("127.0.0.1", server.port, "/", scheme="https") == 200
     with pytest.raises(ServiceError):
-        await http_get("127.0.0.1", server.port, "/")
+        await http_status("127.0.0.1", server.port, "/")
     await server.close()
 
 
