@@ -10,7 +10,7 @@ from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, instances_prefix
+from tandem.runtime.discovery import Discovery, read_instances
 from tandem.runtime.errors import NotFoundError, ServiceError
 from tandem.runtime.messages import (
     ControlName,
@@ -121,14 +121,9 @@ async def _one_worker(
 
 
 async def _find(discovery: Discovery, namespace: str, instance_id: str) -> Instance:
-    found: dict[str, Instance] = {}
-    for component in ("decode", "prefill"):
-        items = await discovery.get_prefix(instances_prefix(namespace, component))
-        for value in items.values():
-            instance = msgspec.json.decode(value, type=Instance)
-            if instance.instance_id.startswith(instance_id):
-                found[instance.instance_id] = instance
+    workers = await read_instances(discovery, namespace, ("decode", "prefill"))
+    found = [each for each in workers.values() if each.instance_id.startswith(instance_id)]
     if len(found) != 1:
         which = f"{len(found)} workers" if found else "no worker"
         raise NotFoundError(f"{which} of namespace {namespace} begin with {instance_id!r}")
-    return next(iter(found.values()))
+    return found[0]

@@ -14,12 +14,7 @@ from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.discovery import (
-    Discovery,
-    config_prefix,
-    instances_prefix,
-    models_prefix,
-)
+from tandem.runtime.discovery import Discovery, config_prefix, models_prefix, read_instances
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
@@ -111,12 +106,7 @@ def _in_force(
 
 
 async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance]:
-    by_id: dict[str, Instance] = {}  # a process registers once per endpoint
-    for component in COMPONENTS:
-        found = await discovery.get_prefix(instances_prefix(namespace, component))
-        for value in found.values():
-            instance = msgspec.json.decode(value, type=Instance)
-            by_id.setdefault(instance.instance_id, instance)
+    by_id = await read_instances(discovery, namespace, COMPONENTS)
     cards = await discovery.get_prefix(models_prefix(namespace))
     for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
         if not card.endpoint:

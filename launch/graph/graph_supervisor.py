@@ -20,7 +20,7 @@ from tandem.launch.serve.role_process import role_process
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
-from tandem.runtime.discovery import WatchView
+from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance
@@ -112,7 +112,7 @@ class GraphSupervisor(Supervisor):
     async def _watch_instances(self, discovery: EtcdDiscovery) -> dict[str, WatchView]:
         """Return namespace |-> the view of all instances in it."""
         namespaces = {self._namespace(spec) for spec in self._specs.values()}
-        views = {name: discovery.watch(f"/tandem/{name}/instances/") for name in namespaces}
+        views = {name: discovery.watch(instances_prefix(name)) for name in namespaces}
         for view in views.values():
             await view.ready()
             view.subscribe(lambda key, value: self._report_ready_instances(views))

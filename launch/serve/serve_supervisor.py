@@ -23,7 +23,7 @@ from tandem.launch.supervise.supervisor import (
 )
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import WatchView
+from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.instance_report import ask_worker
@@ -91,10 +91,11 @@ class ServeSupervisor(Supervisor):
             )
         names = ", ".join(child.name for child in self._children)
         self._report.working(f"loading {self._model_name}: {names}")
-        view = discovery.watch(f"/tandem/{self._config.config.runtime.namespace}/instances/")
+        namespace = self._config.config.runtime.namespace
+        view = discovery.watch(instances_prefix(namespace))
         await view.ready()
         view.subscribe(self._instance_changed)
-        loading = watch_progress(discovery, self._config.config.runtime.namespace)
+        loading = watch_progress(discovery, namespace)
         loading.subscribe(self._progress_changed)
         await self._unless_one_dies(self._until_ready(view))
         await loading.close()
