@@ -17,6 +17,7 @@ from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.discovery import Discovery, config_prefix, models_prefix, read_instances
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
+from tandem.runtime.lifecycle import started
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
@@ -146,14 +147,12 @@ async def _read_queues(
     if not deployments:
         return []
     runtime = effective.config.runtime
-    nats = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
+    connection = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
     try:
-        await nats.start()
-        return [await _read_queue(nats, effective, *each) for each in deployments]
+        async with started(connection) as nats:
+            return [await _read_queue(nats, effective, *each) for each in deployments]
     except TandemError as error:
         return [QueueReport(*each, error=str(error)) for each in deployments]
-    finally:
-        await nats.close()
 
 
 async def _read_queue(

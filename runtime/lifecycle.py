@@ -7,8 +7,9 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from enum import Enum
+from typing import Protocol, TypeVar
 
 from tandem.runtime.tasks import ends_within
 
@@ -21,6 +22,7 @@ _LARGE_BUFFER_BYTES = 256 * 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Stage = Callable[[], Awaitable[None]]
+S = TypeVar("S", bound="Startable")
 
 
 def freeze_gc() -> None:
@@ -42,6 +44,24 @@ def return_large_buffers() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)
+
+
+class Startable(Protocol):
+    """A part of a process that is started and closed."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def started(part: S) -> AsyncIterator[S]:
+    """Start a part of the process for the body; close it at the end, and if it does not start."""
+    try:
+        await part.start()
+        yield part
+    finally:
+        await part.close()
 
 
 class State(Enum):

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import running_clusters
 from tandem.runtime.messages import ModelCard
 from tandem.runtime.printable import masked, short
@@ -215,17 +216,11 @@ def check_live(setting: Setting) -> None:
     compose([setting])
 
 
-@asynccontextmanager
-async def connected(effective: EffectiveConfig) -> AsyncIterator[Discovery]:
+def connected(effective: EffectiveConfig) -> AbstractAsyncContextManager[Discovery]:
     """Connect to the cluster's etcd. Raise ServiceError naming its address."""
     # a person is waiting: give up soon
     runtime = effective.config.runtime.model_copy(update={"connect_attempts": 2})
-    discovery = EtcdDiscovery(runtime)
-    await discovery.start()
-    try:
-        yield discovery
-    finally:
-        await discovery.close()
+    return started(EtcdDiscovery(runtime))
 
 
 async def _call(effective: EffectiveConfig, work: Callable[[Discovery], Awaitable[None]]) -> None:

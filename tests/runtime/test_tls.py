@@ -15,6 +15,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, ConnectionLostError, ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.http_server import HttpServer
+from tandem.runtime.lifecycle import started
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer, Responder
@@ -141,21 +142,14 @@ class TlsEtcd(EtcdServer):
 
 
 async def connects_to_nats(config: RuntimeConfig) -> None:
-    connection = NatsConnection(config)
-    try:
-        await connection.start()
-    finally:
-        await connection.close()
+    async with started(NatsConnection(config)):
+        pass
 
 
 async def connects_to_etcd(config: RuntimeConfig) -> None:
-    discovery = EtcdDiscovery(config)
-    try:
-        await discovery.start()
+    async with started(EtcdDiscovery(config)) as discovery:
         await discovery.put("/x", b"1")
         assert await discovery.get_prefix("/x") == {"/x": b"1"}
-    finally:
-        await discovery.close()
 
 
 async def test_nats_and_etcd_are_reached_over_tls_with_a_certificate_only(
