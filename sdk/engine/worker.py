@@ -19,14 +19,13 @@ from tandem.runtime.errors import TandemError
 from tandem.runtime.lifecycle import Lifecycle, State
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.engine.disaggregation import DisaggregationMode
-from tandem.sdk.engine.ending import Watchdog, within
+from tandem.sdk.engine.ending import ShutdownBudget, Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.load import EngineLoad, report_load
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.prefill_stage import PrefillStage
 from tandem.sdk.engine.ranks import Ranks
-from tandem.sdk.engine.shutdown_budget import ShutdownBudget
 from tandem.sdk.engine.text import text_answers
 from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine.worker_config import WorkerConfig
