@@ -48,7 +48,7 @@ def driver_version() -> str | None:
 def device_for(gpu: str) -> str:
     """Return the engine's device for `--gpu`: an index, `cpu` or `auto`.
 
-    Raises ConfigError with the GPUs of this machine when it lacks that one.
+    Raise ConfigError with the GPUs of this machine when it lacks that one.
     """
     if gpu in ("auto", "cpu"):
         return gpu
@@ -59,7 +59,7 @@ def device_for(gpu: str) -> str:
 
 
 def require_gpu(index: int, asked_by: str, without: str, gpus: Sequence[GpuInfo]) -> GpuInfo:
-    """Return the GPU of `gpus` with that index. Raises ConfigError naming all of `gpus`."""
+    """Return the GPU of `gpus` with that index. Raise ConfigError naming all of `gpus`."""
     for gpu in gpus:
         if gpu.index == index:
             return gpu

@@ -1,5 +1,6 @@
-"""The one running worker that an operator's command names, and a client that reaches it."""
+"""`tandem role` and `tandem control`: an operator's commands to one running worker."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,20 +8,107 @@ import msgspec
 
 from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
-from tandem.runtime.address import new_id
-from tandem.runtime.discovery import Discovery, instances_prefix
-from tandem.runtime.errors import NotFoundError
-from tandem.runtime.messages import Instance
+from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import Discovery, read_instances
+from tandem.runtime.errors import NotFoundError, ServiceError
+from tandem.runtime.messages import (
+    ControlName,
+    ControlOutcome,
+    GenerateRequest,
+    Instance,
+    RoleChange,
+    SamplingParams,
+    StopConditions,
+    TokenDelta,
+    WorkerControl,
+    WorkerRole,
+    WorkerStatus,
+    encode,
+    pack_tokens,
+    role_names,
+)
 from tandem.runtime.plane.client import RequestClient
+
+CHANGE_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 10.0
+PROBE_TOKENS = [0, 1]
+CONTROL_TIMEOUT_S = 60.0  # beyond the duration of a profile: its trace is written
+
+
+def run_change_role(effective: EffectiveConfig, instance_id: str, role: WorkerRole) -> None:
+    """Change the role and print a line. Raise ServiceError when the worker can't."""
+    status = asyncio.run(change_role(effective, instance_id, role))
+    print(f"worker {status.instance.instance_id} has the role {status.load.role}")
+
+
+async def change_role(
+    effective: EffectiveConfig, instance_id: str, role: WorkerRole
+) -> WorkerStatus:
+    """Change the role of the worker whose id begins with `instance_id`; return its status.
+
+    Raise NotFoundError for no such worker, and the worker's own errors.
+    """
+    async with _one_worker(effective, instance_id) as (client, instance):
+        async with RequestContext(timeout_s=CHANGE_TIMEOUT_S) as context:
+            change = encode(RoleChange(role))
+            answer = await client.call(instance.address, "change_role", change, context)
+        status = msgspec.msgpack.decode(answer, type=WorkerStatus)
+        if "decode" in role_names(role):
+            await _probe(client, instance)
+        return status
+
+
+async def _probe(client: RequestClient, instance: Instance) -> None:
+    """Generate one token at the worker. Raise ServiceError if it can't."""
+    request = GenerateRequest(
+        request_id=new_id(),
+        model=instance.model,
+        token_ids=pack_tokens(PROBE_TOKENS),
+        sampling=SamplingParams(temperature=0),
+        stop=StopConditions(max_tokens=1, ignore_eos=True),
+        prefill_place="local",
+        deadline_ms=round(PROBE_TIMEOUT_S * 1e3),
+    )
+    endpoint = str(EndpointAddress(instance.namespace, "decode", "generate"))
+    async with RequestContext(timeout_s=PROBE_TIMEOUT_S) as context:
+        stream = await client.open(instance.address, endpoint, encode(request), context)
+        async with stream:
+            async for item in stream:
+                if msgspec.msgpack.decode(item, type=TokenDelta).finish_reason is not None:
+                    return
+    raise ServiceError(f"worker {instance.instance_id} did not answer a request of one token")
+
+
+def run_control(
+    effective: EffectiveConfig, instance_id: str, name: ControlName, duration_s: float
+) -> None:
+    """Send a command to the worker's engine and print the outcome. Raise the worker's errors."""
+    control = WorkerControl(name, round(duration_s * 1e3))
+    print(asyncio.run(_send(effective, instance_id, control)).message)
+
+
+async def _send(
+    effective: EffectiveConfig, instance_id: str, control: WorkerControl
+) -> ControlOutcome:
+    async with (
+        _one_worker(effective, instance_id) as (client, instance),
+        RequestContext(timeout_s=CONTROL_TIMEOUT_S + control.duration_ms / 1e3) as context,
+    ):
+        answer = await client.call(instance.address, "control", encode(control), context)
+        return msgspec.msgpack.decode(answer, type=ControlOutcome)
+
+
+# ---- the worker -------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def one_worker(
+async def _one_worker(
     effective: EffectiveConfig, instance_id: str
 ) -> AsyncIterator[tuple[RequestClient, Instance]]:
     """Yield a client, and the worker whose id begins with `instance_id`.
 
-    Raises NotFoundError for none or several, and ServiceError where etcd is not reachable.
+    Raise NotFoundError for none or several, and ServiceError where etcd is not reachable.
     """
     runtime = effective.config.runtime
     client = RequestClient(runtime, new_id())
@@ -33,14 +121,9 @@ async def one_worker(
 
 
 async def _find(discovery: Discovery, namespace: str, instance_id: str) -> Instance:
-    found: dict[str, Instance] = {}
-    for component in ("decode", "prefill"):
-        items = await discovery.get_prefix(instances_prefix(namespace, component))
-        for value in items.values():
-            instance = msgspec.json.decode(value, type=Instance)
-            if instance.instance_id.startswith(instance_id):
-                found[instance.instance_id] = instance
+    workers = await read_instances(discovery, namespace, ("decode", "prefill"))
+    found = [each for each in workers.values() if each.instance_id.startswith(instance_id)]
     if len(found) != 1:
         which = f"{len(found)} workers" if found else "no worker"
         raise NotFoundError(f"{which} of namespace {namespace} begin with {instance_id!r}")
-    return next(iter(found.values()))
+    return found[0]

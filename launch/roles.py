@@ -57,7 +57,7 @@ def run_worker_role(
 ) -> None:
     """Block until a signal ends the worker, which begins in `role`.
 
-    Raises ServiceError without NATS and etcd, before a model is downloaded or loaded.
+    Raise ServiceError without NATS and etcd, before a model is downloaded or loaded.
     """
     effective = prepare_worker(effective, gpu)
     uvloop.run(_reach_services(effective.config.runtime, role))
@@ -87,7 +87,7 @@ async def _run_worker(
 
 
 def prepare_worker(effective: EffectiveConfig, gpu: str | None) -> EffectiveConfig:
-    """Return the config with the device in it. Raises ConfigError without that GPU."""
+    """Return the config with the device in it. Raise ConfigError without that GPU."""
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read when PyTorch is loaded
     if gpu is not None:
         return effective.with_settings([Setting("engine.device", device_for(gpu), "--gpu")])
@@ -97,7 +97,7 @@ def prepare_worker(effective: EffectiveConfig, gpu: str | None) -> EffectiveConf
 
 
 async def _reach_services(runtime: RuntimeConfig, role: str) -> None:
-    """Connect to NATS and etcd, and leave. Raises ServiceError naming the address."""
+    """Connect to NATS and etcd, and leave. Raise ServiceError naming the address."""
     async with Node(runtime, component=role, serves=False):
         pass
 
@@ -105,7 +105,7 @@ async def _reach_services(runtime: RuntimeConfig, role: str) -> None:
 def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path, str]:
     """Return the folder of a model, downloaded where necessary, and its served name.
 
-    `bundled` stands for engine.model where that is set, else for the bundled model. Raises
+    `bundled` stands for engine.model where that is set, else for the bundled model. Raise
     ModelError without that model, and for one that the engine does not run.
     """
     model = options.model

@@ -10,18 +10,14 @@ from rich.table import Table
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.fit import misfits
-from tandem.launch.supervise.ports import http_get
+from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.discovery import (
-    Discovery,
-    config_prefix,
-    instances_prefix,
-    models_prefix,
-)
+from tandem.runtime.discovery import Discovery, config_prefix, models_prefix, read_instances
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
+from tandem.runtime.lifecycle import started
 from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
@@ -56,7 +52,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
-    """Print the cluster's state. Raises ServiceError when etcd cannot be reached."""
+    """Print the cluster's state. Raise ServiceError when etcd cannot be reached."""
     report = asyncio.run(read_cluster(effective))
     if as_json:
         print(json.dumps(msgspec.to_builtins(report), indent=2))
@@ -111,12 +107,7 @@ def _in_force(
 
 
 async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance]:
-    by_id: dict[str, Instance] = {}  # a process registers once per endpoint
-    for component in COMPONENTS:
-        found = await discovery.get_prefix(instances_prefix(namespace, component))
-        for value in found.values():
-            instance = msgspec.json.decode(value, type=Instance)
-            by_id.setdefault(instance.instance_id, instance)
+    by_id = await read_instances(discovery, namespace, COMPONENTS)
     cards = await discovery.get_prefix(models_prefix(namespace))
     for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
         if not card.endpoint:
@@ -142,7 +133,7 @@ async def _frontend_state(address: str) -> str:
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
     try:
-        status, _ = await http_get(
+        status = await http_status(
             host, int(port), "/health", CALL_TIMEOUT_S, scheme=scheme or "http"
         )
     except ServiceError as error:
@@ -156,14 +147,12 @@ async def _read_queues(
     if not deployments:
         return []
     runtime = effective.config.runtime
-    nats = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
+    connection = NatsConnection(runtime.model_copy(update={"connect_attempts": 1}))
     try:
-        await nats.start()
-        return [await _read_queue(nats, effective, *each) for each in deployments]
+        async with started(connection) as nats:
+            return [await _read_queue(nats, effective, *each) for each in deployments]
     except TandemError as error:
         return [QueueReport(*each, error=str(error)) for each in deployments]
-    finally:
-        await nats.close()
 
 
 async def _read_queue(

@@ -11,7 +11,7 @@ from tandem.runtime.errors import ModelError
 BUNDLED_MODEL_NAME = "tandem-tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OTHER_WEIGHTS = {
     "*.gguf": "GGUF",
     "pytorch_model*.bin": "PyTorch's pickle",
@@ -35,7 +35,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
             return folder.resolve()
         raise ModelError(f"{folder} is a folder, but it has no config.json", param="model")
     tried = [f"the bundled name {BUNDLED_MODEL_NAME!r}", f"the folder {folder.absolute()}"]
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         raise _not_found(name, [*tried, "not a hub id, which reads owner/name"])
     if importlib.util.find_spec("huggingface_hub") is None:
         hint = "the hub was not asked: install huggingface_hub (pip install 'tandem-serve[hub]')"

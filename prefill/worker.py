@@ -18,7 +18,7 @@ from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.discovery import watch_transfer
 from tandem.runtime.messages import RoleName, TransferMetadata
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, keep_running
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.handoff.sender import SenderTools
 from tandem.transfer.link import GROUP_COUNTS
@@ -73,9 +73,7 @@ class PrefillRole:
         await self._jobs.drain("the prefill worker has another role now", patience_s)
 
     async def _stop_receiving(self) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.gather(self._receiving, return_exceptions=True)
+        await cancel(self._receiving)
 
     async def _watch_peers(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect to every decode worker before its first ticket comes."""

@@ -11,7 +11,7 @@ Values are JSON, with a MAC behind them where there is a cluster token (`seals.p
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
@@ -245,9 +245,9 @@ class TypedView(Generic[T]):
 # ---- keys -------------------------------------------------------------------------------------
 
 
-def instances_prefix(namespace: str, component: str) -> str:
-    """Return the prefix of all instances of a component."""
-    return f"/tandem/{namespace}/instances/{component}/"
+def instances_prefix(namespace: str, component: str = "") -> str:
+    """Return the prefix of all instances, or of those of one component."""
+    return f"/tandem/{namespace}/instances/" + (f"{component}/" if component else "")
 
 
 def models_prefix(namespace: str, model: str = "") -> str:
@@ -309,6 +309,19 @@ async def register_transfer(records: Records, namespace: str, metadata: Transfer
     key = transfer_prefix(namespace) + metadata.instance_id
     await records.put(key, msgspec.json.encode(metadata))
     return key
+
+
+async def read_instances(
+    discovery: Discovery, namespace: str, components: Iterable[str]
+) -> dict[str, Instance]:
+    """Return instance id |-> Instance of some components; of a process its first endpoint."""
+    found: dict[str, Instance] = {}
+    for component in components:
+        records = await discovery.get_prefix(instances_prefix(namespace, component))
+        for record in records.values():
+            instance = msgspec.json.decode(record, type=Instance)
+            found.setdefault(instance.instance_id, instance)
+    return found
 
 
 def watch_instances(discovery: Discovery, namespace: str, component: str) -> TypedView[Instance]:

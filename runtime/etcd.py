@@ -5,20 +5,20 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd_client import Entry, EtcdClient, Snapshot
 from tandem.runtime.seals import Seals
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, ends_within, keep_running
 from tandem.runtime.tls import read_files
 
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 1.0
-_CHECK_INTERVAL_S = 1.0  # between looks for own keys that a stranger deleted or took over
+_CHECK_INTERVAL_S = 1.0  # between checks that the own keys are there
 
 
 class EtcdDiscovery:
@@ -66,10 +66,8 @@ class EtcdDiscovery:
         """Revoke the lease and stop following; bounded to a few seconds without etcd."""
         for view in list(self._followers):
             await view.close()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
+        await cancel(self._keeper)
+        self._keeper = None
         if self._lease_id:
             try:
                 await self._client.revoke(self._lease_id)
@@ -136,9 +134,7 @@ class EtcdDiscovery:
             if attempt:
                 await asyncio.sleep(_backoff_s(attempt))
             else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(interval_s):
-                        await self._suspect.wait()
+                await ends_within(self._suspect.wait(), interval_s)
             self._suspect.clear()
             try:
                 is_lost = attempt or self._is_behind
@@ -178,7 +174,7 @@ class EtcdDiscovery:
 
 
 class _Follower:
-    """Keeps one view up to date; tells deleted keys from those that an empty store lost."""
+    """Keeps one view up to date; deleted keys leave it, those that an empty store lost may stay."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from tandem.runtime.nats import NatsConnection
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +108,7 @@ class NatsEvents:
         return unsubscribe
 
     async def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.cancel()
-            await asyncio.gather(self._publisher, return_exceptions=True)
-            self._publisher = None
+        await cancel(self._publisher)
 
 
 class MemoryEvents:

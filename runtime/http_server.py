@@ -10,6 +10,7 @@ import uvicorn
 
 from tandem.runtime.address import host_port
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.tasks import ends_within
 from tandem.runtime.tls import check_pair
 
 _BACKLOG = 2048
@@ -126,8 +127,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not self.exiting.is_set():
             await self.on_tick(0)  # the date header's second
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.exiting.wait(), timeout=1.0)
+            await ends_within(self.exiting.wait(), 1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:

@@ -61,7 +61,7 @@ def announced(cluster: LocalCluster) -> Iterator[None]:
 
 
 def started_s(pid: int) -> float:
-    """Return the start of a process, which tells it from a later one with its pid.
+    """Return the start of a process, which differs from that of a later one with the same pid.
 
     The unit is seconds since the boot: the time of day may be set while the process runs. Raise
     psutil.Error for no such process.

@@ -30,7 +30,7 @@ def log_for(request_id: str, headers: Mapping[str, str]) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """One line per event, whatever a stranger put into its message: escaped, cut, no passwords.
+    """One line per event: control characters escaped, long messages cut, passwords masked.
 
     The lines of a traceback follow, indented.
     """

@@ -1,7 +1,7 @@
 """Every message that crosses a wire: frozen, tagged structs in msgpack.
 
 Token ids travel as little-endian u32 bytes (`pack_tokens`), durations as milliseconds; no message
-carries a clock reading of another host. Messages are grouped by who receives them.
+carries a clock reading of another host. Messages are grouped by their receiver.
 """
 
 import sys

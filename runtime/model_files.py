@@ -34,7 +34,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Return a digest that tells fine-tunes of a model apart, without reading all of the weights.
+    """Return a digest that differs between fine-tunes of a model, from a part of the weights.
 
     BLAKE2b, hex, over config.json and, of each *.safetensors file, its size and `NUM_SAMPLES`
     pieces spread evenly over it.

@@ -34,7 +34,7 @@ def config_variables(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (config key, variable, text), weakest first.
 
-    Shared variables come before those named TANDEM_SECTION__KEY. Raises ConfigError for
+    Shared variables come before those named TANDEM_SECTION__KEY. Raise ConfigError for
     TANDEM_SECTION_KEY of one of `sections`: an underscore is missing.
     """
     for variable, key in SHARED_VARIABLES.items():

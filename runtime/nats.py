@@ -1,7 +1,6 @@
 """The connection of a process to NATS, shared by the queue and the events."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from nats.aio.transport import TcpTransport
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.printable import masked
+from tandem.runtime.tasks import ends_within
 from tandem.runtime.tls import client_context
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,8 @@ class _Transport(TcpTransport):
     """
 
     async def wait_closed(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S / 2):
-                await super().wait_closed()  # type: ignore[no-untyped-call]
+        closed = super().wait_closed()  # type: ignore[no-untyped-call]
+        await ends_within(closed, _CLOSE_TIMEOUT_S / 2)
 
     def __bool__(self) -> bool:
         return True
@@ -44,7 +43,7 @@ class _TolerantClient(Client):
     """nats-py's client, whose read loop survives a message with a malformed subject or header.
 
     Such a message is delivered without its malformed part: a pull that waits for a message would
-    otherwise wait for one that has come already. A `tls:` URL is never spoken to in the clear.
+    otherwise wait for one that has come already. A `tls:` URL is never used without TLS.
     """
 
     async def _process_msg(

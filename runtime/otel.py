@@ -14,6 +14,8 @@ import threading
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from tandem.runtime.tasks import ends_within
+
 if TYPE_CHECKING:
     from tandem.runtime.otel_tracer import Tracer
 
@@ -93,8 +95,5 @@ async def _shut_down(provider: Any) -> None:
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=work, name="last-spans", daemon=True).start()
-    try:
-        async with asyncio.timeout(_FLUSH_S):
-            await done.wait()
-    except TimeoutError:
+    if not await ends_within(done.wait(), _FLUSH_S):
         logger.warning("the last spans were not sent: the collector does not answer")

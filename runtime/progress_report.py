@@ -20,6 +20,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import TandemError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.progress import Work, on_work
 
 logger = logging.getLogger(__name__)
@@ -82,16 +83,12 @@ async def _report(
     config: RuntimeConfig, component: str, model: str, works: SimpleQueue[Work | None]
 ) -> None:
     """Put the latest work until there is none; the report is deleted then."""
-    discovery = EtcdDiscovery(config)
     key = progress_prefix(config.namespace) + new_id()
-    try:
-        await discovery.start()
+    async with started(EtcdDiscovery(config)) as discovery:
         while (work := await asyncio.to_thread(_latest, works)) is not None:
             names = (component, model[:_MAX_LINE], socket.gethostname(), os.getpid())
             report = ProgressReport(*names, work.line[:_MAX_LINE], work.share)
             await discovery.put(key, msgspec.json.encode(report))
-    finally:
-        await discovery.close()
 
 
 def _latest(works: SimpleQueue[Work | None]) -> Work | None:

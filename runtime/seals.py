@@ -2,8 +2,8 @@
 
     value \\n HMAC-SHA256 of key and value, hex
 
-So a stranger who can write to etcd cannot make a process dial another address. The live config
-carries none: whoever can write to etcd may set thresholds.
+Write access to etcd is therefore not enough to make a process dial another address. The live config
+carries no MAC: write access to etcd is enough to set thresholds.
 """
 
 import hmac
@@ -44,8 +44,8 @@ class Seals:
 
     def _mac(self, key: str, value: bytes) -> bytes:
         assert self._token is not None
-        said = b"\0".join((b"tandem record", key.encode(), value))
-        return hmac.digest(self._token, said, "sha256").hex().encode()
+        signed = b"\0".join((b"tandem record", key.encode(), value))
+        return hmac.digest(self._token, signed, "sha256").hex().encode()
 
 
 def _is_sealed(key: str) -> bool:

@@ -60,6 +60,12 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
     return "" if found is None else found[2]
 
 
+def span_id_of(headers: Mapping[str, str]) -> str:
+    """Return the id of the span that a W3C traceparent names; empty without a valid one."""
+    found = _parsed(headers)
+    return "" if found is None else found[3]
+
+
 def _parsed(headers: Mapping[str, str]) -> re.Match[str] | None:
     found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     if found is not None and found[1] == "00" and found[5]:  # of later versions alone

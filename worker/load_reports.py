@@ -1,12 +1,12 @@
 """A worker's reports of its load, and its own prompts, whose coming and going changes it."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from tandem.engine.outputs import LoadStats
+from tandem.runtime.tasks import ends_within
 
 INTERVAL_S = 0.25  # between reports, unless prompts come or go
 MIN_INTERVAL_S = 0.02
@@ -61,9 +61,7 @@ class LoadReports:
         """Send one report, and wait until the next is due."""
         await self._send_one()
         await asyncio.sleep(MIN_INTERVAL_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(INTERVAL_S - MIN_INTERVAL_S):
-                await self._prompts.changed.wait()
+        await ends_within(self._prompts.changed.wait(), INTERVAL_S - MIN_INTERVAL_S)
         self._prompts.changed.clear()
 
     async def _send_one(self) -> None:

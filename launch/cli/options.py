@@ -5,21 +5,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tandem.launch.cli.session import Session
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="YAML file of config sections.")
-]
-NatsUrl = Annotated[str | None, typer.Option(help="NATS to join, as in nats://10.0.0.1:4222.")]
-EtcdEndpoints = Annotated[
-    str | None,
-    typer.Option(help="etcd to join, as in http://10.0.0.1:2379; commas between several."),
-]
-Namespace = Annotated[str | None, typer.Option(help="Separates clusters that share NATS and etcd.")]
+T = TypeVar("T")
+
+CONFIG_HELP = "Any config key can be set with --section.key=VALUE; tandem config show lists them."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -49,62 +43,19 @@ class LaunchOptions:
     start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600
 
 
-def file_session(ctx: typer.Context, config: ConfigFile = None) -> Session:
-    """Return the session of this call with its config file."""
-    session = ctx.find_object(Session)
-    assert session is not None, "main() passes one"
-    session.file = config
-    return session
+def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorate a command or a maker: a parameter named in `makers` is made from options.
 
-
-def cluster_session(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> Session:
-    """Return the session of a command that belongs to a cluster."""
-    session = file_session(ctx, config)
-    session.set("runtime.nats_url", nats_url, "--nats-url")
-    session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
-    session.set("runtime.namespace", namespace, "--namespace")
-    return session
-
-
-def frontend_session(
-    ctx: typer.Context,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", "-p", help="Port to listen on; by default 8000.")
-    ] = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
-) -> Session:
-    """Return the session of a command that runs a frontend."""
-    session = cluster_session(ctx, config, nats_url, etcd_endpoints, namespace)
-    session.set("frontend.host", host, "--host")
-    session.set("frontend.port", port, "--port")
-    return session
-
-
-def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: a parameter named in `makers` is made from options.
-
-    The options are the parameters of the maker; they follow the command's own options.
+    The options are the parameters of the maker; they follow the own options.
     """
     shared = {name: list(inspect.signature(maker).parameters) for name, maker in makers.items()}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(command)
-        def run(**values: Any) -> None:
+        def run(**values: Any) -> T:
             for name, maker in makers.items():
                 values[name] = maker(**{option: values.pop(option) for option in shared[name]})
-            command(**values)
+            return command(**values)
 
         parameters = inspect.signature(command).parameters
         own = [parameter for name, parameter in parameters.items() if name not in makers]
@@ -115,3 +66,53 @@ def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
         return run
 
     return decorate
+
+
+def file_session(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of config sections.")
+    ] = None,
+) -> Session:
+    """Return the session of this call with its config file."""
+    session = ctx.find_object(Session)
+    assert session is not None, "main() passes one"
+    session.file = config
+    return session
+
+
+@shares(session=file_session)
+def cluster_session(
+    session: Session,
+    nats_url: Annotated[
+        str | None, typer.Option(help="NATS to join, as in nats://10.0.0.1:4222.")
+    ] = None,
+    etcd_endpoints: Annotated[
+        str | None,
+        typer.Option(help="etcd to join, as in http://10.0.0.1:2379; commas between several."),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Separates clusters that share NATS and etcd.")
+    ] = None,
+) -> Session:
+    """Return the session of a command that belongs to a cluster."""
+    session.set("runtime.nats_url", nats_url, "--nats-url")
+    session.set("runtime.etcd_endpoints", etcd_endpoints, "--etcd-endpoints")
+    session.set("runtime.namespace", namespace, "--namespace")
+    return session
+
+
+@shares(session=cluster_session)
+def frontend_session(
+    session: Session,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port to listen on; by default 8000.")
+    ] = None,
+) -> Session:
+    """Return the session of a command that runs a frontend."""
+    session.set("frontend.host", host, "--host")
+    session.set("frontend.port", port, "--port")
+    return session

@@ -6,13 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tandem.launch.cli.options import (
-    ConfigFile,
-    EtcdEndpoints,
-    Namespace,
-    NatsUrl,
-    cluster_session,
-)
+from tandem.launch.cli.options import cluster_session, shares
 from tandem.launch.cli.session import Session
 
 
@@ -71,21 +65,17 @@ class HandoffOptions:
     ] = 1.0
 
 
+@shares(session=cluster_session)
 def plan_session(
-    ctx: typer.Context,
+    session: Session,
     ttft_target_ms: Annotated[
         float | None, typer.Option(help="Target of the time to first token.")
     ] = None,
     itl_target_ms: Annotated[
         float | None, typer.Option(help="Target of the time between two tokens.")
     ] = None,
-    config: ConfigFile = None,
-    nats_url: NatsUrl = None,
-    etcd_endpoints: EtcdEndpoints = None,
-    namespace: Namespace = None,
 ) -> Session:
     """Return the session of a plan: its targets, and the cluster whose workers have the costs."""
-    session = cluster_session(ctx, config, nats_url, etcd_endpoints, namespace)
     session.set("disagg.ttft_target_ms", ttft_target_ms, "--ttft-target-ms")
     session.set("disagg.itl_target_ms", itl_target_ms, "--itl-target-ms")
     return session

@@ -25,7 +25,7 @@ class Session:
             self.options.append((key, value, option))
 
     def load(self) -> "EffectiveConfig":
-        """Return the config of all sources together. Raises ConfigError.
+        """Return the config of all sources together. Raise ConfigError.
 
         An etcd that `tandem serve` runs on this machine stands for its whole cluster.
         """

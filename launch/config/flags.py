@@ -23,7 +23,7 @@ class Flag(NamedTuple):
 def split_flags(words: list[str]) -> tuple[list[str], list[Flag]]:
     """Separate `--section.key=value` and `--section.key value` from the other words.
 
-    Raises ConfigError for a flag without a value.
+    Raise ConfigError for a flag without a value.
     """
     rest: list[str] = []
     flags: list[Flag] = []

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -12,7 +13,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tandem.launch.config.in_force import mark_not_in_force
 from tandem.launch.config.model import (
     LIVE_KEYS,
     LIVE_SECTIONS,
@@ -21,6 +21,7 @@ from tandem.launch.config.model import (
     compose,
     find_field,
     is_secret,
+    load_config,
     section_model,
 )
 from tandem.launch.config.sources import Setting
@@ -28,10 +29,13 @@ from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
+from tandem.runtime.local_clusters import running_clusters
 from tandem.runtime.messages import ModelCard
 from tandem.runtime.printable import masked, short
 
 CALL_TIMEOUT_S = 5.0
+ROLE_FILES = "*-[0-9]*.yaml"  # the config of every role, written when it is started
 
 
 def show_config(
@@ -49,7 +53,7 @@ def show_config(
     Values of `file` that the cluster of this machine was not started with are marked.
     """
     if live is not False and file is not None:
-        effective = mark_not_in_force(effective, file)
+        effective = _mark_not_in_force(effective, file)
     if live is not False and (live or effective.origin("runtime.etcd_endpoints") != "default"):
         try:
             effective = _with_live(effective, model)
@@ -71,6 +75,27 @@ def show_config(
     wide_console().print(table)
 
 
+def _mark_not_in_force(effective: EffectiveConfig, file: Path) -> EffectiveConfig:
+    """Return the config with a mark at every value of `file` that no role was started with."""
+    etcd_endpoints = effective.config.runtime.etcd_endpoints
+    roles = [
+        load_config(file=path)
+        for cluster in running_clusters()
+        if cluster.etcd_endpoints == etcd_endpoints
+        for path in sorted(Path(cluster.run_dir).glob(ROLE_FILES))
+    ]
+    settings = dict(effective.settings)
+    for key, setting in effective.settings.items():
+        if not setting.origin.startswith(f"{file}:") or is_secret(find_field(setting)):
+            continue
+        used = [role.value(key) for role in roles]
+        if used and effective.value(key) not in used:
+            shown = json.dumps(used[0])
+            origin = f"{setting.origin}, not in force: the cluster was started with {shown}"
+            settings[key] = replace(setting, origin=origin)
+    return replace(effective, settings=settings)
+
+
 def get_value(effective: EffectiveConfig, key: str, model: str = "") -> None:
     """Print a live key's value in the cluster, or for one of its models."""
     require_live(key)
@@ -80,7 +105,7 @@ def get_value(effective: EffectiveConfig, key: str, model: str = "") -> None:
 def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") -> None:
     """Check a live value and write it: for every model, or for `model` alone.
 
-    Raises ConfigError for a bad value and for a model without a worker, and changes nothing.
+    Raise ConfigError for a bad value and for a model without a worker, and changes nothing.
     """
     require_live(key)
     before = _with_live(effective, model)
@@ -98,7 +123,7 @@ def set_value(effective: EffectiveConfig, key: str, text: str, model: str = "") 
 
 
 def parse_live(effective: EffectiveConfig, key: str, text: str) -> Any:
-    """Return the value of a live key in JSON types. Raises ConfigError for a bad one."""
+    """Return the value of a live key in JSON types. Raise ConfigError for a bad one."""
     require_live(key)
     return plain(effective.with_settings([Setting(key, text, "new value", is_text=True)]), key)
 
@@ -191,17 +216,11 @@ def check_live(setting: Setting) -> None:
     compose([setting])
 
 
-@asynccontextmanager
-async def connected(effective: EffectiveConfig) -> AsyncIterator[Discovery]:
-    """Connect to the cluster's etcd. Raises ServiceError naming its address."""
+def connected(effective: EffectiveConfig) -> AbstractAsyncContextManager[Discovery]:
+    """Connect to the cluster's etcd. Raise ServiceError naming its address."""
     # a person is waiting: give up soon
     runtime = effective.config.runtime.model_copy(update={"connect_attempts": 2})
-    discovery = EtcdDiscovery(runtime)
-    await discovery.start()
-    try:
-        yield discovery
-    finally:
-        await discovery.close()
+    return started(EtcdDiscovery(runtime))
 
 
 async def _call(effective: EffectiveConfig, work: Callable[[Discovery], Awaitable[None]]) -> None:

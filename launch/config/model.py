@@ -95,7 +95,7 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     flags: Iterable[Flag] = (),
 ) -> EffectiveConfig:
-    """Read all sources. Raises ConfigError naming key, value, origin and reason."""
+    """Read all sources. Raise ConfigError naming key, value, origin and reason."""
     settings: list[Setting] = []
     if file is not None:
         settings += from_file(file)
@@ -138,7 +138,7 @@ def all_keys() -> list[str]:
 
 
 def find_field(setting: Setting) -> FieldInfo:
-    """Return the field of a setting. Raises ConfigError naming the nearest known key."""
+    """Return the field of a setting. Raise ConfigError naming the nearest known key."""
     section, _, name = setting.key.partition(".")
     if section in TandemConfig.model_fields:
         field = section_model(section).model_fields.get(name)

@@ -42,7 +42,7 @@ def from_file(path: Path) -> list[Setting]:
 def from_environment(environment: Mapping[str, str], sections: Sequence[str]) -> list[Setting]:
     """Return the settings in variables named TANDEM_SECTION__KEY, after those in shared ones.
 
-    Raises ConfigError for a variable such as TANDEM_DISAGG_POLICY, which lacks an underscore.
+    Raise ConfigError for a variable such as TANDEM_DISAGG_POLICY, which lacks an underscore.
     """
     variables = config_variables(environment, sections)
     return [Setting(key, text, name, is_text=True) for key, name, text in variables]
@@ -84,7 +84,7 @@ def parse_text(setting: Setting, wants_structure: bool, allows_none: bool) -> Se
 
 
 def read_yaml(path: Path) -> yaml.Node | None:
-    """Return the node tree of a YAML file; None when it is empty. Raises ConfigError with line."""
+    """Return the node tree of a YAML file; None when it is empty. Raise ConfigError with line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
@@ -104,7 +104,7 @@ def entries(
 ) -> Iterator[tuple[str, int, yaml.Node]]:
     """Yield (key, line, value node) of a mapping.
 
-    Raises ConfigError when the node is no mapping or repeats a key.
+    Raise ConfigError when the node is no mapping or repeats a key.
     """
     if node is None:
         return

@@ -22,6 +22,7 @@ from tandem.launch.supervise.local_servers import (
 )
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import masked
 from tandem.transfer.network_devices import VARIABLE, devices_of, is_loopback
@@ -142,7 +143,7 @@ def check_nixl(host: str) -> Iterator[Finding]:
 
 
 def _reachable(host: str, listens: list[str]) -> Finding:
-    """Return the finding on who reaches UCX's ports: its clients can do all that a worker can."""
+    """Return the finding on the networks that reach UCX's ports, whose clients are trusted."""
     detail = f"listens on {', '.join(listens) or 'no TCP port'}, with runtime.host {host}"
     named = f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else ""
     if is_loopback(host) and not all(is_loopback(address) for address in listens):
@@ -178,13 +179,12 @@ async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     url = masked(runtime.nats_url if name == "nats" else runtime.etcd_endpoints)
     connection = NatsConnection(runtime) if name == "nats" else EtcdDiscovery(runtime)
     try:
-        await connection.start()
+        async with started(connection):
+            pass
     except TandemError as error:
         return fail(
             f"{name} at {url}", error.message, "check that it runs, and that the address is right"
         )
-    finally:
-        await connection.close()
     return ok(f"{name} at {url}", "reachable")
 
 

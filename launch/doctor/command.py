@@ -62,7 +62,7 @@ def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
 
 
 def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
-    """Yield what the running prefill workers measured of their links to decode workers."""
+    """Yield the measurements of the links from running prefill workers to decode workers."""
     try:
         report = asyncio.run(read_cluster(effective))
     except ServiceError:

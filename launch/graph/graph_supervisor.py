@@ -1,7 +1,9 @@
 """`tandem run`: the services of a graph as children of the supervisor."""
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -9,18 +11,59 @@ import uvloop
 
 from tandem.launch.cli.options import LaunchOptions
 from tandem.launch.cli.session import Session
-from tandem.launch.graph.graph_run import GraphRun, read_graph_run
-from tandem.launch.graph.process import service_process
+from tandem.launch.config.model import EffectiveConfig, section_names
+from tandem.launch.devices import list_gpus, num_usable_cores, usable_memory_bytes
+from tandem.launch.graph.plan import Machine, ServicePlan, plan_services
+from tandem.launch.graph.settings import needs_of, read_services
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
-from tandem.runtime.discovery import WatchView
+from tandem.runtime.discovery import WatchView, instances_prefix
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance
+from tandem.runtime.names import variable_name
 from tandem.runtime.printable import masked
-from tandem.sdk.service.spec import ServiceSpec
+from tandem.sdk.service.config import CONFIG_VARIABLE, ServiceConfig
+from tandem.sdk.service.dependencies import graph_of, known_services
+from tandem.sdk.service.spec import ServiceSpec, settings_of
+from tandem.sdk.worker.system_server import system_port
+from tandem.sdk.worker.targets import load_class
+
+METRICS_PORT = "runtime.metrics_port"
+ADDRESSES = ("runtime.namespace", "runtime.nats_url", "runtime.etcd_endpoints")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """A graph that can be started; callees come first in `specs`."""
+
+    graph: str  # module:Class
+    config: EffectiveConfig
+    settings: ServiceConfig
+    specs: Sequence[ServiceSpec]
+    plans: Sequence[ServicePlan]
+
+
+def read_graph_run(session: Session, graph: str, services_file: Path | None) -> GraphRun:
+    """Load the graph and plan its processes. Raise ConfigError."""
+    flags = session.flags
+    session.flags = [flag for flag in flags if flag.section in section_names()]
+    config = session.load_for_cluster()
+    entry = load_class(graph)
+    service_flags = [flag for flag in flags if flag.section not in section_names()]
+    settings = read_services(services_file, service_flags, known_services(entry))
+    specs = [spec for spec in graph_of(entry) if spec.is_enabled]
+    for spec in specs:
+        settings_of(spec, settings)
+    machine = Machine(num_usable_cores(), usable_memory_bytes(), list_gpus())
+    needs = [(spec, needs_of(spec, settings)) for spec in specs]
+    plans = plan_services(needs, machine, system_port(config.config.runtime))
+    if not plans:
+        raise ConfigError(f"{graph}: no service of this graph is enabled")
+    return GraphRun(graph, config, settings, specs, plans)
 
 
 def run_graph(
@@ -31,7 +74,7 @@ def run_graph(
     *,
     with_frontend: bool,
 ) -> int:
-    """Run services until a signal and return the exit code. Raises TandemError on failure."""
+    """Run services until a signal and return the exit code. Raise TandemError on failure."""
     run = read_graph_run(session, graph, services_file)
     if with_frontend:
         run = replace(run, config=with_free_port(run.config))
@@ -69,7 +112,7 @@ class GraphSupervisor(Supervisor):
     async def _watch_instances(self, discovery: EtcdDiscovery) -> dict[str, WatchView]:
         """Return namespace |-> the view of all instances in it."""
         namespaces = {self._namespace(spec) for spec in self._specs.values()}
-        views = {name: discovery.watch(f"/tandem/{name}/instances/") for name in namespaces}
+        views = {name: discovery.watch(instances_prefix(name)) for name in namespaces}
         for view in views.values():
             await view.ready()
             view.subscribe(lambda key, value: self._report_ready_instances(views))
@@ -126,3 +169,35 @@ class GraphSupervisor(Supervisor):
         self._report.note(f"NATS {masked(runtime.nats_url)}, etcd {runtime.etcd_endpoints}")
         self._report.note(f"logs: {self._run_dir}")
         self._report.note("Ctrl-C stops")
+
+
+# ---- processes --------------------------------------------------------------------------------
+
+
+def service_process(
+    plan: ServicePlan, graph: str, config: EffectiveConfig, settings_path: Path, run_dir: Path
+) -> ManagedProcess:
+    """Return the process of one instance of a service of the graph `module:Class`.
+
+    Its cluster is in its environment, and so is the path of the services' settings.
+    """
+    # -P: the author's modules are in the working directory, which must come after Tandem's own
+    command = [sys.executable, "-P", "-m", "tandem.sdk.service.process", graph]
+    command += ["--service", plan.service]
+    environment = {
+        **{k: v for k, v in os.environ.items() if k != variable_name(METRICS_PORT)},
+        "PYTHONUNBUFFERED": "1",
+        CONFIG_VARIABLE: str(settings_path),
+        **runtime_variables(config),
+        **plan.variables,
+    }
+    return ManagedProcess(
+        plan.name, plan.service, command, environment, run_dir, placement=plan.placement
+    )
+
+
+def runtime_variables(config: EffectiveConfig) -> dict[str, str]:
+    """Return the environment from which a service's process finds this config's cluster."""
+    keys = [key for key in config.settings if key.startswith("runtime.")]
+    keys = [key for key in keys if key != METRICS_PORT]  # every instance has its own, in its plan
+    return config.variables([*keys, *ADDRESSES])

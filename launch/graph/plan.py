@@ -48,7 +48,7 @@ def plan_services(
     """Give every instance the resources it needs, each GPU to one instance only.
 
     `first_port` is the system port of the first instance, and the others get the ports after it;
-    with 0 each takes a free one. Raises ConfigError naming the service that does not fit.
+    with 0 each takes a free one. Raise ConfigError naming the service that does not fit.
     """
     _check(wanted, machine)
     num_instances = sum(needs.num_workers for _, needs in wanted)

@@ -27,7 +27,7 @@ class ServiceNeeds:
 def read_services(
     file: Path | None, flags: Iterable[Flag], known: Sequence[ServiceSpec]
 ) -> ServiceConfig:
-    """Return the settings of file and flags; flags win. Raises ConfigError naming line or flag."""
+    """Return the settings of file and flags; flags win. Raise ConfigError naming line or flag."""
     names = [COMMON, *(spec.name for spec in known)]
     sections: dict[str, dict[str, Any]] = {}
     if file is not None:
@@ -43,7 +43,7 @@ def read_services(
 
 
 def needs_of(spec: ServiceSpec, config: ServiceConfig) -> ServiceNeeds:
-    """Return the needs in `ServiceArgs`, else those in the decorator. Raises ConfigError."""
+    """Return the needs in `ServiceArgs`, else those in the decorator. Raise ConfigError."""
     where = f"{spec.name}.{SERVICE_ARGS}"
     given = config.get(spec.name, {}).get(SERVICE_ARGS, {})
     if not isinstance(given, Mapping):

@@ -66,7 +66,7 @@ class Placement:
 def make_plan(
     topology: Topology, config: EffectiveConfig, gpus: Sequence[GpuInfo], num_cores: int
 ) -> LaunchPlan:
-    """Place every instance. Raises ConfigError when a requested GPU is not there."""
+    """Place every instance. Raise ConfigError when a requested GPU is not there."""
     workers = _in_start_order(topology)
     free = _free_gpus(workers, _automatic_gpus(config, gpus))
     placements = _place(workers, gpus, free)

@@ -23,7 +23,7 @@ from tandem.launch.supervise.supervisor import (
 )
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import WatchView
+from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.instance_report import ask_worker
@@ -42,7 +42,7 @@ def run_serve(
     topology: str | None,
     num_workers: int | None,
 ) -> int:
-    """Serve until a signal and return the exit code. Raises TandemError when that fails."""
+    """Serve until a signal and return the exit code. Raise TandemError when that fails."""
     roles = _chosen_topology(topology, num_workers)
     config = with_free_port(config)
     with Reporter() as reporter:
@@ -91,10 +91,11 @@ class ServeSupervisor(Supervisor):
             )
         names = ", ".join(child.name for child in self._children)
         self._report.working(f"loading {self._model_name}: {names}")
-        view = discovery.watch(f"/tandem/{self._config.config.runtime.namespace}/instances/")
+        namespace = self._config.config.runtime.namespace
+        view = discovery.watch(instances_prefix(namespace))
         await view.ready()
         view.subscribe(self._instance_changed)
-        loading = watch_progress(discovery, self._config.config.runtime.namespace)
+        loading = watch_progress(discovery, namespace)
         loading.subscribe(self._progress_changed)
         await self._unless_one_dies(self._until_ready(view))
         await loading.close()
@@ -149,7 +150,7 @@ class ServeSupervisor(Supervisor):
 
 
 async def until_known(runtime: RuntimeConfig, instances: Sequence[Instance]) -> None:
-    """Wait until each decode worker has heard of all prefill workers among `instances`.
+    """Wait until each decode worker knows all prefill workers among `instances`.
 
     Before that it would prefill every prompt itself, whatever its policy.
     """

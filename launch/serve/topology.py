@@ -56,7 +56,7 @@ def topology_names() -> list[str]:
 
 
 def load_topology(name_or_path: str) -> Topology:
-    """Load a bundled topology by name, or a file. Raises ConfigError naming file, line and key."""
+    """Load a bundled topology by name, or a file. Raise ConfigError naming file, line and key."""
     if name_or_path in topology_names():
         return parse_topology(TOPOLOGIES / f"{name_or_path}.yaml")
     path = Path(name_or_path).expanduser()
@@ -81,7 +81,7 @@ def workers_topology(count: int) -> Topology:
 
 
 def parse_topology(path: Path) -> Topology:
-    """Read a topology file. Raises ConfigError naming file, line and key."""
+    """Read a topology file. Raise ConfigError naming file, line and key."""
     description = ""
     roles: tuple[RoleSpec, ...] = ()
     shared: tuple[Setting, ...] = ()

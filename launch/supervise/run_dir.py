@@ -13,7 +13,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def make_run_dir(wanted: Path | None) -> Path:
     """Return the folder, by default a new temporary one; others than its owner cannot enter it.
 
-    Raises ConfigError for a folder of another user, and for one that others can write to.
+    Raise ConfigError for a folder of another user, and for one that others can write to.
     """
     if wanted is None:
         return Path(tempfile.mkdtemp(prefix="tandem-run-"))

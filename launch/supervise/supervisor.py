@@ -19,7 +19,7 @@ from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.child_process import describe_exit, log_tail
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
-from tandem.launch.supervise.ports import free_port, http_get, local_address, require_free_port
+from tandem.launch.supervise.ports import free_port, http_status, local_address, require_free_port
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ServiceError
@@ -29,6 +29,7 @@ from tandem.runtime.messages import Instance
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
 from tandem.runtime.progress import in_words
+from tandem.runtime.tasks import cancel
 
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05
@@ -74,7 +75,7 @@ class Supervisor(ABC):
         return True
 
     async def run(self) -> int:
-        """Return the exit code. Raises TandemError when a child cannot be started or kept up."""
+        """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -100,11 +101,8 @@ class Supervisor(ABC):
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for pending in (task, stopped):
-            if not pending.done():
-                pending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await pending
+        await cancel(stopped)
+        await cancel(task)
         if task.cancelled():
             return False
         task.result()
@@ -145,7 +143,7 @@ class Supervisor(ABC):
         await child.start()
 
     async def _unless_one_dies(self, ready: Coroutine[Any, Any, None]) -> None:
-        """Wait for `ready`. Raises ServiceError when a child dies first, or time is up."""
+        """Wait for `ready`. Raise ServiceError when a child dies first, or time is up."""
         waiting = asyncio.create_task(ready)
         exits: dict[asyncio.Task[Any], ManagedProcess] = {
             asyncio.create_task(child.child.wait()): child for child in self._children
@@ -172,7 +170,7 @@ class Supervisor(ABC):
         while True:
             with contextlib.suppress(ServiceError):
                 host = local_address(frontend.host)
-                status, _ = await http_get(host, frontend.port, path, scheme=frontend.scheme)
+                status = await http_status(host, frontend.port, path, scheme=frontend.scheme)
                 if status == 200:
                     return
             await asyncio.sleep(HEALTH_RETRY_S)
@@ -204,7 +202,7 @@ class Supervisor(ABC):
             raise failures.exceptions[0] from None
 
     async def _keep(self, process: ManagedProcess | LocalServer) -> None:
-        """Restart a process whenever it ends. Raises ServiceError when it ends too often."""
+        """Restart a process whenever it ends. Raise ServiceError when it ends too often."""
         backoff = Backoff()
         while True:
             how = describe_exit(await process.child.wait())
@@ -256,7 +254,7 @@ class Supervisor(ABC):
 
 
 def with_free_port(config: EffectiveConfig) -> EffectiveConfig:
-    """Return the config with a free port in place of port 0. Raises ConfigError for a taken one."""
+    """Return the config with a free port in place of port 0. Raise ConfigError for a taken one."""
     frontend = config.config.frontend
     require_free_port(frontend.host, frontend.port, "--port")
     if frontend.port != 0:

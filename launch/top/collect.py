@@ -32,7 +32,7 @@ class Reading:
 
 
 async def read(effective: EffectiveConfig, headers: Mapping[str, str]) -> Reading:
-    """Read the cluster; `headers` go to the frontends. Raises ServiceError without an etcd."""
+    """Read the cluster; `headers` go to the frontends. Raise ServiceError without an etcd."""
     report = await read_cluster(effective)
     frontends = [each for each in report.instances if each.instance.component == "frontend"]
     answers = await asyncio.gather(*(_metrics(each, headers) for each in frontends))
@@ -78,7 +78,7 @@ async def _metrics(report: InstanceReport, headers: Mapping[str, str]) -> Counts
 
 
 def frontend_counts(text: str) -> Iterator[tuple[Key, float]]:
-    """Yield the cumulative buckets of TTFT and ITL by model and bound. Raises ValueError."""
+    """Yield the cumulative buckets of TTFT and ITL by model and bound. Raise ValueError."""
     for family in text_string_to_metric_families(text):
         kind = HISTOGRAMS.get(family.name)
         for sample in family.samples if kind else ():

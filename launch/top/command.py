@@ -1,7 +1,6 @@
 """The command `tandem top`: readings on one side, keys on the other, and a screen of both."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -12,8 +11,8 @@ from time import perf_counter
 from rich.console import Console
 from rich.live import Live
 
-from tandem.launch.change_role import change_role
 from tandem.launch.config.model import EffectiveConfig
+from tandem.launch.one_worker import change_role
 from tandem.launch.top.board import Board
 from tandem.launch.top.collect import read
 from tandem.launch.top.keyboard import keys
@@ -21,6 +20,7 @@ from tandem.launch.top.roles import RoleChanges, Worker
 from tandem.launch.top.screen import View, draw
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.messages import WorkerRole
+from tandem.runtime.tasks import ends_within
 
 REDRAW_S = 1.0
 Load = Callable[[], EffectiveConfig]
@@ -28,7 +28,7 @@ CLOSE_S = 1.0  # for the connections of a reading that is cut off
 
 
 def run_top(load: Load, api_key_env: str | None, interval_s: float) -> None:
-    """Show the cluster until `q`. Raises ConfigError without a terminal or without the key.
+    """Show the cluster until `q`. Raise ConfigError without a terminal or without the key.
 
     The config is loaded for each reading: a cluster that starts later is found.
     """
@@ -77,9 +77,7 @@ class _Top:
                     note = self._roles.note(now_s)
                     shown = draw(self._board, self._view, now_s, console.height, note)
                     live.update(shown, refresh=True)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(REDRAW_S):
-                            await self._changed.wait()
+                    await ends_within(self._changed.wait(), REDRAW_S)
         finally:
             self._roles.close()
             reading.cancel()

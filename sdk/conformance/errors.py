@@ -50,7 +50,7 @@ class Failure(Enum):
     ConcurrentGenerateFailed = (
         "generate() may be called many times at once; every answer is whole and its own."
     )
-    HealthCheckFailed = "What health_check_payload() returns is a request that generate() answers."
+    HealthCheckFailed = "health_check_payload() returns a request that generate() answers."
     # cancellation
     CancellationIgnored = (
         "generate() looks at context.is_stopped() between chunks and ends soon after it is true."
@@ -62,12 +62,16 @@ class Failure(Enum):
         "abort(context) returns without an error, for a running request and for one that has ended "
         "meanwhile."
     )
-    AbortLeaked = "After abort(context), what generate() had taken for the request is free again."
+    AbortLeaked = (
+        "After abort(context), everything that generate() acquired for the request is released."
+    )
     DropFailed = (
         "A stream may be closed at any chunk; abort() is not called then. Release in try/finally "
         "and yield nothing more."
     )
-    DropLeaked = "A closed stream frees what generate() had taken, in try/finally, without abort()."
+    DropLeaked = (
+        "A closed stream releases what generate() acquired, in try/finally, without abort()."
+    )
     # the end
     DrainFailed = "drain() returns without an error, also while answers are running."
     DrainCutStream = "drain() lets running answers come to their last chunk."

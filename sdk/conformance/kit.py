@@ -26,9 +26,9 @@ from tandem.sdk.conformance.lifecycle import (
 )
 from tandem.sdk.conformance.streams import ConformanceSettings, NotApplicable, Subject
 from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.run import load_engine
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.worker.models import ModelInput
-from tandem.sdk.worker.targets import load_class
 
 Made = LLMEngine | tuple[LLMEngine, WorkerConfig]
 EngineFactory = type[LLMEngine] | Callable[[], Made | Awaitable[Made]]
@@ -234,14 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.failures else 0
 
 
-def load_engine(target: str) -> type[LLMEngine]:
-    """Return the engine class that `module:Class` names. Raise ConfigError if there is none."""
-    found = load_class(target)
-    if not issubclass(found, LLMEngine):
-        raise ConfigError(f"{target}: {found.__name__} is not a subclass of LLMEngine")
-    return found
-
-
 def _parser() -> argparse.ArgumentParser:
     usual = ConformanceSettings()
     parser = argparse.ArgumentParser(
@@ -250,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("engine", help="module:Class, a subclass of LLMEngine")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the engine's from_args gets"
+        "arguments", nargs=argparse.REMAINDER, help="arguments for the engine's from_args"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from tandem.runtime.tasks import ends_within
 from tandem.sdk.conformance.errors import ConformanceError, Failure
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.llm_engine import LLMEngine
@@ -152,12 +153,7 @@ class Stream:
 
     async def first(self, timeout_s: float) -> bool:
         """Wait for the first chunk or the end; return False after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._has_chunk.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await ends_within(self._has_chunk.wait(), timeout_s)
 
     async def ended(self, timeout_s: float) -> bool:
         """Wait for the end; return False after `timeout_s`."""

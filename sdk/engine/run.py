@@ -1,4 +1,4 @@
-"""`run(Engine)`: the `main` of an engine's process."""
+"""`run(Engine)`: the `main` of an engine's process, and the engine by its name."""
 
 import logging
 import sys
@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
-from tandem.runtime.errors import TandemError
+from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.logs import setup_logging
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
+from tandem.sdk.worker.targets import load_class
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,14 @@ def run(
         is_own = isinstance(error, EngineShutdown) and not isinstance(cause, TandemError)
         logger.error("%s", error.message, exc_info=cause if is_own else None)
         sys.exit(1)
+
+
+def load_engine(target: str) -> type[LLMEngine]:
+    """Return the engine class that `module:Class` names. Raise ConfigError if there is none."""
+    found = load_class(target)
+    if not issubclass(found, LLMEngine):
+        raise ConfigError(f"{target} is no engine: it must be a subclass of LLMEngine")
+    return found
 
 
 async def _run(factory: EngineFactory, argv: list[str] | None) -> None:

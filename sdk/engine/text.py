@@ -1,6 +1,6 @@
 """Text engines: OpenAI bodies to their requests, and their chunks to OpenAI chunks."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Set
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +10,7 @@ from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.text_requests import text_chunk
 
 Answer = Callable[[GenerateRequest, Context], AsyncGenerator[GenerateChunk, None]]
+TextAnswer = Callable[[dict[str, Any], Context], AsyncGenerator[dict[str, Any], None]]
 
 _NO_EFFECT = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -24,24 +25,25 @@ _SAMPLING = (
 )  # fmt: skip
 
 
-class TextAnswers:
-    """An engine's `answer` for text: OpenAI bodies in, OpenAI chunks out."""
+def text_answers(answer: Answer, fields: Collection[str] = ()) -> TextAnswer:
+    """Return an engine's `answer` for text: OpenAI bodies in, an OpenAI chunk per engine chunk out.
 
-    def __init__(self, answer: Answer, fields: Collection[str] = ()) -> None:
-        """Answer bodies; `fields` are those that the engine reads beside the ones of all."""
-        self._answer = answer
-        self._fields = frozenset(fields)
+    `fields` of bodies are those that the engine reads beside the ones of all.
+    """
 
-    async def answer(self, body: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
-        """Yield an OpenAI chunk per engine chunk; the last has finish reason and usage."""
+    async def answer_body(
+        body: dict[str, Any], context: Context
+    ) -> AsyncGenerator[dict[str, Any], None]:
         is_chat = "messages" in body
-        request = text_request(body, context.id(), self._fields)
-        async with aclosing(self._answer(request, context)) as chunks:
+        request = text_request(body, context.id(), frozenset(fields))
+        async with aclosing(answer(request, context)) as chunks:
             async for chunk in chunks:
                 whole = text_chunk(dict(chunk), is_chat=is_chat)
                 if chunk.get("log_probs"):
                     whole["choices"][0]["logprobs"] = openai_logprobs(chunk, is_chat=is_chat)
                 yield whole
+
+    return answer_body
 
 
 def text_request(

@@ -17,27 +17,27 @@ from tandem.runtime.address import EndpointAddress, host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
 from tandem.runtime.lifecycle import Lifecycle, State
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.engine.disaggregation import DisaggregationMode
-from tandem.sdk.engine.ending import Watchdog, within
+from tandem.sdk.engine.ending import ShutdownBudget, Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.load import LoadReporter, Sender
+from tandem.sdk.engine.load import EngineLoad, report_load
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.prefill_stage import PrefillStage
 from tandem.sdk.engine.ranks import Ranks
-from tandem.sdk.engine.shutdown_budget import ShutdownBudget
-from tandem.sdk.engine.text import TextAnswers
+from tandem.sdk.engine.text import text_answers
 from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.kv.sources import open_kv_sources
-from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
+from tandem.sdk.worker.canary import Canary
+from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
 from tandem.sdk.worker.models import ModelInput, ModelRegistration, ModelType
 from tandem.sdk.worker.serving import ServedEndpoint
-from tandem.sdk.worker.system_server import Actions, SystemRoutes, SystemServer, system_port
+from tandem.sdk.worker.system_server import Actions, SystemServer, system_port
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ class EngineWorker:
         engine: LLMEngine,
         config: WorkerConfig,
         runtime_config: RuntimeConfig | None = None,
-        *,
-        canary_interval_s: float = CANARY_INTERVAL_S,
     ) -> None:
         config.check()
         self.engine = engine
@@ -72,15 +70,13 @@ class EngineWorker:
         self.endpoint: Endpoint = self.runtime.endpoint(str(self.address))
         self.lifecycle = Lifecycle(drain_timeout_s=self.budget.total_s)
         self.system: SystemServer | None = None
-        self._load = LoadReporter()
-        self.handler = EngineHandler(engine, self._load.changed)
+        self._changes = Changes()  # of the load
+        self.handler = EngineHandler(engine, self._changes.note)
         self._served: ServedEndpoint | None = None
         self._gauges: EngineGauges | None = None
         self._metrics = EngineMetrics({})
         self._is_engine_started = False
         self._canary: Canary | None = None
-        self._watching_health: asyncio.Task[None] | None = None
-        self._canary_interval_s = canary_interval_s
         self._sends_kv_events = False
         self._watchdog = Watchdog()
         self._stack = contextlib.AsyncExitStack()  # closed before the engine's cleanup
@@ -107,7 +103,7 @@ class EngineWorker:
         """Connect, start the engine, and register it."""
         await self.runtime.connect()
         if self._port is not None:
-            self.system = SystemServer(self.runtime.config.host, self._port, self._routes())
+            self.system = self._system_server(self._port)
             await self.system.start()
             host = self.runtime.config.reachable_host
             self.runtime.metrics_address = host_port(host, self.system.port)
@@ -163,19 +159,19 @@ class EngineWorker:
         await self.engine.register_prometheus(self._metrics)
         if not self.config.enable_kv_routing:
             return
-        ranks = self.engine.component_metrics_dp_ranks()
-        if ranks:
-            publisher = SnapshotPublisher(self._gauges, ranks, self._load.changed)
-            self._load.snapshots = publisher
+        publisher = None
+        if ranks := self.engine.component_metrics_dp_ranks():
+            publisher = SnapshotPublisher(self._gauges, ranks, self._changes.note)
             self.engine.attach_snapshot_publisher(publisher)
-        sender = Sender(
+        load = EngineLoad(
             self.runtime.instance(self.address),
             "prefill" if self._is_prefill else "decode",
             self.handler,
             engine_config,
+            publisher,
         )
-        self._stack.push_async_callback(self._load.close)
-        self._load.start(self.runtime.events, sender)
+        report = functools.partial(report_load, self.runtime.events, load, self._changes)
+        self._stack.push_async_callback(cancel, keep_running("the report of the load", report))
 
     async def _serve(self, engine_config: EngineConfig, name: str) -> None:
         config = self.config
@@ -188,9 +184,8 @@ class EngineWorker:
             self.handler.prefill = stage
         await self.engine.on_endpoint_ready(self.endpoint)
         if config.model_input is ModelInput.Text:
-            self._served = self.endpoint.serve(
-                TextAnswers(self.handler.answer, engine_config.text_fields).answer
-            )
+            answer = text_answers(self.handler.answer, engine_config.text_fields)
+            self._served = self.endpoint.serve(answer)
         else:
             self._served = self.endpoint.serve(self.handler.answer)
         if config.enable_kv_routing:
@@ -227,13 +222,17 @@ class EngineWorker:
             )
             await registration.publish()
 
-    def _routes(self) -> SystemRoutes:
+    def _system_server(self, port: int) -> SystemServer:
         engine = self.engine
-        return SystemRoutes(
+        return SystemServer(
+            self.runtime.config.host,
+            port,
             endpoints=lambda: {self.address.endpoint: self._is_well},
-            metrics=lambda: self._metrics.render(),
-            controls=Actions(engine.supported_controls, engine.engine_control),
-            updates=Actions(engine.supported_updates, engine.engine_update),
+            metrics=self._metrics.render,
+            actions={
+                "control": Actions(engine.supported_controls, engine.engine_control),
+                "update": Actions(engine.supported_updates, engine.engine_update),
+            },
         )
 
     async def _watch_health(self) -> None:
@@ -241,24 +240,10 @@ class EngineWorker:
         payload = self.config.health_check_payload or await self.engine.health_check_payload()
         if payload is None:
             return
-
-        async def changed(is_healthy: bool) -> None:
-            await (self.endpoint.register() if is_healthy else self.endpoint.withdraw())
-
-        self._canary = Canary(
-            lambda: self.handler.probe(payload),
-            lambda: self.handler.num_answered,
-            changed,
-            interval_s=self._canary_interval_s,
+        self._canary = self.endpoint.canary(
+            lambda: self.handler.probe(payload), lambda: self.handler.num_answered
         )
-        self._watching_health = keep_running("the health check", self._canary.watch)
-        self._stack.push_async_callback(self._end_canary)
-
-    async def _end_canary(self) -> None:
-        if self._watching_health is not None:
-            self._watching_health.cancel()
-            await asyncio.gather(self._watching_health, return_exceptions=True)
-            self._watching_health = None
+        await self._stack.enter_async_context(self._canary)
 
     @property
     def _is_well(self) -> bool:
@@ -279,7 +264,8 @@ class EngineWorker:
             elapsed_s = time.perf_counter() - started_at
             return max(0.0, budget.total_s - reserved_s - elapsed_s)
 
-        await self._end_canary()  # it would register the endpoint again
+        if self._canary is not None:
+            await self._canary.close()  # it would register the endpoint again
         self.runtime.shutdown()  # ends the other endpoints of the engine
         await self.runtime.withdraw()
         logger.info("%s has left discovery", self.runtime.instance_id)

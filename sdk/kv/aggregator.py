@@ -12,6 +12,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_endpoint
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import DECODE_ERRORS, Instance
+from tandem.runtime.tasks import cancel
 from tandem.sdk.kv.metrics import METRICS_ENDPOINT, KvMetrics, metrics_subject
 from tandem.sdk.worker.distributed_runtime import Component
 from tandem.sdk.worker.values import encode_call
@@ -64,8 +65,7 @@ class KvMetricsAggregator:
 
     async def close(self) -> None:
         """Stop listening."""
-        self._starting.cancel()
-        await asyncio.gather(self._starting, return_exceptions=True)
+        await cancel(self._starting)
         await self._stack.aclose()
 
     async def _start(self) -> None:

@@ -13,6 +13,7 @@ from tandem.runtime.discovery import TypedView, instances_prefix
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import Instance
+from tandem.runtime.tasks import cancel
 from tandem.sdk.kv.events import adapter_of
 from tandem.sdk.kv.stream import SNAPSHOT_ENDPOINT
 from tandem.sdk.worker.distributed_runtime import Component
@@ -82,8 +83,7 @@ class KvIndexer:
 
     async def close(self) -> None:
         """Stop following."""
-        self._starting.cancel()
-        await asyncio.gather(self._starting, return_exceptions=True)
+        await cancel(self._starting)
         await self._stack.aclose()
 
     async def _start(self) -> None:

@@ -1,7 +1,6 @@
 """A worker's load as its author measures it, for custom routers and for frontends."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -10,13 +9,14 @@ import msgspec
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import load_subject
 from tandem.runtime.messages import LoadReport, Message, encode
+from tandem.runtime.tasks import cancel
+from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint
 
 logger = logging.getLogger(__name__)
 
 METRICS_ENDPOINT = "load_metrics"
-_MOST_OFTEN_S = 0.01
-_LEAST_OFTEN_S = 1.0
+_PAUSE_S = 0.01
 
 
 class KvMetrics(Message, frozen=True, tag=False, omit_defaults=False):
@@ -47,8 +47,7 @@ class MetricsSource:
     def __init__(self) -> None:
         self._make: Callable[[str], KvMetrics] | None = None  # of our worker id
         self._component: Component | None = None
-        self._wake = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changes = Changes()
         self._opening: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
 
@@ -66,18 +65,15 @@ class MetricsSource:
             address = component.address
             component = Component(component.runtime, address.namespace, address.component)
         self._component = component
-        self._loop = asyncio.get_running_loop()
-        self._reporting = self._loop.create_task(self._report(component))
-        self._opening = self._loop.create_task(self._open(component))
+        self._reporting = asyncio.create_task(self._report(component))
+        self._opening = asyncio.create_task(self._open(component))
         self._opening.add_done_callback(_log_failure)
         return self._opening
 
     async def close(self) -> None:
         """Stop reporting and answering."""
-        for task in (self._opening, self._reporting):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await cancel(self._opening)
+        await cancel(self._reporting)
         if self._component is not None:
             endpoint = self._component.endpoint(METRICS_ENDPOINT)
             await endpoint.withdraw()
@@ -88,10 +84,7 @@ class MetricsSource:
     def _changed(self, make: Callable[[str], KvMetrics]) -> None:
         """Report the result of `make(worker_id)`; from any thread."""
         self._make = make
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake.set)
-        else:
-            self._wake.set()
+        self._changes.note()
 
     async def _open(self, component: Component) -> None:
         endpoint = component.endpoint(METRICS_ENDPOINT)
@@ -106,19 +99,15 @@ class MetricsSource:
 
     async def _report(self, component: Component) -> None:
         runtime = component.runtime
-        while not runtime.is_ending:
-            self._wake.clear()
+        async for _ in self._changes.reports(_PAUSE_S):
+            if runtime.is_ending:
+                return
             if self._make is not None:
                 metrics = self._make(runtime.instance_id)
                 subject = metrics_subject(component, metrics.worker_id)
                 runtime.events.publish(subject, encode(metrics))
                 subject = load_subject(component.namespace, metrics.worker_id)
                 runtime.events.publish(subject, encode(_load_report(metrics, runtime.epoch)))
-            await asyncio.sleep(_MOST_OFTEN_S)
-            # wait_for can lose a cancellation at the moment when `_wake` is set
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAST_OFTEN_S):
-                    await self._wake.wait()
 
 
 class KvMetricsPublisher(MetricsSource):

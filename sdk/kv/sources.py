@@ -42,8 +42,8 @@ class KvSources:
         self.publishers: list[KvEventPublisher] = []
         self._listeners: list[ZmqListener] = []
 
-    def _add(self, target: Component | Endpoint, source: KvEventSource, block_size: int) -> None:
-        publisher = KvEventPublisher(target, kv_block_size=block_size, dp_rank=source.dp_rank)
+    def open(self, source: KvEventSource, publisher: KvEventPublisher) -> None:
+        """Publish the events of a source."""
         self.publishers.append(publisher)
         if isinstance(source, PushSource):
             source.on_ready(publisher)
@@ -82,7 +82,7 @@ async def open_kv_sources(
         )
     try:
         for source in sources:
-            opened._add(target, source, kv_block_size)
+            opened.open(source, KvEventPublisher(target, None, kv_block_size, source.dp_rank))
     except BaseException:
         await opened.close()
         raise

@@ -1,7 +1,6 @@
 """The one stream of KV events of a process, made of the changes of all its publishers."""
 
 import asyncio
-import contextlib
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.events import kv_subject
 from tandem.runtime.messages import KvEvent, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.tasks import ends_within
 
 if TYPE_CHECKING:
     from tandem.sdk.worker.distributed_runtime import DistributedRuntime
@@ -99,9 +99,7 @@ class KvStream:
         """Send an empty event after a quiet interval: followers notice a lost event by it."""
         last_id = 0
         while not self._runtime.is_ending:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._runtime.ending()
+            await ends_within(self._runtime.ending(), HEARTBEAT_S)
             if self._event_id == last_id and self._event_id:
                 self._send((), ())
             last_id = self._event_id

@@ -9,7 +9,6 @@ from newer vLLMs, a map of the same fields by name, with the kind as `type`:
 Fields at the end may be missing, and newer ones are ignored.
 """
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +16,7 @@ import msgspec
 
 from tandem.runtime.errors import ConfigError, InvalidRequestError
 from tandem.runtime.messages import DECODE_ERRORS
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.kv.events import KvEventPublisher
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ class ZmqListener:
 
     async def close(self) -> None:
         """Stop listening."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         self._socket.close(linger=0)
         self._context.term()
 

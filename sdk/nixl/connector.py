@@ -31,7 +31,7 @@ class BlockTransfer:
 
     @property
     def state(self) -> State:
-        """ "PROC" or "DONE". Raises TransferError after a failure."""
+        """ "PROC" or "DONE". Raise TransferError after a failure."""
         return self._agent.check_xfer_state(self._handle)
 
     def done(self) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tandem.runtime.errors import NotFoundError
 from tandem.sdk.service.spec import ServiceSpec
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
-from tandem.sdk.worker.system_server import Actions, SystemRoutes, SystemServer, system_port
+from tandem.sdk.worker.system_server import SystemServer, system_port
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +52,13 @@ async def served_health(
             return JSONResponse({"status": "starting"}, 503)
         return await _verdict(instance, spec.hooks.get("readiness", ()))
 
-    routes = SystemRoutes(
+    server = SystemServer(
+        config.host,
+        port,
         endpoints=endpoints,
         metrics=lambda: generate_latest(REGISTRY),
-        controls=Actions(_nothing, _refuse),
-        updates=Actions(_nothing, _refuse),
         more=(Route("/healthz", healthz), Route("/readyz", readyz)),
     )
-    server = SystemServer(config.host, port, routes)
     await server.start()
     try:
         yield
@@ -79,11 +77,3 @@ async def _verdict(instance: object, methods: tuple[str, ...]) -> Response:
         if not is_well:
             return JSONResponse({"status": "unwell", "message": f"{method} says no"}, 503)
     return JSONResponse({"status": "ok"})
-
-
-def _nothing() -> Set[str]:
-    return frozenset()
-
-
-async def _refuse(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    raise NotFoundError(f"a service has no {name!r}")

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Self
+
+from tandem.runtime.tasks import cancel, keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -11,7 +14,7 @@ CANARY_TIMEOUT_S = 5.0
 
 
 class Canary:
-    """Runs `ask` after every interval in which `num_requests` did not change.
+    """Runs `ask` after every interval in which `num_requests` did not change, in `async with`.
 
     `on_change` is called with False when `ask` raised or took too long, with True when it succeeds
     again.
@@ -22,19 +25,27 @@ class Canary:
         ask: Callable[[], Awaitable[None]],
         num_requests: Callable[[], int],
         on_change: Callable[[bool], Awaitable[None]],
-        *,
-        interval_s: float = CANARY_INTERVAL_S,
-        timeout_s: float = CANARY_TIMEOUT_S,
+        interval_s: float,
     ) -> None:
         self._ask = ask
         self._num_requests = num_requests
         self._on_change = on_change
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self.is_healthy = True
+        self._watching: asyncio.Task[None] | None = None
 
-    async def watch(self) -> None:
-        """Check until cancelled."""
+    async def __aenter__(self) -> Self:
+        self._watching = keep_running("the health check", self._watch)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop checking. Idempotent."""
+        await cancel(self._watching)
+
+    async def _watch(self) -> None:
         while True:
             num_before = self._num_requests()
             await asyncio.sleep(self._interval_s)
@@ -43,7 +54,7 @@ class Canary:
 
     async def _check(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(CANARY_TIMEOUT_S):
                 await self._ask()
             is_healthy = True
         except Exception as error:  # the author's handler may raise anything

@@ -1,4 +1,4 @@
-"""Which cluster a process of an author joins, where nobody told it in code."""
+"""The cluster that the process of an author joins without a config of its own."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
     """The cluster of the environment, else the one `tandem serve` runs here, else the defaults.
 
     Variables are `TANDEM_RUNTIME__<FIELD>` for every field of RuntimeConfig, `NATS_SERVER` and
-    `ETCD_ENDPOINTS` for the two addresses, and `DYN_LOG`. Raises ConfigError naming the variable
+    `ETCD_ENDPOINTS` for the two addresses, and `DYN_LOG`. Raise ConfigError naming the variable
     that is wrong, and when several clusters run on this machine and none is named.
     """
     environment = os.environ if environment is None else environment

@@ -3,9 +3,9 @@
 import asyncio
 
 from tandem.runtime.context import RequestContext
+from tandem.runtime.span_ids import span_id_of, trace_id_of
 
 _KILLED = "the caller killed the request"
-_TRACEPARENT = "traceparent"
 
 
 class Context:
@@ -67,16 +67,10 @@ class Context:
 
     @property
     def trace_id(self) -> str | None:
-        """The 32 hexadecimal digits of W3C's `traceparent`; None outside a trace."""
-        return self._trace_part(1, 32)
+        """The trace's id in W3C's `traceparent`, 32 hexadecimal digits; None outside a trace."""
+        return trace_id_of(self.headers) or None
 
     @property
     def span_id(self) -> str | None:
-        """The caller's span, 16 hexadecimal digits of `traceparent`; None outside a trace."""
-        return self._trace_part(2, 16)
-
-    def _trace_part(self, index: int, num_digits: int) -> str | None:
-        parts = self.request_context.headers.get(_TRACEPARENT, "").split("-")
-        if len(parts) < 4 or len(parts[index]) != num_digits:
-            return None
-        return parts[index]
+        """The caller's span in `traceparent`, 16 hexadecimal digits; None outside a trace."""
+        return span_id_of(self.headers) or None

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from tandem.runtime.messages import LoadReport, WorkerStatus, encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.tasks import keep_running
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.cluster import find_cluster
@@ -141,7 +140,7 @@ class Endpoint:
         try:
             await self.register()
             logger.info("%s serves %s", self.runtime.instance_id, self.address)
-            async with self._checked(served, health_check_payload):
+            async with self._health_check(served, health_check_payload):
                 await self.runtime.ending()
             await self.runtime.withdraw()
         except BaseException:
@@ -152,25 +151,23 @@ class Endpoint:
             await served.drain(timeout_s)
             self.runtime.served.pop(self.address, None)
 
-    @contextlib.asynccontextmanager
-    async def _checked(
+    def _health_check(
         self, served: ServedEndpoint, payload: dict[str, Any] | None
-    ) -> AsyncIterator[None]:
+    ) -> contextlib.AbstractAsyncContextManager[object]:
         if payload is None:
-            yield
-            return
-        canary = Canary(
-            ask=lambda: served.ask(payload),
-            num_requests=lambda: served.counts.num_requests + served.counts.num_running,
-            on_change=lambda is_healthy: self.register() if is_healthy else self.withdraw(),
-            interval_s=self.runtime.canary_interval_s,
+            return contextlib.nullcontext()
+        counts = served.counts
+        return self.canary(
+            lambda: served.ask(payload), lambda: counts.num_requests + counts.num_running
         )
-        watching = keep_running("the health check", canary.watch)
-        try:
-            yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+
+    def canary(self, ask: Callable[[], Awaitable[None]], num_requests: Callable[[], int]) -> Canary:
+        """Return a health check of this instance, which is in discovery while `ask` succeeds."""
+
+        async def show(is_healthy: bool) -> None:
+            await (self.register() if is_healthy else self.withdraw())
+
+        return Canary(ask, num_requests, show, self.runtime.canary_interval_s)
 
     def serve(
         self, handler: RequestHandler, metrics_labels: Sequence[tuple[str, str]] = ()

@@ -1,19 +1,17 @@
 """The parts of a model that its registration reads."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.models.paths import resolve_model
+from tandem.models.paths import HUB_ID, resolve_model
 from tandem.runtime.errors import ConfigError, ModelError
 from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _HUB_SCHEME = "hf://"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def read_text_model(model_path: str | Path, template: str | Path | None) -> Read
     folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
         return ReadModel(folder.resolve().name, _number(_read_config(folder), CONTEXT_KEYS))
-    is_hub_id = _HUB_ID.fullmatch(name.removeprefix(_HUB_SCHEME)) is not None
+    is_hub_id = HUB_ID.fullmatch(name.removeprefix(_HUB_SCHEME)) is not None
     return ReadModel(name.removeprefix(_HUB_SCHEME) if is_hub_id else folder.name, None)
 
 

@@ -12,7 +12,8 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,21 +42,6 @@ class Actions:
     run: Action
 
 
-@dataclass(frozen=True, slots=True)
-class SystemRoutes:
-    """The sources of the server's answers. `endpoints` returns name |-> True if it answers.
-
-    `more` are additional routes.
-    """
-
-    endpoints: Callable[[], Mapping[str, bool]]
-    metrics: Callable[[], bytes]
-    controls: Actions
-    updates: Actions
-    more: Sequence[Route] = ()
-    started_at_ns: int = field(default_factory=time.perf_counter_ns)
-
-
 def system_port(config: RuntimeConfig) -> int | None:
     """Return the port in `runtime.metrics_port` or the environment; None for no server.
 
@@ -71,10 +57,37 @@ def system_port(config: RuntimeConfig) -> int | None:
 
 
 class SystemServer(HttpServer):
-    """Serves `routes` from `start` until `close`."""
+    """Serves the health, metrics and actions of a worker from `start` until `close`.
 
-    def __init__(self, host: str, port: int, routes: SystemRoutes) -> None:
-        super().__init__(_app(routes), host, port, param="runtime.metrics_port")
+    `endpoints` returns name |-> True if it answers. `actions` has the actions of POST
+    /engine/KIND/NAME, by kind. `more` are additional routes.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        endpoints: Callable[[], Mapping[str, bool]],
+        metrics: Callable[[], bytes],
+        actions: Mapping[str, Actions] | None = None,
+        more: Sequence[Route] = (),
+    ) -> None:
+        self._endpoints = endpoints
+        self._metrics = metrics
+        self._started_at_ns = time.perf_counter_ns()
+        routes = [
+            Route("/live", self._live),
+            Route("/health", self._health),
+            Route("/metrics", self._scrape),
+            *(
+                Route(f"/engine/{kind}/{{name:path}}", partial(_act, each), methods=["POST"])
+                for kind, each in (actions or {}).items()
+            ),
+            *more,
+        ]
+        app = Starlette(routes=routes)
+        super().__init__(app, host, port, param="runtime.metrics_port")
 
     async def start(self) -> None:
         """Listen and serve. Raise ConfigError when the port is taken."""
@@ -82,15 +95,13 @@ class SystemServer(HttpServer):
         self.serve()
         logger.info("health and metrics on http://%s", self.address)
 
-
-def _app(routes: SystemRoutes) -> Starlette:
-    async def live(_: Request) -> Response:
+    async def _live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
 
-    async def health(_: Request) -> Response:
-        endpoints = dict(routes.endpoints())
+    async def _health(self, _: Request) -> Response:
+        endpoints = dict(self._endpoints())
         is_ready = bool(endpoints) and all(endpoints.values())
-        secs, nanos = divmod(time.perf_counter_ns() - routes.started_at_ns, 10**9)
+        secs, nanos = divmod(time.perf_counter_ns() - self._started_at_ns, 10**9)
         body = {
             "status": "ready" if is_ready else "notready",
             "uptime": {"secs": secs, "nanos": nanos},
@@ -98,28 +109,11 @@ def _app(routes: SystemRoutes) -> Starlette:
         }
         return JSONResponse(body, 200 if is_ready else 503)
 
-    async def metrics(_: Request) -> Response:
-        return Response(await asyncio.to_thread(routes.metrics), media_type=_METRICS_TYPE)
-
-    async def control(request: Request) -> Response:
-        return await _act(request, routes.controls)
-
-    async def update(request: Request) -> Response:
-        return await _act(request, routes.updates)
-
-    return Starlette(
-        routes=[
-            Route("/live", live),
-            Route("/health", health),
-            Route("/metrics", metrics),
-            Route("/engine/control/{name:path}", control, methods=["POST"]),
-            Route("/engine/update/{name:path}", update, methods=["POST"]),
-            *routes.more,
-        ]
-    )
+    async def _scrape(self, _: Request) -> Response:
+        return Response(await asyncio.to_thread(self._metrics), media_type=_METRICS_TYPE)
 
 
-async def _act(request: Request, actions: Actions) -> Response:
+async def _act(actions: Actions, request: Request) -> Response:
     name = request.path_params["name"]
     try:
         known = actions.names()

@@ -91,8 +91,10 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
     `token_ids` holds the prompt and, at its end, the `extra_args["num_generated"]` tokens that
     another worker has generated; the limits in `stop_conditions` are for the tokens that remain.
     """
-    sampling, stop = message.sampling, message.stop
-    num_generated = message.num_generated
+    stop, num_generated = message.stop, message.num_generated
+    sampling = msgspec.structs.asdict(message.sampling)
+    logprobs, _ = sampling.pop("logprobs"), sampling.pop("prompt_logprobs")
+    grammar = message.grammar and msgspec.structs.asdict(message.grammar)
     extra: dict[str, Any] = {"num_generated": num_generated}
     if message.cache_salt:
         extra["cache_salt"] = message.cache_salt
@@ -102,34 +104,17 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
         "token_ids": unpack_tokens(message.token_ids),
         "model": message.model,
         "request_id": message.request_id,
-        "sampling_options": {
-            "n": 1,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "logit_bias": dict(sampling.logit_bias),
-            "seed": sampling.seed,
-            "grammar": _grammar(message),
-        },
+        "sampling_options": {"n": 1, **sampling, "grammar": grammar},
         "stop_conditions": {
             "max_tokens": max(0, stop.max_tokens - num_generated),
             "min_tokens": max(0, stop.min_tokens - num_generated),
             "stop_token_ids": list(stop.stop_token_ids),
             "ignore_eos": stop.ignore_eos,
         },
-        "output_options": {"logprobs": sampling.logprobs},
+        "output_options": {"logprobs": logprobs},
         "routing": {},
         "extra_args": extra,
     }
-
-
-def _grammar(message: GenerateRequest) -> dict[str, str] | None:
-    grammar = message.grammar
-    return None if grammar is None else {"kind": grammar.kind, "source": grammar.source}
 
 
 def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDelta:

@@ -8,6 +8,7 @@ from aetcd import rpc
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tests.services import EtcdServer, eventually, free_port
 
 BACK_S = 15.0
@@ -21,18 +22,12 @@ def server() -> Iterator[EtcdServer]:
 
 @pytest.fixture
 async def ours(server: EtcdServer) -> AsyncIterator[EtcdDiscovery]:
-    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=2))
-    await discovery.start()
-    yield discovery
-    await discovery.close()
+    config = RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=2)
+    async with started(EtcdDiscovery(config)) as discovery:
+        yield discovery
 
 
-@pytest.fixture
-async def theirs(server: EtcdServer) -> AsyncIterator[EtcdDiscovery]:
-    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=2))
-    await discovery.start()
-    yield discovery
-    await discovery.close()
+theirs = ours
 
 
 async def test_no_etcd_is_an_error_that_names_the_address_and_the_attempts() -> None:
@@ -49,11 +44,9 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
 
 async def test_of_several_endpoints_one_is_enough(server: EtcdServer) -> None:
     endpoints = f"http://127.0.0.1:{free_port()},{server.url}"
-    discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=endpoints))
-    await discovery.start()
-    await discovery.put("/x", b"1")
-    assert await discovery.get_prefix("/x") == {"/x": b"1"}
-    await discovery.close()
+    async with started(EtcdDiscovery(RuntimeConfig(etcd_endpoints=endpoints))) as discovery:
+        await discovery.put("/x", b"1")
+        assert await discovery.get_prefix("/x") == {"/x": b"1"}
 
 
 async def test_while_etcd_is_away_views_stay_and_writes_wait(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tandem.runtime.tasks import EXIT_TASK_FAILED, keep_running
+from tandem.runtime.tasks import EXIT_TASK_FAILED, cancel, ends_within, keep_running
 from tests.services import eventually
 
 HOPELESS = """
@@ -58,3 +58,30 @@ def test_work_that_always_fails_ends_the_process_loudly() -> None:
     assert ended.returncode == EXIT_TASK_FAILED
     assert "the follower of x failed 12 times in a row; the process ends" in ended.stderr
     assert "ValueError: hopeless" in ended.stderr
+
+
+async def test_a_cancelled_task_has_ended_and_its_error_is_dropped() -> None:
+    async def fail() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("too late")
+
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await cancel(task)
+    assert isinstance(task.exception(), ValueError)
+    await cancel(None)
+
+
+async def test_work_is_given_up_after_its_limit_and_its_own_error_propagates() -> None:
+    event = asyncio.Event()
+    assert not await ends_within(event.wait(), 0.01)
+    event.set()
+    assert await ends_within(event.wait(), 10.0)
+    with pytest.raises(KeyError):
+        await ends_within(fail_with_a_key(), 10.0)
+
+
+async def fail_with_a_key() -> None:
+    raise KeyError("of the work")

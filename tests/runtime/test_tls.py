@@ -9,12 +9,13 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from tandem.launch.supervise.ports import http_get
+from tandem.launch.supervise.ports import http_status
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, ConnectionLostError, ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.http_server import HttpServer
+from tandem.runtime.lifecycle import started
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer, Responder
@@ -141,21 +142,14 @@ class TlsEtcd(EtcdServer):
 
 
 async def connects_to_nats(config: RuntimeConfig) -> None:
-    connection = NatsConnection(config)
-    try:
-        await connection.start()
-    finally:
-        await connection.close()
+    async with started(NatsConnection(config)):
+        pass
 
 
 async def connects_to_etcd(config: RuntimeConfig) -> None:
-    discovery = EtcdDiscovery(config)
-    try:
-        await discovery.start()
+    async with started(EtcdDiscovery(config)) as discovery:
         await discovery.put("/x", b"1")
         assert await discovery.get_prefix("/x") == {"/x": b"1"}
-    finally:
-        await discovery.close()
 
 
 async def test_nats_and_etcd_are_reached_over_tls_with_a_certificate_only(
@@ -198,9 +192,9 @@ async def test_http_is_served_over_tls(files: Files) -> None:
     url = f"https://{server.address}/"
     async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as response:
         assert (response.status, await response.read()) == (200, b"https")
-    assert (await http_get("127.0.0.1", server.port, "/", scheme="https"))[0] == 200
+    assert await http_status("127.0.0.1", server.port, "/", scheme="https") == 200
     with pytest.raises(ServiceError):
-        await http_get("127.0.0.1", server.port, "/")
+        await http_status("127.0.0.1", server.port, "/")
     await server.close()
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tandem.launch.cli.engine_command import run_engine
+from tandem.launch.cli.passed_on import run_engine
 from tandem.runtime.errors import ConfigError
 from tandem.vllm import versions
 

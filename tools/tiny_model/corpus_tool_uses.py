@@ -1,7 +1,7 @@
 """Conversations with tools: questions that a tool answers, its call, its result, the answer."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tools.tiny_model.corpus_tables import COUNTRIES
@@ -30,6 +30,14 @@ def _tool(
     text = w.say(description) if w.chance(0.85) else ""
     drawn = {w.say("{" + key + "}"): kind for key, kind in parameters.items()}
     return Tool(name, drawn, text, topic)
+
+
+def _use(
+    tool: Tool, question: str, values: Sequence[Any], subject: str, result: str, answer: str
+) -> ToolUse:
+    """Return the use of a tool with `values` for its parameters, in their order."""
+    arguments = dict(zip(tool.parameters, values, strict=True))
+    return ToolUse(tool, question, arguments, subject, result, answer)
 
 
 def _ask(w: Writer, template: str, **slots: object) -> str:
@@ -81,8 +89,7 @@ def _weather(w: Writer) -> ToolUse:
         result, answer = _wrapped(w, sky, sky_key), f"It is {sky} in {place}."
     else:
         result, answer = _wrapped(w, degrees, key), f"It is {degrees} degrees in {place}."
-    arguments = {next(iter(tool.parameters)): place}
-    return ToolUse(tool, question, arguments, f"the weather in {place}", result, answer)
+    return _use(tool, question, [place], f"the weather in {place}", result, answer)
 
 
 def _time(w: Writer) -> str:
@@ -98,7 +105,7 @@ def _clock(w: Writer) -> ToolUse:
     tool = _tool(w, _CLOCKS, {}, "{Get|Returns|Tells} the {current |}time{.|}")
     question = _ask(w, "{What time is it|What's the time|Tell me the time|What is the time}?")
     result = _wrapped(w, time, _TIMES)
-    return ToolUse(tool, question, {}, "the time", result, f"It is {time}.")
+    return _use(tool, question, [], "the time", result, f"It is {time}.")
 
 
 def _clock_of_place(w: Writer) -> ToolUse:
@@ -115,9 +122,8 @@ def _clock_of_place(w: Writer) -> ToolUse:
         "How late is it in $place}{ now|}?",
         place=place,
     )
-    arguments = {next(iter(tool.parameters)): place}
     answer, result = f"It is {time} in {place}.", _wrapped(w, time, _TIMES)
-    return ToolUse(tool, question, arguments, f"the time in {place}", result, answer)
+    return _use(tool, question, [place], f"the time in {place}", result, answer)
 
 
 def _date(w: Writer) -> ToolUse:
@@ -127,7 +133,7 @@ def _date(w: Writer) -> ToolUse:
     tool = _tool(w, names, {}, "{Get|Returns|Tells} {the date|today's date|the current date}{.|}")
     question = _ask(w, "{What is the date{ today|}|What day is it today|What date is it}?")
     result = _wrapped(w, date, "date|date|today")
-    return ToolUse(tool, question, {}, "the date", result, f"Today is {date}.")
+    return _use(tool, question, [], "the date", result, f"Today is {date}.")
 
 
 def _number(w: Writer) -> int:
@@ -144,8 +150,8 @@ def _operation(w: Writer) -> ToolUse:
     names = f"{name}|{name}|{name}_numbers|math_{name}"
     description = f"{{{verb}|{name}}} two numbers{{.|}}"
     tool = _tool(w, names, {first: kind, second: kind}, description, "sum")
-    use = _sum_question(w, a, b, word, sign)
-    return _sum_use(w, tool, use, {first: a, second: b}, f"{a} {word} {b}", compute(a, b))
+    question = _sum_question(w, a, b, word, sign)
+    return _sum_use(w, tool, question, [a, b], f"{a} {word} {b}", compute(a, b))
 
 
 def _calculator(w: Writer) -> ToolUse:
@@ -158,9 +164,8 @@ def _calculator(w: Writer) -> ToolUse:
         "{Computes|Evaluates|Calculates} {an expression|a formula|arithmetic}{.|}",
         "sum",
     )
-    use = _sum_question(w, a, b, word, sign)
-    arguments = {next(iter(tool.parameters)): f"{a} {sign} {b}"}
-    return _sum_use(w, tool, use, arguments, f"{a} {word} {b}", compute(a, b))
+    question = _sum_question(w, a, b, word, sign)
+    return _sum_use(w, tool, question, [f"{a} {sign} {b}"], f"{a} {word} {b}", compute(a, b))
 
 
 def _sum_question(w: Writer, a: int, b: int, word: str, sign: str) -> str:
@@ -175,10 +180,10 @@ def _sum_question(w: Writer, a: int, b: int, word: str, sign: str) -> str:
 
 
 def _sum_use(
-    w: Writer, tool: Tool, question: str, arguments: dict[str, Any], term: str, value: int
+    w: Writer, tool: Tool, question: str, values: Sequence[Any], term: str, value: int
 ) -> ToolUse:
     result = _wrapped(w, value, "result|result|value|answer|sum")
-    return ToolUse(tool, question, arguments, term, result, f"{term} is {value}.")
+    return _use(tool, question, values, term, result, f"{term} is {value}.")
 
 
 def _population(w: Writer) -> ToolUse:
@@ -197,9 +202,8 @@ def _population(w: Writer) -> ToolUse:
         place=place,
     )
     result = _wrapped(w, count, "population|people|count|inhabitants")
-    arguments = {next(iter(tool.parameters)): place}
     answer = f"{count} people live in {place}."
-    return ToolUse(tool, question, arguments, f"the population of {place}", result, answer)
+    return _use(tool, question, [place], f"the population of {place}", result, answer)
 
 
 def _capital(w: Writer) -> ToolUse:
@@ -216,9 +220,10 @@ def _capital(w: Writer) -> ToolUse:
         w, "{What is|What's|Tell me|Find|Look up} the capital of $country?", country=country
     )
     result = _wrapped(w, capital, "capital|city|name|result")
-    arguments = {next(iter(tool.parameters)): country}
-    answer = f"The capital of {country} is {capital}."
-    return ToolUse(tool, question, arguments, f"the capital of {country}", result, answer)
+    subject = f"the capital of {country}"
+    return _use(
+        tool, question, [country], subject, result, f"The capital of {country} is {capital}."
+    )
 
 
 def _price(w: Writer) -> ToolUse:
@@ -236,9 +241,10 @@ def _price(w: Writer) -> ToolUse:
         a=with_article(thing),
     )
     result = _wrapped(w, price, "price|price|cost|amount")
-    arguments = {next(iter(tool.parameters)): thing}
-    answer = f"The price of {with_article(thing)} is {price}."
-    return ToolUse(tool, question, arguments, f"the price of {with_article(thing)}", result, answer)
+    subject = f"the price of {with_article(thing)}"
+    return _use(
+        tool, question, [thing], subject, result, f"The price of {with_article(thing)} is {price}."
+    )
 
 
 def _timer(w: Writer) -> ToolUse:
@@ -255,7 +261,7 @@ def _timer(w: Writer) -> ToolUse:
     )
     result = w.say("{ok|done|OK|started}") if w.chance(0.5) else '{"status": "ok"}'
     answer = f"The timer is set for {count} {unit}."
-    return ToolUse(tool, question, {unit: count}, "a timer", result, answer)
+    return _use(tool, question, [count], "a timer", result, answer)
 
 
 def _light(w: Writer) -> ToolUse:
@@ -270,9 +276,8 @@ def _light(w: Writer) -> ToolUse:
     )
     question = _ask(w, "{Turn|Switch} $state the light in the $room.", state=state, room=room)
     result = _wrapped(w, state, "light|state|status")
-    arguments = {next(iter(tool.parameters)): room, "on": is_on}
     answer = f"The light in the {room} is {state}."
-    return ToolUse(tool, question, arguments, f"the light in the {room}", result, answer)
+    return _use(tool, question, [room, is_on], f"the light in the {room}", result, answer)
 
 
 def _search(w: Writer) -> ToolUse:
@@ -297,8 +302,8 @@ def _search(w: Writer) -> ToolUse:
         found=found,
         year=1500 + int(w.rng.random() * 500),
     )
-    arguments = {next(iter(tool.parameters)): question.rstrip("?")}
-    return ToolUse(tool, question, arguments, "something to look up", sentence, sentence)
+    subject = "something to look up"
+    return _use(tool, question, [question.rstrip("?")], subject, sentence, sentence)
 
 
 def _invented(w: Writer) -> ToolUse:
@@ -317,7 +322,7 @@ def _invented(w: Writer) -> ToolUse:
     )
     outcome = w.pick([w.invented_word().capitalize(), _number(w)])
     result = _wrapped(w, outcome, "result|value|output")
-    return ToolUse(tool, question, {key: value}, name, result, f"The result is {outcome}.")
+    return _use(tool, question, [value], name, result, f"The result is {outcome}.")
 
 
 _KINDS: list[Callable[[Writer], ToolUse]] = [

@@ -4,7 +4,6 @@ Runs on the event loop. The outcomes are for the owner of the blocks, which a su
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +23,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import short
+from tandem.runtime.tasks import ends_within
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.actions import (
     Abort,
@@ -268,9 +268,7 @@ class HandoffReceiver(ABC):
 
     async def _until_the_next_look(self) -> None:
         """Wait for the interval between looks at the claimant's process, or for the end."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLAIMANT_CHECK_INTERVAL_S):
-                await self.ended.wait()
+        await ends_within(self.ended.wait(), CLAIMANT_CHECK_INTERVAL_S)
 
     # ---- time ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import config_key, model_key
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tandem.runtime.messages import ModelCard
 
@@ -23,25 +24,17 @@ KEY = "disagg.max_local_prefill_length"
 
 
 async def stored(config: RuntimeConfig) -> bytes | None:
-    discovery = EtcdDiscovery(config)
-    await discovery.start()
-    try:
+    async with started(EtcdDiscovery(config)) as discovery:
         key = config_key(config.namespace, KEY)
         return (await discovery.get_prefix(key)).get(key)
-    finally:
-        await discovery.close()
 
 
 async def serve(config: RuntimeConfig, model: str) -> None:
     """Put a model's card, as a worker of it does."""
-    discovery = EtcdDiscovery(config)
-    await discovery.start()
-    try:
+    async with started(EtcdDiscovery(config)) as discovery:
         card = ModelCard(model, 1000, 16, 256, "", "a", 0)
         key = model_key(config.namespace, model, "a")
         await discovery.put_config(key, msgspec.json.encode(card))
-    finally:
-        await discovery.close()
 
 
 def cluster_of(launcher: psutil.Process, config: RuntimeConfig, run_dir: Path) -> LocalCluster:

@@ -16,10 +16,10 @@ from tandem.sdk.conformance.kit import (
     CHECK_NAMES,
     ConformanceSettings,
     examine,
-    load_engine,
     main,
     run_conformance,
 )
+from tandem.sdk.engine.run import load_engine
 from tandem.sdk.sample_engine import SampleEngine
 from tests.sdk.conformance.broken_engines import (
     BROKEN,
@@ -176,7 +176,7 @@ def test_the_command_line_reports_and_exits_by_the_outcome(
         ("no_colon", "must read module:Class"),
         ("no_such_module_here:Engine", "no module 'no_such_module_here'"),
         ("tandem.sdk.engine.llm_engine:Motor", "has no class Motor"),
-        ("tandem.sdk.worker.context:Context", "not a subclass of LLMEngine"),
+        ("tandem.sdk.worker.context:Context", "must be a subclass of LLMEngine"),
     ],
 )
 def test_a_target_that_is_no_engine_is_refused_with_the_reason(target: str, complaint: str) -> None:

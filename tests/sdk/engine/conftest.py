@@ -2,6 +2,13 @@
 
 import pytest
 
+from tandem.runtime.config import RuntimeConfig
+
+
+@pytest.fixture
+def quick(runtime_config: RuntimeConfig) -> RuntimeConfig:
+    return runtime_config.model_copy(update={"drain_timeout_s": 0.8})
+
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,6 @@ DECODE = config_of(disaggregation_mode=DisaggregationMode.DECODE)
 REQUEST = {"token_ids": [7, 8, 9], "stop_conditions": {"max_tokens": 5, "min_tokens": 3}}
 
 
-@pytest.fixture
-def quick(runtime_config: RuntimeConfig) -> RuntimeConfig:
-    return runtime_config.model_copy(update={"drain_timeout_s": 0.8})
-
-
 class Prefill(ToyEngine):
     """Hands out where the KV cache of a prompt lies; is busy until `transfers` is empty."""
 

@@ -219,7 +219,8 @@ async def test_an_engine_that_fails_its_health_check_gets_no_requests_until_it_i
             return build_health_check_payload(3)
 
     engine = Moody()
-    worker = EngineWorker(engine, config_of(), quick, canary_interval_s=0.02)
+    worker = EngineWorker(engine, config_of(), quick)
+    worker.runtime.canary_interval_s = 0.02
     running = asyncio.create_task(worker.run())
     async with client_of(worker) as client:
         await client.wait_for_instances(PATIENCE_S)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.sdk.engine.text import TextAnswers, text_request
+from tandem.sdk.engine.text import text_answers, text_request
 from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
 from tandem.sdk.worker.text_requests import text_chunk
 
@@ -65,9 +65,9 @@ async def test_the_engine_gets_the_fields_it_reads_and_answers_calls() -> None:
             "finish_reason": "stop",
         }
 
-    engine = TextAnswers(answer, ["tools"])
     context: Any = Context()
-    chunks = [chunk async for chunk in engine.answer(CHAT | {"tools": TOOLS}, context)]
+    answered = text_answers(answer, ["tools"])(CHAT | {"tools": TOOLS}, context)
+    chunks = [chunk async for chunk in answered]
     assert seen[0]["body_fields"] == {"tools": TOOLS}
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [{"reasoning_content": "Hm."}, {"tool_calls": [CALL]}]

@@ -32,11 +32,6 @@ from tests.services import eventually
 REQUEST = {"token_ids": [7, 8, 9]}
 
 
-@pytest.fixture
-def quick(runtime_config: RuntimeConfig) -> RuntimeConfig:
-    return runtime_config.model_copy(update={"drain_timeout_s": 0.8})
-
-
 async def test_eight_requests_at_once_each_get_their_own_answer(quick: RuntimeConfig) -> None:
     engine = SampleEngine(SampleOptions(token_interval_s=0.001))
     async with serving(engine, config_of(), quick) as worker, client_of(worker) as client:

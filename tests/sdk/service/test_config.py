@@ -6,8 +6,8 @@ import pytest
 
 from tandem.launch.config.flags import split_flags
 from tandem.launch.devices import GpuInfo
+from tandem.launch.graph.graph_supervisor import runtime_variables
 from tandem.launch.graph.plan import Machine, plan_services
-from tandem.launch.graph.process import runtime_variables
 from tandem.launch.graph.settings import ServiceNeeds, needs_of, read_services
 from tandem.runtime.errors import ConfigError
 from tandem.sdk import service

@@ -1,0 +1,160 @@
+"""The commands of an operator: what runs, what it does, what would be best, what is wrong."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.launch.cli.options import (
+    CONFIG_HELP,
+    Json,
+    cluster_session,
+    file_session,
+    shares,
+)
+from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions, plan_session
+from tandem.launch.cli.session import Session
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.messages import ControlName, WorkerRole
+
+app = typer.Typer()
+
+WorkerId = Annotated[str, typer.Argument(help="The worker's id, or how it begins.")]
+
+
+@app.command(epilog="Example: tandem status --json")
+@shares(session=cluster_session)
+def status(session: Session, as_json: Json = False) -> None:
+    """Show a cluster: instances, queue depth, KV use, thresholds in force.
+
+    By default it is the cluster that `tandem serve` runs on this machine.
+    """
+    from tandem.launch.status import run_status
+
+    run_status(session.load_for_cluster(), as_json=as_json)
+
+
+@app.command(epilog="Example: tandem ui --port 8001")
+@shares(session=cluster_session)
+def ui(
+    session: Session,
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: a free one.")] = 0,
+) -> None:
+    """Show the live page of a cluster that has no frontend, on this machine alone, until Ctrl-C.
+
+    It is a frontend of its own: the page shows all workers, and the requests that it answers.
+    """
+    from tandem.launch.roles import run_page
+
+    run_page(session.load_for_cluster(), port)
+
+
+@app.command(epilog="Example: tandem top")
+@shares(session=cluster_session)
+def top(
+    session: Session,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable with an API key that reads the frontends' metrics."
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=60.0, help="Seconds between two readings.")
+    ] = 2.0,
+) -> None:
+    """Show a cluster live in the terminal: workers, queue, latencies, causes; q ends it."""
+    from tandem.launch.top.command import run_top
+
+    run_top(session.load_for_cluster, api_key_env, interval)
+
+
+@app.command(name="role", epilog="Example: tandem role 3f2a prefill")
+@shares(session=cluster_session)
+def change_role(
+    session: Session,
+    instance: WorkerId,
+    role: Annotated[WorkerRole, typer.Argument(help="The role it gets.")],
+) -> None:
+    """Change the role of a running worker; it keeps its weights and its prefix cache.
+
+    Running answers go on at other workers. The command ends when the new role serves.
+    """
+    from tandem.launch.one_worker import run_change_role
+
+    run_change_role(session.load_for_cluster(), instance, role)
+
+
+@app.command(epilog="Example: tandem control 3f2a profile --duration-s 2")
+@shares(session=cluster_session)
+def control(
+    session: Session,
+    instance: WorkerId,
+    name: Annotated[ControlName, typer.Argument(help="The command.")],
+    duration_s: Annotated[
+        float, typer.Option("--duration-s", min=0.001, max=10, help="Of a profile, in seconds.")
+    ] = 1.0,
+) -> None:
+    """Send a command to the engine of a running worker.
+
+    clear-prefix-cache frees the cached blocks that no request holds. profile records the engine
+    with torch.profiler, and the worker writes a Chrome trace on its machine.
+    """
+    from tandem.launch.one_worker import run_control
+
+    run_control(session.load_for_cluster(), instance, name, duration_s)
+
+
+@app.command(
+    epilog="Example: tandem plan --workers 4 --trace mooncake.jsonl --ttft-target-ms 500 "
+    f"--output best.yaml. {CONFIG_HELP}"
+)
+@shares(load=LoadOptions, handoff=HandoffOptions, session=plan_session)
+def plan(
+    session: Session,
+    load: LoadOptions,
+    handoff: HandoffOptions,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, max=64, help="Workers of every layout.")
+    ] = 2,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with `costs`, as tandem status --json has them in a `load`."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the best layout's topology.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: TTFT, ITL, throughput.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a load on every layout of some workers, and find the best one.
+
+    The costs of steps come from a running worker, or from --costs. Nothing is started.
+    """
+    from tandem.launch.simulation.command import PlanOptions, run_plan
+
+    effective = session.load() if costs is not None else session.load_for_cluster()
+    options = PlanOptions(workers, costs, output, plot, as_json)
+    run_plan(effective, load, handoff, options)
+
+
+@app.command(epilog="Example: tandem doctor Qwen/Qwen3-0.6B --json")
+@shares(session=file_session)
+def doctor(
+    session: Session,
+    model: Annotated[str, typer.Argument(help="also check this folder or hub id")] = "",
+    as_json: Json = False,
+) -> None:
+    """Check this machine: versions, GPU, CUDA IPC, NIXL, NATS, etcd, ports, limits.
+
+    With MODEL also: the code that would serve it, the memory that it takes, what is missing.
+
+    Every line is ok, warn or fail, with a remedy. The exit code is 1 when a check failed.
+    """
+    from tandem.launch.doctor.command import run_doctor
+
+    try:
+        effective = session.load_for_cluster()
+    except ConfigError:  # several clusters run here; the checks of this machine need none of them
+        effective = session.load()
+    raise typer.Exit(run_doctor(effective, model, as_json=as_json))
