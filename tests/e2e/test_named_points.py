@@ -120,13 +120,12 @@ class Stage:
         """Requests under way, one of which has just come to `point`."""
         trap = self.traps[role]
         trap.arm(point, action)
-        async with asyncio.timeout(CAUGHT_S):
-            while True:
-                asking = self.ask_all()
-                while not trap.has_fired and not all(task.done() for task in asking):
-                    await asyncio.sleep(HOLD_POLL_S)
-                if trap.has_fired:
-                    return asking
+        while True:
+            asking = self.ask_all()
+            while not trap.has_fired and not all(task.done() for task in asking):
+                await asyncio.sleep(HOLD_POLL_S)
+            if trap.has_fired:
+                return asking
 
     async def registered(self) -> None:
         await self.cluster.registered("decode0", *self.names.values())
@@ -135,12 +134,11 @@ class Stage:
         """Everyone is there, remote prefills work, all of them right, and no block is lost."""
         await self.registered()
         places: set[str] = set()
-        async with asyncio.timeout(20):
-            while "remote" not in places:
-                answers = await asyncio.gather(
-                    *[self.ask_and_check(seed, how) for seed, how in self.texts]
-                )
-                places = {answer.place for answer in answers}
+        while "remote" not in places:
+            answers = await asyncio.gather(
+                *[self.ask_and_check(seed, how) for seed, how in self.texts]
+            )
+            places = {answer.place for answer in answers}
         await self.cluster.balanced()
         for worker in await self.cluster.statuses("decode"):
             assert worker.details["num_open_handoffs"] == 0

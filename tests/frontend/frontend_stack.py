@@ -42,6 +42,7 @@ from tandem.runtime.messages import (
 from tandem.runtime.model_files import files_digest
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.services import eventually
 
 MODEL = "test/model"
 CONTEXT_LENGTH = 128
@@ -279,7 +280,7 @@ class Stack:
         self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers=is_json, verify=False)
         await self._exits.enter_async_context(self.http)
         if self.num_workers:
-            await self.wait_until(lambda: bool(self.server.catalog.models))
+            await eventually(lambda: bool(self.server.catalog.models))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -318,11 +319,6 @@ class Stack:
     @property
     def worker(self) -> FakeWorker:
         return self.workers[0]
-
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                await asyncio.sleep(0.002)
 
     async def chat(self, **fields: object) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields

@@ -31,6 +31,7 @@ from tests.frontend.frontend_stack import (
     token_ids,
 )
 from tests.frontend.tokens.test_detokenizer import sentencepiece_like
+from tests.services import eventually
 
 
 async def echo_prompt(
@@ -192,7 +193,7 @@ async def test_the_space_between_prompt_and_answer_is_kept(stream: bool) -> None
     async with Stack(num_workers=0) as stack:
         worker = FakeWorker(stack.store, stack.listeners, files=ModelFiles(files), script=world)
         await stack.join(worker)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         response = await stack.complete(prompt="Hello", echo=True, stream=stream)
         choices = (
             [event["choices"][0] for event in events_of(response)]

@@ -39,6 +39,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
+from tests.services import eventually
 
 NUM_TOKENS = len(token_ids(ANSWER))
 
@@ -186,7 +187,7 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
     async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
         for _ in range(2):
             await stack.add_worker(migration_limit=1)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         await both_known(stack)
         assert await failing_times(stack, 1) == "data: [DONE]"
         assert "error id" in await failing_times(stack, 2)
@@ -284,7 +285,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
     config = FrontendConfig(port=0, exclude_s=0, migration_wait_s=0)
     async with Stack(num_workers=0, config=config) as stack:
         old = await stack.add_worker(weights_digest="old")
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         new = await stack.add_worker(weights_digest="new")
 
         async def leave(
@@ -292,7 +293,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
         ) -> None:
             responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
             await old.discovery.close()
-            await stack.wait_until(
+            await eventually(
                 lambda: list(stack.server.catalog.models[0].instances) == [new.instance_id]
             )
             raise IncompleteError("going")

@@ -24,6 +24,7 @@ from tests.frontend.frontend_stack import (
     model_files,
     prompt_tokens,
 )
+from tests.services import eventually
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
@@ -73,7 +74,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE) -> None:
     await stack.join(kind(stack.store, stack.listeners, files=model_files(template)))
-    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    await eventually(lambda: bool(stack.server.catalog.models))
 
 
 def prompt_of(stack: Stack) -> str:

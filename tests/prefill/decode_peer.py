@@ -287,6 +287,5 @@ class Stage:
         pool = worker.engine.block_pool
         assert pool.num_free + pool.num_cached == NUM_BLOCKS
         assert not worker._steps
-        async with asyncio.timeout(5):
-            while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
-                await asyncio.sleep(0.01)
+        while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
+            await asyncio.sleep(0.01)

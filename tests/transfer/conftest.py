@@ -121,9 +121,8 @@ class PeerProcess:
     async def stop(self) -> None:
         """SIGSTOP; returns once every thread stands still."""
         os.kill(self.process.pid, signal.SIGSTOP)
-        async with asyncio.timeout(TIMEOUT_S):
-            while set(thread_states(self.process.pid)) != {"T"}:
-                await asyncio.sleep(0.002)
+        while set(thread_states(self.process.pid)) != {"T"}:
+            await asyncio.sleep(0.002)
 
     def resume(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
