@@ -234,7 +234,7 @@ def test_a_token_has_the_same_result_in_every_batch(
     expert_ids, weights = choose(kernels, logits, None, Routing(2))
     compute = kernels.pack_experts(experts)
     together = compute(x, expert_ids, weights)
-    for first, end in ((0, 1), (3, num_tokens - 2)):
+    for first, end in ((0, 1), (3, num_tokens // 2)):
         part = slice(first, end)
         alone = compute(x[part], expert_ids[part], weights[part])
         assert torch.equal(alone, together[part])
