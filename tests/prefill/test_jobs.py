@@ -400,7 +400,7 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
     assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
     await draining
     late = await stage.offer(fresh_prompt(9))
-    (delivery,) = await stage.peer.queue.receive(1, 2.0)
+    (delivery,) = await stage.peer.queue.receive(1, 60.0)
     assert delivery.job == late.job and not late.claims
     await delivery.ack()
 

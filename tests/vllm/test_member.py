@@ -44,14 +44,14 @@ class Side:
     """A member, its pool, and the ends that vLLM would be given."""
 
     def __init__(
-        self, runtime: RuntimeConfig, prompts: str = "", claim_timeout_ms: int = 3000
+        self, runtime: RuntimeConfig, prompts: str = "", claim_timeout_ms: int = 60_000
     ) -> None:
         self.pool, self.ends = new_pool(), Ends()
         settings = ConnectorSettings(
             runtime=runtime,
             transfer=TransferConfig(grace_ms=300),
             queue=QueueConfig(),
-            disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=3000),
+            disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=60_000),
             prefill=PrefillConfig(),
             model="random",
             weights="w",
