@@ -28,7 +28,7 @@ from tandem.runtime.plane.client import RequestClient
 from tests.services import free_port
 
 READY_TIMEOUT_S = 60.0
-SETTLE_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = 60.0
 
 
 def write_sensitive_model(folder: Path) -> Path:
