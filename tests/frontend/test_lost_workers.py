@@ -159,7 +159,7 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
 
 
 async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> None:
-    async with Stack(config=FrontendConfig(port=0, return_wait_s=0.5)) as stack:
+    async with Stack(config=FrontendConfig(port=0, return_wait_s=1.5)) as stack:
         await stack.chat()
         stack.worker.vanish()
         (model,) = stack.server.catalog.models
@@ -167,10 +167,10 @@ async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> No
         lost_s = asyncio.get_running_loop().time()
         response = await stack.chat()
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
-        assert asyncio.get_running_loop().time() - lost_s > 0.4
+        assert asyncio.get_running_loop().time() - lost_s > 1.4
         again_s = asyncio.get_running_loop().time()
         assert (await stack.chat()).status_code == 503
-        assert asyncio.get_running_loop().time() - again_s < 0.4
+        assert asyncio.get_running_loop().time() - again_s < 1.4
         await stack.worker.come_back()
         await eventually(lambda: stack.server.catalog.absent_s(model) is None)
         assert (await stack.chat()).status_code == 200

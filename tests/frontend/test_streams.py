@@ -159,7 +159,7 @@ async def test_internal_errors_show_an_id_only(stack: Stack) -> None:
 
 
 async def test_a_deadline_before_the_first_token_is_a_504_and_after_it_an_event() -> None:
-    async with Stack(config=FrontendConfig(port=0, request_timeout_s=0.3)) as stack:
+    async with Stack(config=FrontendConfig(port=0, request_timeout_s=1.0)) as stack:
         stack.worker.script = wait
         response = await stack.chat()
         assert response.status_code == 504

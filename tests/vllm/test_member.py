@@ -5,7 +5,6 @@ A fake engine computes prompts: it fills blocks of the prefill side's pool, and 
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,10 +178,9 @@ async def test_a_flipped_bit_is_caught_and_its_blocks_wait_for_the_end(
 
 async def test_an_engine_that_fails_gives_the_prompt_back_at_once(pair: Pair) -> None:
     pair.engine.error = ValueError("too long")
-    began_at = time.perf_counter()
     offer = pair.decode.offer(8, [3, 5])
     assert await ended(pair.decode, offer) == (True, False)
-    assert time.perf_counter() - began_at < 2.0, "long before its deadline"
+    assert pair.decode.member._handoffs.num_ended["failed"] == 1
 
 
 async def test_a_cancelled_offer_stops_the_prompt_and_frees_the_blocks(pair: Pair) -> None:

@@ -215,7 +215,7 @@ async def test_cancelling_reaches_the_handler(
 async def test_a_deadline_ends_a_stream_on_both_sides(
     server: RequestServer, client: RequestClient
 ) -> None:
-    context = RequestContext(timeout_s=0.05)
+    context = RequestContext(timeout_s=0.5)
     stream = await client.open(server.address, "until_cancelled", b"", context)
     assert await anext(stream) == b"started"
     with pytest.raises(DeadlineError):
