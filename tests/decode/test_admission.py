@@ -2,13 +2,7 @@
 
 import pytest
 
-from tandem.decode.admission import (
-    CLAIM_SLACK_MS,
-    Decision,
-    PlacementCause,
-    PrefillSide,
-    decide,
-)
+from tandem.decode.admission import CLAIM_SLACK_MS, Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.messages import StepCosts

@@ -178,11 +178,7 @@ class Crowd:
 
 
 async def listen(
-    cluster: Cluster,
-    question: str,
-    kind: dict[str, Any],
-    heard: Heard,
-    look: Callable[[], None],
+    cluster: Cluster, question: str, kind: dict[str, Any], heard: Heard, look: Callable[[], None]
 ) -> None:
     body = {
         "model": cluster.model_name,
@@ -242,8 +238,7 @@ async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL],
+    "number", [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL]
 )
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: Crowd, number: signal.Signals

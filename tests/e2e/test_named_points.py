@@ -280,8 +280,7 @@ async def test_losing_a_service_in_the_middle_of_a_handoff_changes_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("role", "point"),
-    [("decode", "before publish"), *(("prefill", point) for point in NAMED)],
+    ("role", "point"), [("decode", "before publish"), *(("prefill", point) for point in NAMED)]
 )
 async def test_a_client_that_leaves_takes_its_blocks_with_it(
     stage: Stage, role: str, point: str

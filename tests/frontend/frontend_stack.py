@@ -19,12 +19,7 @@ from tandem.router.config import RouterConfig
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import (
-    MemoryDiscovery,
-    MemoryStore,
-    register_instance,
-    register_model,
-)
+from tandem.runtime.discovery import MemoryDiscovery, MemoryStore, register_instance, register_model
 from tandem.runtime.errors import ConnectionLostError
 from tandem.runtime.events import Listener, MemoryEvents
 from tandem.runtime.messages import (
@@ -62,9 +57,7 @@ def byte_level_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(["Hello world, hello there, the world"] * 4, trainer)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])

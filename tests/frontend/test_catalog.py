@@ -189,9 +189,7 @@ async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stac
     assert await answered_by(stack, MODEL) == worker.instance_id
 
 
-async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(
-    stack: Stack,
-) -> None:
+async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(stack: Stack) -> None:
     worker = await slow_worker(stack)
     node = stack.node()
     await node.discovery.start()

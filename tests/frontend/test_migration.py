@@ -20,12 +20,7 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import (
-    FinishReason,
-    GenerateRequest,
-    TokenDelta,
-    encode,
-)
+from tandem.runtime.messages import FinishReason, GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
 from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import (
@@ -203,9 +198,7 @@ async def test_what_would_fail_anywhere_is_not_tried_elsewhere(
     assert sum(len(worker.requests) for worker in pair.workers) == 1
 
 
-async def test_a_worker_that_gave_one_stream_up_is_asked_again_if_it_is_alone(
-    stack: Stack,
-) -> None:
+async def test_a_worker_that_gave_one_stream_up_is_asked_again_if_it_is_alone(stack: Stack) -> None:
     Cut(stack, 2, IncompleteError("going"))
     assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
     assert (await stack.chat()).status_code == 200  # and new requests go on as before

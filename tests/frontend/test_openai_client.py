@@ -3,13 +3,7 @@
 import openai
 import pytest
 
-from tests.frontend.frontend_stack import (
-    ANSWER,
-    MODEL,
-    Stack,
-    one_token_then_fail,
-    token_ids,
-)
+from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, one_token_then_fail, token_ids
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

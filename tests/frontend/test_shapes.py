@@ -76,11 +76,7 @@ MESSAGES: dict[str, Any] = {
     "tools": [{"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}],
     "thinking": {"type": "disabled"},
 }  # fmt: skip
-SHAPES = {
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSES,
-    "/v1/messages": MESSAGES,
-}
+SHAPES = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
 
 
 @pytest.fixture

@@ -112,9 +112,7 @@ async def test_metrics_count_what_happened(stack: Stack) -> None:
         assert line in text, line
 
 
-async def test_a_model_without_a_worker_left_has_zero_of_them_in_the_metrics(
-    stack: Stack,
-) -> None:
+async def test_a_model_without_a_worker_left_has_zero_of_them_in_the_metrics(stack: Stack) -> None:
     line = f'tandem_frontend_decode_workers{{model="{MODEL}"}}'
     assert f"{line} 1.0" in (await stack.http.get("/metrics")).text
     await stack.worker.leave()

@@ -372,9 +372,7 @@ async def test_a_malformed_message_does_not_hold_up_the_jobs_behind_it(
         writer.close()
 
 
-async def test_subjects_that_are_no_number_of_tokens_count_none(
-    connection: NatsConnection,
-) -> None:
+async def test_subjects_that_are_no_number_of_tokens_count_none(connection: NatsConnection) -> None:
     async with at_broker(connection, "odd subjects") as queue:
         await queue.publish(job(100))
         for end in ("abc", "-5", "1_0", "9" * 3000):

@@ -7,13 +7,7 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.events import (
-    Events,
-    MemoryEvents,
-    NatsEvents,
-    kv_subject,
-    load_subject,
-)
+from tandem.runtime.events import Events, MemoryEvents, NatsEvents, kv_subject, load_subject
 from tandem.runtime.nats import NatsConnection
 from tests.services import MonitoredNatsServer, NatsServer, eventually, free_port
 

@@ -69,11 +69,7 @@ class PeerProcess:
     """A running peer_process.py."""
 
     def __init__(
-        self,
-        process: ChildProcess,
-        layout: KvLayout,
-        num_blocks: int,
-        num_spare_blocks: int,
+        self, process: ChildProcess, layout: KvLayout, num_blocks: int, num_spare_blocks: int
     ) -> None:
         self.process = process
         self.notifications: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()

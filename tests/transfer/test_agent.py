@@ -87,10 +87,7 @@ async def test_a_transfer_outside_either_pool_or_after_its_lease_is_not_posted(
 ) -> None:
     source, target = make_pool(4), make_pool(8, fill="zero")
     heard: asyncio.Queue[bytes] = asyncio.Queue()
-    async with (
-        running(source, layout, "p") as p,
-        running(target, layout, "d", heard=heard) as d,
-    ):
+    async with running(source, layout, "p") as p, running(target, layout, "d", heard=heard) as d:
         await meet(p, d, layout, 8)
 
         async def write(pairs: list[tuple[int, int]], notice: bytes, **when: Any) -> None:

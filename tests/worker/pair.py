@@ -102,10 +102,7 @@ class Pair:
         request = msgspec.structs.replace(request, **changes)
         answer = Answer(RequestContext(timeout_s=60))
         stream = await self.peer.node.client.open(
-            worker.node.server.address,
-            str(worker.decode.endpoint),
-            encode(request),
-            answer.context,
+            worker.node.server.address, str(worker.decode.endpoint), encode(request), answer.context
         )
         self._readers.add(asyncio.create_task(answer.read(stream)))
         return answer

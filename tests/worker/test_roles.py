@@ -24,9 +24,7 @@ from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
 
 
-async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(
-    pair: Pair,
-) -> None:
+async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(pair: Pair) -> None:
     for seed in range(8):
         prompt, (asked, other) = fresh_prompt(21, seed), (pair.one, pair.two)[:: 1 - 2 * (seed % 2)]
         answer = await pair.ask(asked, prompt, place="remote")

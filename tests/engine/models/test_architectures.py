@@ -44,10 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"rope_scaling": YARN, "attention_bias": True},
     "mistral": {"sliding_window": 12},
-    "ministral": {
-        "sliding_window": 12,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
-    },
+    "ministral": {"sliding_window": 12, "layer_types": ["full_attention", "sliding_attention"] * 2},
     "ministral3": {
         "rope_parameters": YARN
         | {"rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
@@ -114,11 +111,7 @@ def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: 
     ],
 )
 def test_the_text_part_of_a_model_of_several_media_is_served(
-    model_type: str,
-    wrapper: str,
-    is_old: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    model_type: str, wrapper: str, is_old: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its sizes are at text_config, its tensors under either of two names beside others."""
     model = make_model(tmp_path, model_type, **CASES[model_type])

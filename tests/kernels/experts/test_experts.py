@@ -213,8 +213,7 @@ def test_all_tokens_may_choose_one_expert(
 
 
 @pytest.mark.parametrize(
-    "kernels",
-    [pytest.param(launch, id="triton"), pytest.param(in_c, id="c", marks=on_cpu)],
+    "kernels", [pytest.param(launch, id="triton"), pytest.param(in_c, id="c", marks=on_cpu)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_token_has_the_same_result_in_every_batch(
