@@ -229,22 +229,17 @@ async def test_a_sequence_that_a_worker_ends_unfinished_goes_on_elsewhere(
         assert answer["choices"][0]["text"] == ANSWER
 
 
-async def test_a_worker_in_doubt_is_better_than_the_end_of_an_answer() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "error"),
+    [(3, None), (0, UnavailableError("draining"))],
+    ids=["the end of an answer", "the refusal of one that is leaving"],
+)
+async def test_a_worker_in_doubt_is_better_than(num_tokens: int, error: TandemError | None) -> None:
     async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
         await both_known(stack)
         Cut(stack, 0, UnavailableError("a bad moment"))
         assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
-        Cut(stack, 3, None)
-        assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
-        assert [len(worker.requests) for worker in stack.workers] == [1, 1]
-
-
-async def test_a_worker_in_doubt_is_better_than_the_refusal_of_one_that_is_leaving() -> None:
-    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
-        await both_known(stack)
-        Cut(stack, 0, UnavailableError("a bad moment"))
-        assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
-        Cut(stack, 0, UnavailableError("draining"))
+        Cut(stack, num_tokens, error)
         assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
         assert [len(worker.requests) for worker in stack.workers] == [1, 1]
 

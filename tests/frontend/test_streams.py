@@ -117,15 +117,6 @@ async def test_an_address_where_nobody_listens_is_passed_over() -> None:
             assert (await stack.chat()).status_code == 200
 
 
-async def test_an_unstreamed_answer_goes_on_at_another_worker() -> None:
-    async with Stack(num_workers=2) as stack:
-        await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
-        stack.workers[1].script = failing(UnavailableError("dying"), after_a_token=True)
-        for _ in range(6):
-            response = await stack.chat(seed=1)
-            assert response.json()["choices"][0]["message"]["content"] == ANSWER
-
-
 async def test_without_a_worker_it_is_a_503_with_retry_after() -> None:
     async with Stack(config=FrontendConfig(port=0, return_wait_s=0)) as stack:
         await stack.worker.leave()
