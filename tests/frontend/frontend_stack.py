@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -37,7 +37,7 @@ from tandem.runtime.messages import (
 from tandem.runtime.model_files import files_digest
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
-from tests.services import eventually
+from tests.services import eventually, free_port
 
 MODEL = "test/model"
 CONTEXT_LENGTH = 128
@@ -114,7 +114,7 @@ class FakeWorker:
         self.server.register(self.endpoint, self._generate)
         self.server.register("model_files", self._model_files)
         self.server.register("kv_snapshot", self._kv_snapshot)
-        await self.server.start()
+        await self.server.start(free_port())  # at which it may come back
         self.events = MemoryEvents(self.listeners)
         await self.events.start()
         self.discovery = MemoryDiscovery(self.store)
@@ -236,11 +236,22 @@ async def one_token_then_wait(
     context.raise_if_done()
 
 
-async def one_token_then_fail(
-    _request: GenerateRequest, _context: RequestContext, responder: Responder
-) -> None:
-    responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-    raise RuntimeError("a bug")
+def sending(*deltas: TokenDelta, error: Exception | None = None) -> Script:
+    """Sends these deltas, the first with its report, and raises the error if there is one."""
+
+    async def script(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        for number, delta in enumerate(deltas):
+            report = None if number else REPORT
+            responder.send(encode(msgspec.structs.replace(delta, prefill=report)))
+        if error is not None:
+            raise error
+
+    return script
+
+
+one_token_then_fail = sending(TokenDelta(token_ids("H")), error=RuntimeError("a bug"))
 
 
 @dataclass
@@ -333,5 +344,18 @@ def events_of(response: httpx.Response) -> list[dict[str, object]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def choices_of(response: httpx.Response) -> list[Any]:
+    """The choices of a whole answer, or those of all events of a stream."""
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    bodies: list[Any] = events_of(response) if is_stream else [response.json()]
+    return [choice for body in bodies for choice in body["choices"]]
+
+
 def prompt_tokens(request: GenerateRequest) -> list[int]:
     return unpack_tokens(request.token_ids)
+
+
+def prompt_of(request: GenerateRequest) -> str:
+    """The text of a prompt, with its special tokens."""
+    tokenizer = byte_level_tokenizer()
+    return str(tokenizer.decode(prompt_tokens(request), skip_special_tokens=False))

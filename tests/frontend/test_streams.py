@@ -13,16 +13,16 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
+from tandem.runtime.messages import GenerateRequest, TokenDelta
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
-    REPORT,
     Stack,
     answer_with,
     events_of,
     one_token_then_wait,
+    sending,
     token_ids,
 )
 from tests.services import eventually
@@ -33,18 +33,6 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream
 async def wait(_request: GenerateRequest, context: RequestContext, _responder: Responder) -> None:
     await context.cancelled()
     context.raise_if_done()
-
-
-def failing(error: Exception, after_a_token: bool = False) -> object:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        if after_a_token:
-            responder.send(encode(TokenDelta(token_ids(ANSWER)[:1], prefill=REPORT)))
-            await asyncio.sleep(0.01)
-        raise error
-
-    return script
 
 
 def error_event(text: str) -> dict[str, object]:
@@ -93,15 +81,7 @@ async def test_a_worker_that_dies_after_a_token_and_has_no_successor_gives_an_er
 async def test_a_worker_that_dies_before_a_token_is_replaced_by_another() -> None:
     async with Stack(num_workers=2) as stack:
         await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
-
-        async def die(
-            _request: GenerateRequest, _context: RequestContext, _responder: Responder
-        ) -> None:
-            raise UnavailableError("going away")
-
-        for worker in stack.workers:
-            worker.script = die
-        stack.workers[0].script = None
+        stack.workers[1].script = sending(error=UnavailableError("going away"))
         for _ in range(4):
             response = await stack.chat()
             assert response.json()["choices"][0]["message"]["content"] == ANSWER
@@ -127,7 +107,7 @@ async def test_without_a_worker_it_is_a_503_with_retry_after() -> None:
 
 
 async def test_an_overloaded_worker_is_a_503_with_its_own_retry_after(stack: Stack) -> None:
-    stack.worker.script = failing(OverloadedError("queue is full", retry_after_s=7))
+    stack.worker.script = sending(error=OverloadedError("queue is full", retry_after_s=7))
     response = await stack.chat(stream=True)
     assert response.status_code == 503 and response.headers["retry-after"] == "7"
     stack.worker.script = None
@@ -135,7 +115,7 @@ async def test_an_overloaded_worker_is_a_503_with_its_own_retry_after(stack: Sta
 
 
 async def test_a_request_too_large_for_the_worker_says_the_numbers(stack: Stack) -> None:
-    stack.worker.script = failing(CapacityError("needs 900 blocks, the pool has 100"))
+    stack.worker.script = sending(error=CapacityError("needs 900 blocks, the pool has 100"))
     response = await stack.chat()
     assert response.status_code == 500 and "900" in response.json()["error"]["message"]
 
@@ -143,7 +123,7 @@ async def test_a_request_too_large_for_the_worker_says_the_numbers(stack: Stack)
 async def test_internal_errors_show_an_id_only(stack: Stack) -> None:
     errors: list[TandemError | Exception] = [InternalError("secret"), ValueError("secret")]
     for error in errors:
-        stack.worker.script = failing(error)
+        stack.worker.script = sending(error=error)
         response = await stack.chat(stream=True)
         assert response.status_code == 500
         assert "secret" not in response.text and "error id" in response.text
@@ -226,12 +206,7 @@ async def test_a_malformed_delta_is_an_error_and_not_a_hang(stack: Stack) -> Non
 
 
 async def test_a_sequence_that_ends_without_a_reason_is_an_error(stack: Stack) -> None:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-
-    stack.worker.script = script
+    stack.worker.script = sending(TokenDelta(token_ids("H")))
     response = await stack.chat(stream=True)
     assert error_event(response.text)["type"] == "server_error"
 
