@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -224,8 +225,11 @@ async def test_a_burst_does_not_queue_more_than_its_limit(
     async with Stage(runtime_config, tiny_model, claim_timeout_ms=150, **limits) as stage:
         prompts = [fresh_prompt(12, seed) for seed in range(8)]
         before = count("decode_prefills_total", cause="queue_full", place="local")
-        stage.worker.loop.post(lambda engine: time.sleep(0.2))  # the whole burst waits behind it
+        gate = threading.Event()
+        stage.worker.loop.post(lambda engine: gate.wait(60))  # the whole burst waits behind it
         answers = [await stage.ask(prompt) for prompt in prompts]
+        await eventually(lambda: len(stage.worker.active) == len(prompts))
+        gate.set()
         texts = await asyncio.gather(*(answer.whole() for answer in answers))
         assert texts == [stage.undisturbed(prompt) for prompt in prompts]
         assert count("decode_prefills_total", cause="queue_full", place="local") == before + 6

@@ -13,7 +13,6 @@ from tandem.launch.supervise.child_process import ChildProcess
 from tests.services import free_port
 
 BINARY = shutil.which("prometheus")  # None: not installed
-READY_S = 30.0
 
 
 class Prometheus:
