@@ -281,7 +281,7 @@ class Stack:
         self.url = f"http://{self.server.address}"
         is_json = {"content-type": "application/json"}
         # verify=False: httpx would read the machine's certificates for each client.
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers=is_json, verify=False)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=60, headers=is_json, verify=False)
         await self._exits.enter_async_context(self.http)
         if self.num_workers:
             await eventually(lambda: bool(self.server.catalog.models))

@@ -22,7 +22,7 @@ from tests.transfer import pools
 from tests.transfer.pools import Pool
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype="bfloat16")
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @pytest.fixture
