@@ -197,19 +197,24 @@ def is_typed_error(answer: Answer) -> bool:
     return answer.status in (502, 503) and bool(answer.body["error"]["message"])
 
 
+async def answers_after(stage: Stage, role: str, point: str, action: Action) -> list[Answer]:
+    """Answers of requests under way when a worker ends at `point`; they do not take long."""
+    asking = await stage.caught(role, point, action)
+    ended_at = await stage.traps[role].fired()
+    await stage.bury(role) if action == "kill" else await stage.prepare(role)
+    answers = await asyncio.gather(*asking)
+    elapsed_s = time.monotonic() - ended_at
+    print(f"\n{action} of {role} {point}: all answers {elapsed_s:.2f} s later")
+    assert elapsed_s < FINISHED_S + SLACK_S
+    return answers
+
+
 @actions
 @pytest.mark.parametrize("point", [at(point) for point in NAMED])
 async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
     stage: Stage, point: str, action: Action
 ) -> None:
-    asking = await stage.caught("prefill", point, action)
-    ended_at = await stage.traps["prefill"].fired()
-    await stage.bury("prefill") if action == "kill" else await stage.prepare("prefill")
-    answers = await asyncio.gather(*asking)
-    elapsed_s = time.monotonic() - ended_at
-    print(f"\n{action} of P {point}: all answers {elapsed_s:.2f} s later")
-    assert all(right(stage, answers))
-    assert elapsed_s < FINISHED_S + SLACK_S
+    assert all(right(stage, await answers_after(stage, "prefill", point, action)))
     if action == "stop":
         await asyncio.gather(*[stage.ask_and_check(*key) for key in stage.texts])
         await stage.mend()
@@ -221,16 +226,10 @@ async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
 async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     stage: Stage, point: str, action: Action
 ) -> None:
-    asking = await stage.caught("decode", point, action)
-    ended_at = await stage.traps["decode"].fired()
-    await stage.bury("decode") if action == "kill" else await stage.prepare("decode")
-    answers = await asyncio.gather(*asking)
-    elapsed_s = time.monotonic() - ended_at
-    print(f"\n{action} of D {point}: all answers {elapsed_s:.2f} s later")
+    answers = await answers_after(stage, "decode", point, action)
     verdicts = right(stage, answers)
     assert all(verdicts[::2]), "nobody has seen a whole answer yet: it is asked for elsewhere"
     assert all(ok or is_typed_error(answer) for ok, answer in zip(verdicts, answers, strict=True))
-    assert elapsed_s < FINISHED_S + SLACK_S
     if action == "stop":
         await stage.mend()
     await stage.healed()
