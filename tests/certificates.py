@@ -29,11 +29,7 @@ class Authority:
             keyout=key,
             out=cert,
         )
-        return {
-            "tls_cert_file": str(cert),
-            "tls_key_file": str(key),
-            "tls_ca_file": str(self.ca),
-        }
+        return {"tls_cert_file": str(cert), "tls_key_file": str(key), "tls_ca_file": str(self.ca)}
 
 
 def _request(*options: str, keyout: Path, out: Path) -> None:

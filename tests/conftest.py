@@ -76,9 +76,26 @@ def pytest_handlecrashitem(crashitem: str) -> None:
     pytest.exit(f"{crashitem} killed its process")
 
 
+class Loop(uvloop.Loop):
+    """The loop that Tandem runs on. It ends what hangs; pytest-timeout cannot interrupt uvloop."""
+
+    limit_s = 86_400.0  # of the test that runs, where it has one
+
+    def run_until_complete(self, future: Any) -> Any:
+        task = asyncio.ensure_future(future, loop=self)
+        end = self.call_later(self.limit_s, task.cancel, f"still running after {self.limit_s} s")
+        try:
+            return super().run_until_complete(task)
+        finally:
+            end.cancel()
+
+
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests run on the loop that Tandem runs on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": Loop}
+
+
+def pytest_timeout_set_timer(settings: Any) -> None:
+    Loop.limit_s = settings.timeout
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
@@ -46,6 +48,11 @@ def write_tiny_model(folder: Path, window: int = 0) -> Path:
         changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
+import secrets
 import shutil
 import signal
 import socket
@@ -16,9 +18,18 @@ from pathlib import Path
 from typing import Self
 
 from tandem.launch.supervise.local_servers import etcd_binary, nats_binary
-from tandem.launch.supervise.ports import free_port
 
-_READY_TIMEOUT_S = 20.0
+PATIENCE_S = 60.0  # for what comes at once on an idle machine: no test fails because of a busy one
+_PORTS = range(16_000, 32_000)  # below those that Linux gives to connections
+
+
+def free_port() -> int:
+    """A TCP port for a server that starts later, or comes back: Linux gives it to no connection."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
@@ -44,7 +55,7 @@ class Server:
         self._process = subprocess.Popen(
             self.command(store), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline_s = time.perf_counter() + _READY_TIMEOUT_S
+        deadline_s = time.perf_counter() + PATIENCE_S
         while not self._answers():
             if self._process.poll() is not None or time.perf_counter() > deadline_s:
                 raise RuntimeError(f"{type(self).__name__} did not start")
@@ -171,9 +182,11 @@ def _read_all(connection: socket.socket) -> bytes:
     return data
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until `condition()` is true; AssertionError after `timeout_s`."""
+async def eventually(
+    condition: Callable[[], object], timeout_s: float = PATIENCE_S, pause_s: float = 0.01
+) -> None:
+    """Wait until `condition()`, or what comes of awaiting it, is true; then AssertionError."""
     deadline_s = time.perf_counter() + timeout_s
-    while not condition():
+    while not (await holds if inspect.isawaitable(holds := condition()) else holds):
         assert time.perf_counter() < deadline_s, f"still false after {timeout_s} s"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause_s)

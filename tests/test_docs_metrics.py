@@ -31,11 +31,7 @@ MAKERS = {
     "sdk/engine/metrics.py",
 }
 # who imports these alone shows metrics, and makes none
-READERS = {
-    "text_string_to_metric_families",
-    "REGISTRY",
-    "generate_latest",
-}
+READERS = {"text_string_to_metric_families", "REGISTRY", "generate_latest"}
 HISTOGRAM_SERIES = ("_bucket", "_sum", "_count")
 
 

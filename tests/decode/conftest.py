@@ -7,12 +7,7 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tests.decode.prefill_peer import Stage
-from tests.handoff_peer import write_tiny_model
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+from tests.handoff_peer import tiny_model as tiny_model
 
 
 @pytest.fixture

@@ -100,8 +100,7 @@ class Answer:
 
     async def whole(self) -> Text:
         """The text, once it is complete; raises what ended it instead."""
-        async with asyncio.timeout(20):
-            await self.ended.wait()
+        await self.ended.wait()
         if self.error is not None:
             raise self.error
         assert self.num_reports == 1
@@ -132,8 +131,9 @@ class Stage:
         transfer: TransferConfig = TRANSFER,
         **config: object,
     ) -> None:
-        fields = {"policy": Policy.ALWAYS_REMOTE, "handoff_timeout_ms": 5000}
-        disagg = DisaggConfig.model_validate({**fields, **config})
+        patience = {"claim_timeout_ms": 60_000, "handoff_timeout_ms": 60_000}
+        fields = {"policy": Policy.ALWAYS_REMOTE, **patience, **config}
+        disagg = DisaggConfig.model_validate(fields)
         self.peer = HandoffPeer(runtime, model, "prefill", transfer)
         settings = WorkerSettings(runtime, engine_config(model), transfer, QUEUE, MODEL)
         self.process = Worker(settings, "decode")
@@ -183,11 +183,11 @@ class Stage:
             token_ids=pack_tokens(prompt),
             sampling=sampling or SamplingParams(temperature=0),
             stop=stop or StopConditions(max_tokens=6, ignore_eos=True),
-            deadline_ms=20_000,
+            deadline_ms=60_000,
             prefill_place=place,
             num_generated=num_generated,
         )
-        answer = Answer(RequestContext(timeout_s=20))
+        answer = Answer(RequestContext(timeout_s=60))
         stream = await self.peer.node.client.open(
             self.worker.node.server.address,
             str(self.worker.endpoint),
@@ -211,7 +211,7 @@ class Stage:
 
     async def ticket(self) -> PrefillJob:
         """The next ticket of the queue, acknowledged."""
-        (delivery,) = await self.peer.queue.receive(1, 5.0)
+        (delivery,) = await self.peer.queue.receive(1, 60.0)
         await delivery.ack()
         return delivery.job
 
@@ -221,7 +221,7 @@ class Stage:
         node = self.peer.node
         claimant = (instance_id or node.instance_id, epoch or node.epoch)
         claim = Claim(job.handoff_id, job.attempt, *claimant, run=run)
-        context = RequestContext(timeout_s=20)
+        context = RequestContext(timeout_s=60)
         address = self.worker.node.server.address
         stream = await node.client.open(address, "claim", encode(claim), context)
         answer = await self.hear(stream)
@@ -231,9 +231,8 @@ class Stage:
         return Work(job, answer, stream)
 
     async def hear(self, stream: ResponseStream) -> ClaimAnswer:
-        async with asyncio.timeout(5):
-            answer: ClaimAnswer = msgspec.msgpack.decode(await anext(stream), type=ClaimAnswer)
-            return answer
+        answer: ClaimAnswer = msgspec.msgpack.decode(await anext(stream), type=ClaimAnswer)
+        return answer
 
     async def claimed(self) -> Work:
         """Takes the next ticket, claims it and computes the prompt; nothing is sent yet."""
@@ -324,7 +323,7 @@ class Stage:
         await self.peer.group.notify(self.worker.node.instance_id, notice)
 
     async def tell(self, endpoint: str, payload: bytes) -> bytes:
-        context = RequestContext(timeout_s=5)
+        context = RequestContext(timeout_s=60)
         address = self.worker.node.server.address
         return await self.peer.node.client.call(address, endpoint, payload, context)
 

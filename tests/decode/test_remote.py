@@ -130,9 +130,7 @@ async def test_prompts_of_every_length_around_a_block(stage: Stage, num_tokens: 
 # ---- the first token ---------------------------------------------------------------------------
 
 
-async def test_the_first_token_is_sent_before_the_kv_and_kept_when_that_fails(
-    stage: Stage,
-) -> None:
+async def test_the_first_token_is_sent_before_the_kv_and_kept_when_that_fails(stage: Stage) -> None:
     answer = await stage.ask(PROMPT, sampling=SAMPLED)
     work = await stage.claimed()
     await stage.send_first(work)

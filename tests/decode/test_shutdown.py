@@ -39,8 +39,7 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
                 stop=stage.process.stop,
             )
         )
-        async with asyncio.timeout(20):
-            await is_known.wait()
+        await is_known.wait()
         await view.wait_for(lambda items: node.instance_id in items, 5)
         await stage.register(os.getpid())
         await stage.connect()
@@ -52,6 +51,5 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
         assert lifecycle.state is State.DRAINING
         await stage.deliver(work)
         assert await answer.whole() == stage.undisturbed(PROMPT)
-        async with asyncio.timeout(20):
-            await running
+        await running
         await asyncio.gather(*stage.readers)

@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from pydantic import SecretStr
 
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
-from tandem.launch.supervise.ports import free_port, is_port_free
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig
@@ -27,18 +25,10 @@ from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.plane.client import RequestClient
+from tests.services import free_port
 
 READY_TIMEOUT_S = 60.0
-SETTLE_TIMEOUT_S = 30.0
-LASTING_PORTS = (16_000, 32_000)  # below those that Linux gives to connections
-
-
-def lasting_port() -> int:
-    """A free port that the kernel gives to no connection, so that a server can come back to it."""
-    while True:
-        port = random.randrange(*LASTING_PORTS)
-        if is_port_free("127.0.0.1", port):
-            return port
+SETTLE_TIMEOUT_S = 60.0
 
 
 def write_sensitive_model(folder: Path) -> Path:
@@ -85,7 +75,7 @@ class RestartableNats(LocalNats):
     """Its port cannot be taken by somebody's connection while it is down."""
 
     def _choose_address(self) -> None:
-        self.port = lasting_port()
+        self.port = free_port()
 
 
 class Cluster:
@@ -101,7 +91,7 @@ class Cluster:
         self.etcd = LocalEtcd(run_dir)
         self.children: dict[str, ChildProcess] = {}
         self._run_dir = run_dir
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> "Cluster":
@@ -255,9 +245,8 @@ class Cluster:
         """Sets a live key and waits until every decode worker reports it in force."""
         data = json.dumps(value).encode()
         await self.discovery.put_config(f"/tandem/test/config/{key}", data)
-        async with asyncio.timeout(5):
-            while any(worker.details.get(key) != value for worker in await self.statuses("decode")):
-                await asyncio.sleep(0.02)
+        while any(worker.details.get(key) != value for worker in await self.statuses("decode")):
+            await asyncio.sleep(0.02)
 
     # ---- asking -------------------------------------------------------------------------------
 
@@ -296,11 +285,3 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
             ended = ended or "error" in event
             yield event
     assert ended, "the stream broke off without [DONE] or an error"
-
-
-async def until(
-    condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0, pause_s: float = 0.02
-) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(pause_s)

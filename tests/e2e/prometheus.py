@@ -10,10 +10,9 @@ import aiohttp
 import yaml
 
 from tandem.launch.supervise.child_process import ChildProcess
-from tandem.launch.supervise.ports import free_port
+from tests.services import free_port
 
 BINARY = shutil.which("prometheus")  # None: not installed
-READY_S = 30.0
 
 
 class Prometheus:
@@ -41,7 +40,7 @@ class Prometheus:
         (self._folder / "alerts.yml").write_text(self._rules)
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(self._config))
-        address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        address = f"127.0.0.1:{free_port()}"
         assert BINARY is not None
         command = [BINARY, f"--config.file={config}", f"--web.listen-address={address}"]
         command += [f"--storage.tsdb.path={self._folder / 'data'}", "--log.level=warn"]
@@ -59,10 +58,9 @@ class Prometheus:
         await self._child.stop(10.0)
 
     async def _ready(self) -> None:
-        async with asyncio.timeout(READY_S):
-            while not await self._is_ready():
-                assert self._child.exit_code is None, self._child.log_tail()
-                await asyncio.sleep(0.05)
+        while not await self._is_ready():
+            assert self._child.exit_code is None, self._child.log_tail()
+            await asyncio.sleep(0.05)
 
     async def _is_ready(self) -> bool:
         try:

@@ -4,17 +4,20 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tandem.worker.worker import EXIT_DEVICE_LOST
-from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster, until
+from tests.e2e.cluster import Answer, Cluster
+from tests.services import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FLAGS = ("--disagg.claim_timeout_ms=3000",)
 # a worker's start takes longer than the default on a loaded machine
 FRONTEND_FLAGS = ("--frontend.migration_wait_s=40", "--frontend.return_wait_s=40")
 LONG = 1500  # prompt tokens: long enough to be caught in the act
@@ -40,15 +43,23 @@ async def ask(cluster: Cluster, seed: int, place: str, num_tokens: int = BRIEF) 
     )
 
 
+@contextmanager
+def stopped(cluster: Cluster, name: str) -> Iterator[None]:
+    cluster.send_signal(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        cluster.send_signal(name, signal.SIGCONT)
+
+
 async def caught_in_the_act(cluster: Cluster, seed: int) -> asyncio.Task[Answer]:
     """A long prompt that a prefill worker computes now. On a fast machine it takes some tries."""
-    async with asyncio.timeout(20.0):
-        while True:
-            asking = asyncio.create_task(ask(cluster, seed, "remote", LONG))
-            while not asking.done():
-                if any(w.details["num_jobs"] for w in await cluster.statuses("prefill")):
-                    return asking
-            assert (await asking).place == "remote"
+    while True:
+        asking = asyncio.create_task(ask(cluster, seed, "remote", LONG))
+        while not asking.done():
+            if any(w.details["num_jobs"] for w in await cluster.statuses("prefill")):
+                return asking
+        assert (await asking).place == "remote"
 
 
 async def remote_works(cluster: Cluster) -> None:
@@ -57,19 +68,19 @@ async def remote_works(cluster: Cluster) -> None:
         assert answer.status == 200
         return answer.place == "remote"
 
-    await until(is_remote, pause_s=ASK_PAUSE_S)
+    await eventually(is_remote, pause_s=ASK_PAUSE_S)
 
 
 async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:
+    asked_at = time.perf_counter()
     undisturbed = await ask(cluster, 4, "local", LONG)
+    local_s = time.perf_counter() - asked_at
     asking = await caught_in_the_act(cluster, 4)
     stopped_at = time.perf_counter()
-    cluster.send_signal("prefill0", signal.SIGSTOP)
-    answer = await asking
-    local_s = 2.0  # the prompt once more, on a loaded machine
-    assert time.perf_counter() - stopped_at < NOTICE_S + local_s + SLACK_S
+    with stopped(cluster, "prefill0"):
+        answer = await asking
+    assert time.perf_counter() - stopped_at < NOTICE_S + 2 * local_s + SLACK_S
     assert answer.text == undisturbed.text
-    cluster.send_signal("prefill0", signal.SIGCONT)
     await cluster.ready(1, 1)
     await remote_works(cluster)
     await cluster.balanced()
@@ -77,11 +88,10 @@ async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster
 
 async def test_a_job_that_nobody_claims_is_prefilled_locally(cluster: Cluster) -> None:
     """The prefill worker is frozen, but its lease has not run out: it looks alive."""
-    cluster.send_signal("prefill0", signal.SIGSTOP)
-    answer = await ask(cluster, 5, "remote")
+    with stopped(cluster, "prefill0"):
+        answer = await ask(cluster, 5, "remote")
     assert answer.status == 200
     assert answer.place == "local" and "claimed" in answer.headers["x-tandem-prefill-reason"]
-    cluster.send_signal("prefill0", signal.SIGCONT)
     await cluster.ready(1, 1)
     await remote_works(cluster)
     await cluster.balanced()
@@ -101,7 +111,7 @@ async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluste
         assert (answer.status, answer.text) == (200, undisturbed.text)
         return answer.place == "local"
 
-    await until(is_local, pause_s=ASK_PAUSE_S)
+    await eventually(is_local, pause_s=ASK_PAUSE_S)
     await cluster.nats.restart(empty=True)
     await remote_works(cluster)
     streamed = await streaming
@@ -146,7 +156,7 @@ async def begun(cluster: Cluster, *prompts: list[int]) -> list[asyncio.Task[Answ
     async def have_begun() -> bool:
         return await num_begun(cluster) == num_before + len(prompts)
 
-    await until(have_begun)
+    await eventually(have_begun)
     return asking
 
 
@@ -172,13 +182,10 @@ async def test_a_pause_is_noticed_within_three_seconds_and_costs_a_pause_and_not
     undisturbed = await cluster.complete([5, 6], **STORY)
     asking = await begun(cluster, [5, 6])
     stopped_at = time.perf_counter()
-    cluster.send_signal(name, signal.SIGSTOP)
-    try:
-        await until(partial(is_noticed, cluster))
+    with stopped(cluster, name):
+        await eventually(partial(is_noticed, cluster))
         assert time.perf_counter() - stopped_at < NOTICE_S + SLACK_S
         asking.append(asyncio.create_task(ask(cluster, 8, "local")))
-    finally:
-        cluster.send_signal(name, signal.SIGCONT)
     running, new = await asyncio.gather(*asking)
     assert running.text == undisturbed.text
     assert not any("error" in chunk for chunk in running.chunks)
@@ -194,7 +201,7 @@ async def test_the_answers_of_the_only_decode_worker_go_on_at_the_one_that_repla
     undisturbed = [await cluster.complete([5, last], **STORY) for last in (6, 7)]
     asking = await begun(cluster, [5, 6], [5, 7])
     cluster.send_signal("decode0", signal.SIGKILL)
-    await until(partial(is_unhealthy, cluster))
+    await eventually(partial(is_unhealthy, cluster))
     new = asyncio.create_task(cluster.complete([5], max_tokens=1))
     await cluster.end("decode0")
     await cluster.start("decode1", "decode")
@@ -219,7 +226,7 @@ async def test_a_decode_worker_that_loses_its_device_ends_and_its_answers_go_on_
     async def has_computed() -> bool:
         return (tmp_path / "computed").exists()
 
-    await until(has_computed)
+    await eventually(has_computed)
     (tmp_path / "lost").touch()
     answers = await asyncio.gather(*asking)
     assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
@@ -227,12 +234,11 @@ async def test_a_decode_worker_that_loses_its_device_ends_and_its_answers_go_on_
     async def has_ended() -> bool:
         return cluster.children["losing"].exit_code is not None
 
-    await until(has_ended)
+    await eventually(has_ended)
     assert cluster.children["losing"].exit_code == EXIT_DEVICE_LOST
     await cluster.end("losing")
     await cluster.ready(1, 1)
 
 
 async def test_no_block_is_lost_in_all_of_this(cluster: Cluster) -> None:
-    async with asyncio.timeout(SETTLE_TIMEOUT_S):
-        await cluster.balanced()
+    await cluster.balanced()

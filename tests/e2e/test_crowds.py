@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.runtime.address import new_id
-from tests.e2e.cluster import SETTLE_TIMEOUT_S, Answer, Cluster, events
+from tests.e2e.cluster import Answer, Cluster, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,9 +89,9 @@ async def test_every_one_of_two_hundred_requests_ends_and_the_pools_balance(
     for worker in await cluster.statuses("decode"):
         assert worker.details["num_open_handoffs"] == 0
         assert worker.details["num_quarantined_blocks"] == 0
-    async with asyncio.timeout(10):  # the frontend is through with a client that left a bit later
-        while await num_inflight(cluster) > 0:
-            await asyncio.sleep(0.05)
+    # the frontend is through with a client that left a bit later
+    while await num_inflight(cluster) > 0:
+        await asyncio.sleep(0.05)
 
 
 async def num_inflight(cluster: Cluster) -> float:
@@ -114,9 +114,8 @@ async def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(cluster: Cluster
 async def test_a_client_that_hangs_up_frees_its_blocks_at_once(cluster: Cluster) -> None:
     before = [worker.load.num_running for worker in await cluster.statuses("decode")]
     await hang_up(cluster, [5, 6, 7])
-    async with asyncio.timeout(5):
-        while [w.load.num_running for w in await cluster.statuses("decode")] != before:
-            await asyncio.sleep(0.02)
+    while [w.load.num_running for w in await cluster.statuses("decode")] != before:
+        await asyncio.sleep(0.02)
 
 
 async def test_no_process_listens_beyond_this_machine(cluster: Cluster) -> None:
@@ -179,11 +178,7 @@ class Crowd:
 
 
 async def listen(
-    cluster: Cluster,
-    question: str,
-    kind: dict[str, Any],
-    heard: Heard,
-    look: Callable[[], None],
+    cluster: Cluster, question: str, kind: dict[str, Any], heard: Heard, look: Callable[[], None]
 ) -> None:
     body = {
         "model": cluster.model_name,
@@ -243,8 +238,7 @@ async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL],
+    "number", [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL]
 )
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: Crowd, number: signal.Signals
@@ -285,12 +279,9 @@ async def until_both_answer(cluster: Cluster) -> None:
     """
     num_workers = len(await cluster.statuses("decode"))
     who: set[str] = set()
-    async with asyncio.timeout(SETTLE_TIMEOUT_S):
-        while len(who) < num_workers:
-            answers = [cluster.chat("Hello!", max_tokens=1, cache_salt=new_id()) for _ in range(10)]
-            who = {
-                each.headers["x-tandem-decode-instance"] for each in await asyncio.gather(*answers)
-            }
+    while len(who) < num_workers:
+        answers = [cluster.chat("Hello!", max_tokens=1, cache_salt=new_id()) for _ in range(10)]
+        who = {each.headers["x-tandem-decode-instance"] for each in await asyncio.gather(*answers)}
 
 
 async def test_every_process_ends_when_it_is_told_to(cluster: Cluster) -> None:

@@ -18,8 +18,9 @@ import yaml
 
 from tandem.queue.streams import QueueNames
 from tandem.runtime.nats import NatsConnection
-from tests.e2e.cluster import Cluster, until
+from tests.e2e.cluster import Cluster
 from tests.e2e.prometheus import BINARY, Prometheus
+from tests.services import eventually
 from tests.soak.points import Trap
 from tools.dashboards.write import ALERT_WINDOW, FOLDER, rules
 
@@ -207,7 +208,7 @@ async def test_a_stopped_prefill_worker_is_silent_and_its_handoffs_fail(
         async def is_working() -> bool:
             return any(w.details["num_jobs"] for w in await cluster.statuses("prefill"))
 
-        await until(is_working)
+        await eventually(is_working)
         cluster.send_signal("prefill0", signal.SIGSTOP)
         names = ("TandemProcessSilent", "TandemHandoffsFail", "TandemQuarantineStays")
         await fires(prometheus, *names)
@@ -225,7 +226,7 @@ async def test_flipped_bits_are_corrupt_kv_and_exclude_the_prefill_worker(
     async def is_scraped() -> bool:
         return len(await prometheus.query('up{role="decode"} == 1')) == 3
 
-    await until(is_scraped)
+    await eventually(is_scraped)
     with many(cluster, 4, 500, max_tokens=1, headers={"x-tandem-prefill": "remote"}):
         await fires(prometheus, "TandemCorruptKv", "TandemPrefillWorkerExcluded")
 
@@ -237,7 +238,7 @@ async def test_a_killed_decode_worker_is_lost(cluster: Cluster, prometheus: Prom
         async def is_answering() -> bool:
             return all(w.load.num_running for w in await cluster.statuses("decode"))
 
-        await until(is_answering)
+        await eventually(is_answering)
         cluster.send_signal("decode0", signal.SIGKILL)
         await fires(prometheus, "TandemDecodeWorkerLost")
     await cluster.end("decode0")

@@ -160,9 +160,7 @@ async def kill_two(cluster: Cluster, bout: Bout) -> list[str]:
     return killed
 
 
-async def test_every_answer_follows_its_grammar_though_workers_are_killed(
-    cluster: Cluster,
-) -> None:
+async def test_every_answer_follows_its_grammar_though_workers_are_killed(cluster: Cluster) -> None:
     for index in range(NUM_BOUTS):
         bout = Bout(range(index * NUM_SEEDS, (index + 1) * NUM_SEEDS))
         async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:

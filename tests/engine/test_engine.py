@@ -394,9 +394,7 @@ def test_a_queue_that_has_failed_keeps_no_blocks_from_reservations(fake: SimpleN
     assert harness.engine.reserve(fake.make_seq("remote", prompt(8, 500), 4)) is not None
 
 
-def test_a_preempted_sequence_still_reports_what_was_cached_at_first(
-    fake: SimpleNamespace,
-) -> None:
+def test_a_preempted_sequence_still_reports_what_was_cached_at_first(fake: SimpleNamespace) -> None:
     harness = fake.make_harness(num_blocks=8)
     harness.engine.add(fake.make_seq("old", prompt(6), 20))
     harness.engine.add(fake.make_seq("young", prompt(6, 200), 20))

@@ -13,22 +13,15 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.sampler import SampledToken
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
 from tests.engine.models.parity import NUM_TOKENS, sequence
+from tests.engine.models.tiny_models import LLAMA3_ROPE
 from tests.engine.step_doubles import CallAgain
 
 NUM_PROMPTS = 20
 VOCAB_SIZE = 512
-LLAMA_ROPE = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 Texts = dict[str, list[int]]
 
@@ -124,30 +117,6 @@ def as_on_a_gpu(model: Path) -> Texts:
     return generate(engine)
 
 
-def handed_over(model: Path) -> Texts:
-    """Prefilled by one engine, its blocks copied to another, which goes on."""
-    prefill = make_engine(model, num_blocks=1000, max_num_batched_tokens=48)
-    decode = make_engine(model, num_blocks=1000)
-    texts: Texts = {}
-    for index, prompt in enumerate(prompts()):
-        source, target = sequence(index, prompt, prefill_only=True), sequence(index, prompt)
-        prefill.add(source)
-        while prefill.has_work:
-            outputs = prefill.step()
-        reservation = decode.reserve(target)
-        assert reservation is not None
-        for ordinal, block_id in reservation.fill:
-            sent = prefill.runner.kv_cache.tensor[source.block_table[ordinal]]
-            decode.runner.kv_cache.tensor[block_id].copy_(sent)
-        prefill.abort(source.request_id)
-        admitted = decode.admit(target.request_id, SampledToken(outputs[0].token_ids[0], None))
-        texts[target.request_id] = admitted.token_ids
-        for output in decode.step():
-            texts[output.request_id] += output.token_ids
-    finish(decode, texts)
-    return texts
-
-
 @dataclass(frozen=True)
 class Case:
     model: Path
@@ -162,7 +131,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         architecture=architecture,
         vocab_size=VOCAB_SIZE,
         tie_word_embeddings=architecture == "qwen3",
-        rope_scaling=LLAMA_ROPE if architecture == "llama" else None,
+        rope_scaling=LLAMA3_ROPE if architecture == "llama" else None,
     )
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     texts: Texts = {}
@@ -185,7 +154,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         chunked,
         with_prefix_hits,
         preempted,
-        handed_over,
         overlapped,
         preempted_and_overlapped,
         padded_and_replayed,

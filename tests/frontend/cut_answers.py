@@ -20,6 +20,7 @@ from tests.frontend.frontend_stack import (
     events_of,
     token_ids,
 )
+from tests.services import eventually
 
 TEXT_AND_LOGPROBS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -33,7 +34,7 @@ TEXT_AND_LOGPROBS = [
 
 
 async def both_known(stack: Stack) -> None:
-    await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
+    await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
 
 
 def logprobs_at(position: int) -> TokenLogprobs:

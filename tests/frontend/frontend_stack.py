@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -19,12 +19,7 @@ from tandem.router.config import RouterConfig
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import (
-    MemoryDiscovery,
-    MemoryStore,
-    register_instance,
-    register_model,
-)
+from tandem.runtime.discovery import MemoryDiscovery, MemoryStore, register_instance, register_model
 from tandem.runtime.errors import ConnectionLostError
 from tandem.runtime.events import Listener, MemoryEvents
 from tandem.runtime.messages import (
@@ -42,6 +37,7 @@ from tandem.runtime.messages import (
 from tandem.runtime.model_files import files_digest
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.services import eventually, free_port
 
 MODEL = "test/model"
 CONTEXT_LENGTH = 128
@@ -61,9 +57,7 @@ def byte_level_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(["Hello world, hello there, the world"] * 4, trainer)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -120,7 +114,7 @@ class FakeWorker:
         self.server.register(self.endpoint, self._generate)
         self.server.register("model_files", self._model_files)
         self.server.register("kv_snapshot", self._kv_snapshot)
-        await self.server.start()
+        await self.server.start(free_port())  # at which it may come back
         self.events = MemoryEvents(self.listeners)
         await self.events.start()
         self.discovery = MemoryDiscovery(self.store)
@@ -242,11 +236,22 @@ async def one_token_then_wait(
     context.raise_if_done()
 
 
-async def one_token_then_fail(
-    _request: GenerateRequest, _context: RequestContext, responder: Responder
-) -> None:
-    responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-    raise RuntimeError("a bug")
+def sending(*deltas: TokenDelta, error: Exception | None = None) -> Script:
+    """Sends these deltas, the first with its report, and raises the error if there is one."""
+
+    async def script(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        for number, delta in enumerate(deltas):
+            report = None if number else REPORT
+            responder.send(encode(msgspec.structs.replace(delta, prefill=report)))
+        if error is not None:
+            raise error
+
+    return script
+
+
+one_token_then_fail = sending(TokenDelta(token_ids("H")), error=RuntimeError("a bug"))
 
 
 @dataclass
@@ -276,10 +281,10 @@ class Stack:
         self.url = f"http://{self.server.address}"
         is_json = {"content-type": "application/json"}
         # verify=False: httpx would read the machine's certificates for each client.
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers=is_json, verify=False)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=60, headers=is_json, verify=False)
         await self._exits.enter_async_context(self.http)
         if self.num_workers:
-            await self.wait_until(lambda: bool(self.server.catalog.models))
+            await eventually(lambda: bool(self.server.catalog.models))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -319,11 +324,6 @@ class Stack:
     def worker(self) -> FakeWorker:
         return self.workers[0]
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                await asyncio.sleep(0.002)
-
     async def chat(self, **fields: object) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
         return await self.http.post("/v1/chat/completions", json=body)
@@ -344,5 +344,18 @@ def events_of(response: httpx.Response) -> list[dict[str, object]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def choices_of(response: httpx.Response) -> list[Any]:
+    """The choices of a whole answer, or those of all events of a stream."""
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    bodies: list[Any] = events_of(response) if is_stream else [response.json()]
+    return [choice for body in bodies for choice in body["choices"]]
+
+
 def prompt_tokens(request: GenerateRequest) -> list[int]:
     return unpack_tokens(request.token_ids)
+
+
+def prompt_of(request: GenerateRequest) -> str:
+    """The text of a prompt, with its special tokens."""
+    tokenizer = byte_level_tokenizer()
+    return str(tokenizer.decode(prompt_tokens(request), skip_special_tokens=False))

@@ -22,6 +22,7 @@ from tests.frontend.frontend_stack import (
     token_ids,
 )
 from tests.frontend.text.text_stack import add_text_worker, delta, says
+from tests.services import eventually
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ async def stack() -> AsyncIterator[Stack]:
 async def add(stack: Stack, model: str, endpoint: str) -> FakeWorker:
     worker = FakeWorker(stack.store, stack.listeners, model=model, endpoint=endpoint)
     await stack.join(worker)
-    await stack.wait_until(lambda: worker.instance_id in instances(stack, model))
+    await eventually(lambda: worker.instance_id in instances(stack, model))
     return worker
 
 
@@ -73,7 +74,7 @@ async def test_a_model_leaves_with_its_last_instance_and_its_endpoint_is_forgott
     assert await answered_by(stack, MODEL) == second.instance_id
     await second.leave()
     assert (await stack.http.get("/v1/models")).json()["data"] == []
-    await stack.wait_until(lambda: len(stack.store.views) == num_views - 1)
+    await eventually(lambda: len(stack.store.views) == num_views - 1)
 
 
 async def test_one_process_serves_several_models_and_one_model_several_endpoints(
@@ -85,9 +86,7 @@ async def test_one_process_serves_several_models_and_one_model_several_endpoints
     card = worker.card()
     await register_model(discovery, "tandem", msgspec.structs.replace(card, name="two"))
     other = await add(stack, "two", "x.y.z")
-    await stack.wait_until(
-        lambda: instances(stack, "two") == {worker.instance_id, other.instance_id}
-    )
+    await eventually(lambda: instances(stack, "two") == {worker.instance_id, other.instance_id})
     assert instances(stack, "one") == {worker.instance_id}
     seen = {await answered_by(stack, "two") for _ in range(20)}
     assert seen == {worker.instance_id, other.instance_id}
@@ -155,7 +154,7 @@ async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
     hashes = [b"h" * 16]
     stored = KvEvent(worker.instance_id, "epoch", 1, stored=hashes)
     worker.events.publish(kv_subject("pipeline", worker.instance_id), encode(stored))
-    await stack.wait_until(lambda: index.match(hashes) == {worker.instance_id: 1})
+    await eventually(lambda: index.match(hashes) == {worker.instance_id: 1})
     stranger = KvEvent("f" * 16, "epoch", 1, stored=hashes)
     worker.events.publish(kv_subject("pipeline", "f" * 16), encode(stranger))
     assert index.match(hashes) == {worker.instance_id: 1}
@@ -186,13 +185,11 @@ async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stac
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
     assert (await stack.chat(model="none")).status_code == 404
     worker.gate.set()
-    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    await eventually(lambda: bool(stack.server.catalog.models))
     assert await answered_by(stack, MODEL) == worker.instance_id
 
 
-async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(
-    stack: Stack,
-) -> None:
+async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(stack: Stack) -> None:
     worker = await slow_worker(stack)
     node = stack.node()
     await node.discovery.start()
@@ -203,8 +200,7 @@ async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(
         await asyncio.sleep(0.05)
         assert not starting.done()
         worker.gate.set()
-        async with asyncio.timeout(5):
-            await starting
+        await starting
         assert [model.card.name for model in server.catalog.models] == [MODEL]
     finally:
         await server.stop()
@@ -235,10 +231,10 @@ async def test_files_that_do_not_have_the_digest_asked_for_are_not_used(
 ) -> None:
     forger = ForgingWorker(stack.store, stack.listeners, instance_id="0" * 16)
     await stack.join(forger)
-    await stack.wait_until(lambda: "sent files with the digest" in caplog.text)
+    await eventually(lambda: "sent files with the digest" in caplog.text)
     assert (await stack.chat()).status_code == 503
     honest = await stack.add_worker()
-    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    await eventually(lambda: bool(stack.server.catalog.models))
     assert (await stack.chat()).status_code == 200
     (request,) = forger.requests + honest.requests
     assert prompt_tokens(request) == token_ids(
@@ -251,7 +247,7 @@ async def test_files_that_are_too_large_are_not_read(
 ) -> None:
     monkeypatch.setattr("tandem.frontend.model_texts._MAX_FILES_BYTES", 1024)
     await stack.add_worker()
-    await stack.wait_until(lambda: "the most is 1024" in caplog.text)
+    await eventually(lambda: "the most is 1024" in caplog.text)
     assert (await stack.chat()).status_code == 503
 
 
@@ -273,7 +269,7 @@ async def test_one_card_does_not_take_a_model_down(
 
 
 async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten() -> None:
-    config = FrontendConfig(port=0, model_grace_s=0.3, return_wait_s=0)
+    config = FrontendConfig(port=0, model_grace_s=2, return_wait_s=0)
     async with Stack(config=config) as stack:
         await stack.worker.leave()
         unknown = (await stack.chat(model="other")).json()["error"]["message"]
@@ -281,21 +277,20 @@ async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten(
         assert (await stack.http.get(f"/v1/models/{MODEL}")).status_code == 200
         response = await stack.chat()
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
-        async with asyncio.timeout(5):
-            while (await stack.chat()).status_code == 503:
-                await asyncio.sleep(0.02)
+        while (await stack.chat()).status_code == 503:
+            await asyncio.sleep(0.02)
         assert (await stack.chat()).status_code == 404
         for path in (f"/v1/models/{MODEL}", f"/v1/models/{MODEL}/ready"):
             assert (await stack.http.get(path)).status_code == 404
         worker = await stack.add_worker()
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         assert await answered_by(stack, MODEL) == worker.instance_id
 
 
 async def test_a_worker_that_returns_in_time_keeps_its_model() -> None:
-    async with Stack(config=FrontendConfig(port=0, model_grace_s=0.1)) as stack:
+    async with Stack(config=FrontendConfig(port=0, model_grace_s=1)) as stack:
         await stack.worker.leave()
         worker = await stack.add_worker()
         assert await answered_by(stack, MODEL) == worker.instance_id
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         assert await answered_by(stack, MODEL) == worker.instance_id

@@ -23,14 +23,18 @@ from tests.frontend.frontend_stack import (
     MODEL,
     REPORT,
     FakeWorker,
+    Script,
     Stack,
     byte_level_tokenizer,
+    choices_of,
     events_of,
     model_files,
     prompt_tokens,
+    sending,
     token_ids,
 )
 from tests.frontend.tokens.test_detokenizer import sentencepiece_like
+from tests.services import eventually
 
 
 async def echo_prompt(
@@ -42,16 +46,13 @@ async def echo_prompt(
     responder.send(encode(TokenDelta(ids[1:], finish_reason="length")))
 
 
-async def two_tokens_with_logprobs(
-    _request: GenerateRequest, _context: RequestContext, responder: Responder
-) -> None:
+def two_tokens_with_logprobs() -> Script:
     first, second = token_ids("a") + token_ids("b")
     top = [(first, -0.25), (second, float("-inf"))]
-    responder.send(
-        encode(TokenDelta([first], logprobs=[TokenLogprobs(-0.25, top)], prefill=REPORT))
+    return sending(
+        TokenDelta([first], logprobs=[TokenLogprobs(-0.25, top)]),
+        TokenDelta([second], finish_reason="length", logprobs=[TokenLogprobs(-1.5, [])]),
     )
-    last = TokenLogprobs(-1.5, [])
-    responder.send(encode(TokenDelta([second], finish_reason="length", logprobs=[last])))
 
 
 async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
@@ -152,12 +153,7 @@ async def test_a_batch_of_prompts_is_answered_prompt_by_prompt(
     prompt = [token_ids(text) for text in texts] if as_ids else texts
     response = await stack.complete(prompt=prompt, n=2, seed=5, stream=stream)
     answers = dict.fromkeys(range(4), "")
-    choices = (
-        [event["choices"][0] for event in events_of(response)]
-        if stream
-        else response.json()["choices"]
-    )
-    for choice in choices:
+    for choice in choices_of(response):
         answers[choice["index"]] += choice["text"]
     assert answers == {0: "Hello", 1: "Hello", 2: "wörld", 3: "wörld"}
     by_prompt = {tuple(prompt_tokens(r)): set() for r in stack.worker.requests}
@@ -169,12 +165,7 @@ async def test_a_batch_of_prompts_is_answered_prompt_by_prompt(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_puts_the_prompt_before_the_answer(stack: Stack, stream: bool) -> None:
     response = await stack.complete(prompt="Say: ", echo=True, stream=stream)
-    text = (
-        "".join(event["choices"][0]["text"] for event in events_of(response))
-        if stream
-        else response.json()["choices"][0]["text"]
-    )
-    assert text == "Say: " + ANSWER
+    assert "".join(choice["text"] for choice in choices_of(response)) == "Say: " + ANSWER
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -183,23 +174,14 @@ async def test_the_space_between_prompt_and_answer_is_kept(stream: bool) -> None
     tokenizer = sentencepiece_like()
     answer = tokenizer.encode("Hello world").ids[len(tokenizer.encode("Hello").ids) :]
 
-    async def world(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(answer, finish_reason="length", prefill=REPORT)))
-
+    world = sending(TokenDelta(answer, finish_reason="length"))
     files = model_files().files | {"tokenizer.json": tokenizer.to_str().encode()}
     async with Stack(num_workers=0) as stack:
         worker = FakeWorker(stack.store, stack.listeners, files=ModelFiles(files), script=world)
         await stack.join(worker)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         response = await stack.complete(prompt="Hello", echo=True, stream=stream)
-        choices = (
-            [event["choices"][0] for event in events_of(response)]
-            if stream
-            else response.json()["choices"]
-        )
-        assert "".join(choice["text"] for choice in choices) == "Hello world"
+        assert "".join(choice["text"] for choice in choices_of(response)) == "Hello world"
 
 
 async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:
@@ -214,13 +196,10 @@ async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs_of_a_chat(stack: Stack, stream: bool) -> None:
-    stack.worker.script = two_tokens_with_logprobs
+    stack.worker.script = two_tokens_with_logprobs()
     response = await stack.chat(logprobs=True, top_logprobs=2, stream=stream)
-    if stream:
-        choices = [event["choices"][0] for event in events_of(response)]
-        content = [t for c in choices if c["logprobs"] for t in c["logprobs"]["content"]]
-    else:
-        content = response.json()["choices"][0]["logprobs"]["content"]
+    listed = [choice["logprobs"] for choice in choices_of(response) if choice["logprobs"]]
+    content = [token for part in listed for token in part["content"]]
     assert [token["token"] for token in content] == ["a", "b"]
     assert [token["logprob"] for token in content] == [-0.25, -1.5]
     assert content[0]["bytes"] == [97]
@@ -260,10 +239,8 @@ async def test_an_echoed_prompt_is_scored(stack: Stack, stream: bool, max_tokens
     response = await stack.complete(
         prompt="abc", echo=True, logprobs=2, max_tokens=max_tokens, stream=stream
     )
-    if stream:
-        choices = [event["choices"][0] for event in events_of(response)]
-    else:
-        choices = response.json()["choices"]
+    choices = choices_of(response)
+    if not stream:
         assert response.json()["usage"]["completion_tokens"] == max_tokens
     assert "".join(choice["text"] for choice in choices) == "abc"
     listed = [choice["logprobs"] for choice in choices if choice["logprobs"]]
@@ -292,15 +269,9 @@ async def test_each_choice_of_each_prompt_is_scored(stack: Stack, logprobs: int)
 
 async def test_tokens_of_one_text_have_the_probability_of_the_best(stack: Stack) -> None:
     """Of characters in pieces, which are all the same text."""
-
-    async def pieces(
-        request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        first, second = token_ids("ö")
-        top = [(first, -0.25), (second, -3.0)]
-        responder.send(encode(TokenDelta([first], "length", [TokenLogprobs(-0.25, top)], REPORT)))
-
-    stack.worker.script = pieces
+    first, second = token_ids("ö")
+    top = [(first, -0.25), (second, -3.0)]
+    stack.worker.script = sending(TokenDelta([first], "length", [TokenLogprobs(-0.25, top)]))
     listed = (await stack.complete(logprobs=2)).json()["choices"][0]["logprobs"]
     assert list(listed["top_logprobs"][0].values()) == [-0.25]
 
@@ -312,13 +283,9 @@ async def test_a_worker_that_leaves_the_scores_out_is_not_believed(stack: Stack)
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs_of_a_completion(stack: Stack, stream: bool) -> None:
-    stack.worker.script = two_tokens_with_logprobs
+    stack.worker.script = two_tokens_with_logprobs()
     response = await stack.complete(logprobs=2, stream=stream)
-    if stream:
-        choices = [event["choices"][0] for event in events_of(response)]
-        listed = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    else:
-        listed = [response.json()["choices"][0]["logprobs"]]
+    listed = [choice["logprobs"] for choice in choices_of(response) if choice["logprobs"]]
     assert [t for part in listed for t in part["tokens"]] == ["a", "b"]
     assert [o for part in listed for o in part["text_offset"]] == [0, 1]
     assert listed[0]["top_logprobs"][0] == {"a": -0.25, "b": -9999.0}

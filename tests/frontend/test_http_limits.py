@@ -11,6 +11,7 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.open_bodies import BodyShare, OpenBodies
 from tandem.frontend.openai.errors import TooManyRequestsError
 from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
+from tests.services import eventually
 
 BODY = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 64, "stream": True}).encode()
 
@@ -22,8 +23,7 @@ async def connected(
     host, _, port = stack.server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(10):
-            yield reader, writer
+        yield reader, writer
     finally:
         writer.close()
 
@@ -127,12 +127,12 @@ async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
             large = head("1.1", "host: x", length=90_000) + b" " * 89_000
             first.write(large)
             await first.drain()
-            await stack.wait_until(lambda: stack.server.handler._bodies._num_bytes > 70_000)
+            await eventually(lambda: stack.server.handler._bodies._num_bytes > 70_000)
             second.write(large)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert status_of(answer) == 429 and b"retry-after: 1" in answer
             assert (await stack.chat()).status_code == 200
-        await stack.wait_until(lambda: stack.server.handler._bodies._num_bytes == 0)
+        await eventually(lambda: stack.server.handler._bodies._num_bytes == 0)
         assert (await stack.complete(user="x" * 60_000)).status_code == 200
 
 
@@ -155,7 +155,7 @@ async def test_requests_beyond_the_limit_are_a_429() -> None:
     async with Stack(config=FrontendConfig(port=0, max_inflight_requests=2)) as stack:
         stack.worker.script = one_token_then_wait
         running = [asyncio.create_task(stack.chat()) for _ in range(2)]
-        await stack.wait_until(lambda: len(stack.worker.requests) == 2)
+        await eventually(lambda: len(stack.worker.requests) == 2)
         response = await stack.chat()
         assert response.status_code == 429 and response.headers["retry-after"] == "1"
         error = response.json()["error"]
@@ -163,6 +163,6 @@ async def test_requests_beyond_the_limit_are_a_429() -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await stack.wait_until(lambda: stack.server.handler._num_answering == 0)
+        await eventually(lambda: stack.server.handler._num_answering == 0)
         stack.worker.script = None
         assert (await stack.chat()).status_code == 200

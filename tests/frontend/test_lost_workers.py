@@ -9,6 +9,7 @@ from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import OverloadedError
 from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import ANSWER, FakeWorker, Stack
+from tests.services import eventually
 
 
 def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
@@ -24,7 +25,7 @@ async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
     uncut = await ask(stack, path, body, stream=stream)
     cut = Cut(stack, 3, None, vanishes=True)
     asking = asyncio.create_task(ask(stack, path, body, stream=stream))
-    await stack.wait_until(lambda: is_waiting(caplog))
+    await eventually(lambda: is_waiting(caplog))
     successor = FakeWorker(stack.store, stack.listeners)
     successor.script = cut.script_of(successor)
     await stack.join(successor)
@@ -44,9 +45,9 @@ async def test_the_wait_for_a_worker_ends_when_the_client_leaves(
     async with Stack(config=FrontendConfig(port=0, migration_wait_s=600)) as stack:
         Cut(stack, 1, None, vanishes=True)
         asking = asyncio.create_task(stack.chat())
-        await stack.wait_until(lambda: is_waiting(caplog))
+        await eventually(lambda: is_waiting(caplog))
         asking.cancel()
-        await stack.wait_until(lambda: 'status="499"' in stack.metrics())
+        await eventually(lambda: 'status="499"' in stack.metrics())
 
 
 async def test_the_wait_for_a_worker_ends_with_the_requests_own_time() -> None:
@@ -68,7 +69,7 @@ async def test_an_answer_goes_on_at_its_only_worker_when_that_answers_again(
     uncut = await ask(stack, path, body, stream=stream)
     Cut(stack, 3, None, vanishes=True)
     asking = asyncio.create_task(ask(stack, path, body, stream=stream))
-    await stack.wait_until(lambda: is_waiting(caplog))
+    await eventually(lambda: is_waiting(caplog))
     await stack.worker.come_back()
     assert await asking == uncut
     assert [request.num_generated for request in stack.worker.requests] == [0, 3]
@@ -80,8 +81,7 @@ async def test_a_worker_that_takes_a_pause_of_the_frontend_for_its_death_costs_n
     async with Stack(config=config) as stack:
         for num_tokens in (0, 1, 5):
             cut = Cut(stack, num_tokens, None)
-            async with asyncio.timeout(10):
-                response = await stack.chat()
+            response = await stack.chat()
             assert response.json()["choices"][0]["message"]["content"] == ANSWER
             assert sum(cut.num_cuts.values()) == 1
 
@@ -90,12 +90,12 @@ async def test_health_follows_a_worker_that_is_lost_and_returns(stack: Stack) ->
     await stack.chat()
     stack.worker.vanish()
     (model,) = stack.server.catalog.models
-    await stack.wait_until(lambda: not stack.server.catalog.reachable(model))
+    await eventually(lambda: not stack.server.catalog.reachable(model))
     assert (await stack.http.get("/health")).status_code == 503
     await stack.http.get("/metrics")
     assert 'tandem_frontend_decode_workers{model="test/model"} 0.0' in stack.metrics()
     await stack.worker.come_back()
-    await stack.wait_until(lambda: bool(stack.server.catalog.reachable(model)))
+    await eventually(lambda: bool(stack.server.catalog.reachable(model)))
     assert (await stack.http.get("/health")).status_code == 200
 
 
@@ -109,16 +109,14 @@ async def test_a_lost_worker_is_asked_by_no_request_before_it_answers() -> None:
         stopped.vanish()
         host, port = stopped.server.address.rsplit(":")
         with socket.create_server((host, int(port))):
-            await stack.wait_until(
-                lambda: stack.server.catalog.reachable(model) == [well.instance_id]
-            )
+            await eventually(lambda: stack.server.catalog.reachable(model) == [well.instance_id])
             async with asyncio.timeout(4):  # less than a dial takes
                 for _ in range(8):
                     assert (await stack.chat()).status_code == 200
         assert len(well.requests) == 8 and not stopped.requests
         assert "migrations_total{" not in stack.metrics()
         await stopped.come_back()
-        await stack.wait_until(lambda: len(stack.server.catalog.reachable(model)) == 2)
+        await eventually(lambda: len(stack.server.catalog.reachable(model)) == 2)
 
 
 async def test_a_worker_whose_heartbeat_is_late_gets_no_requests_while_there_is_another() -> None:
@@ -130,7 +128,7 @@ async def test_a_worker_whose_heartbeat_is_late_gets_no_requests_while_there_is_
             connection._timer.cancel()  # no more heartbeats
         (model,) = stack.server.catalog.models
         catalog = stack.server.catalog
-        await stack.wait_until(lambda: catalog.candidates(model) == [well.instance_id])
+        await eventually(lambda: catalog.candidates(model) == [well.instance_id])
         assert (await stack.chat()).status_code == 200
         while catalog.is_quiet(model, late.instance_id):  # until its connection counts as lost
             assert not late.requests
@@ -147,9 +145,9 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
 ) -> None:
     Cut(stack, 0, None, vanishes=True)
     asking = [asyncio.create_task(stack.chat(stream=stream)) for stream in (False, True)]
-    await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 2)
+    await eventually(lambda: stack.server.handler._deps.num_waiting == 2)
     asking.append(asyncio.create_task(stack.chat()))  # it finds no worker
-    await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 3)
+    await eventually(lambda: stack.server.handler._deps.num_waiting == 3)
     if is_successor:
         await stack.worker.discovery.close()
         await stack.add_worker()
@@ -161,20 +159,20 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
 
 
 async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> None:
-    async with Stack(config=FrontendConfig(port=0, return_wait_s=0.5)) as stack:
+    async with Stack(config=FrontendConfig(port=0, return_wait_s=1.5)) as stack:
         await stack.chat()
         stack.worker.vanish()
         (model,) = stack.server.catalog.models
-        await stack.wait_until(lambda: stack.server.catalog.absent_s(model) is not None)
+        await eventually(lambda: stack.server.catalog.absent_s(model) is not None)
         lost_s = asyncio.get_running_loop().time()
         response = await stack.chat()
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
-        assert asyncio.get_running_loop().time() - lost_s > 0.4
+        assert asyncio.get_running_loop().time() - lost_s > 1.4
         again_s = asyncio.get_running_loop().time()
         assert (await stack.chat()).status_code == 503
-        assert asyncio.get_running_loop().time() - again_s < 0.4
+        assert asyncio.get_running_loop().time() - again_s < 1.4
         await stack.worker.come_back()
-        await stack.wait_until(lambda: stack.server.catalog.absent_s(model) is None)
+        await eventually(lambda: stack.server.catalog.absent_s(model) is None)
         assert (await stack.chat()).status_code == 200
 
 
@@ -183,7 +181,7 @@ async def test_of_new_requests_only_so_many_wait() -> None:
     async with Stack(config=config) as stack:
         await stack.worker.leave()
         waiting = [asyncio.create_task(stack.chat()) for _ in range(2)]
-        await stack.wait_until(lambda: stack.server.handler._deps.num_waiting == 2)
+        await eventually(lambda: stack.server.handler._deps.num_waiting == 2)
         assert (await stack.chat()).status_code == 503
         await stack.add_worker()
         assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 2
@@ -193,6 +191,5 @@ async def test_a_worker_that_is_overloaded_is_there_and_its_requests_do_not_wait
     stack: Stack,
 ) -> None:
     Cut(stack, 0, OverloadedError("full", retry_after_s=7))
-    async with asyncio.timeout(5):
-        response = await stack.chat()
+    response = await stack.chat()
     assert response.status_code == 503 and response.headers["retry-after"] == "7"

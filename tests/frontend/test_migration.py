@@ -20,12 +20,7 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import (
-    FinishReason,
-    GenerateRequest,
-    TokenDelta,
-    encode,
-)
+from tandem.runtime.messages import FinishReason, GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
 from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import (
@@ -39,6 +34,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
+from tests.services import eventually
 
 NUM_TOKENS = len(token_ids(ANSWER))
 
@@ -186,7 +182,7 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
     async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
         for _ in range(2):
             await stack.add_worker(migration_limit=1)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         await both_known(stack)
         assert await failing_times(stack, 1) == "data: [DONE]"
         assert "error id" in await failing_times(stack, 2)
@@ -202,9 +198,7 @@ async def test_what_would_fail_anywhere_is_not_tried_elsewhere(
     assert sum(len(worker.requests) for worker in pair.workers) == 1
 
 
-async def test_a_worker_that_gave_one_stream_up_is_asked_again_if_it_is_alone(
-    stack: Stack,
-) -> None:
+async def test_a_worker_that_gave_one_stream_up_is_asked_again_if_it_is_alone(stack: Stack) -> None:
     Cut(stack, 2, IncompleteError("going"))
     assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
     assert (await stack.chat()).status_code == 200  # and new requests go on as before
@@ -235,22 +229,17 @@ async def test_a_sequence_that_a_worker_ends_unfinished_goes_on_elsewhere(
         assert answer["choices"][0]["text"] == ANSWER
 
 
-async def test_a_worker_in_doubt_is_better_than_the_end_of_an_answer() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "error"),
+    [(3, None), (0, UnavailableError("draining"))],
+    ids=["the end of an answer", "the refusal of one that is leaving"],
+)
+async def test_a_worker_in_doubt_is_better_than(num_tokens: int, error: TandemError | None) -> None:
     async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
         await both_known(stack)
         Cut(stack, 0, UnavailableError("a bad moment"))
         assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
-        Cut(stack, 3, None)
-        assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
-        assert [len(worker.requests) for worker in stack.workers] == [1, 1]
-
-
-async def test_a_worker_in_doubt_is_better_than_the_refusal_of_one_that_is_leaving() -> None:
-    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
-        await both_known(stack)
-        Cut(stack, 0, UnavailableError("a bad moment"))
-        assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
-        Cut(stack, 0, UnavailableError("draining"))
+        Cut(stack, num_tokens, error)
         assert (await stack.chat()).json()["choices"][0]["message"]["content"] == ANSWER
         assert [len(worker.requests) for worker in stack.workers] == [1, 1]
 
@@ -284,7 +273,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
     config = FrontendConfig(port=0, exclude_s=0, migration_wait_s=0)
     async with Stack(num_workers=0, config=config) as stack:
         old = await stack.add_worker(weights_digest="old")
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         new = await stack.add_worker(weights_digest="new")
 
         async def leave(
@@ -292,7 +281,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
         ) -> None:
             responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
             await old.discovery.close()
-            await stack.wait_until(
+            await eventually(
                 lambda: list(stack.server.catalog.models[0].instances) == [new.instance_id]
             )
             raise IncompleteError("going")

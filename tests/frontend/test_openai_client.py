@@ -3,34 +3,9 @@
 import openai
 import pytest
 
-from tests.frontend.frontend_stack import (
-    ANSWER,
-    MODEL,
-    Stack,
-    one_token_then_fail,
-    token_ids,
-)
+from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, one_token_then_fail, token_ids
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-async def test_it_chats(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
-    assert answer.choices[0].message.content == ANSWER
-    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 2
-
-
-async def test_it_streams(client: openai.AsyncOpenAI) -> None:
-    chunks = [
-        chunk
-        async for chunk in await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        )
-    ]
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == ANSWER
-    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 3
 
 
 async def test_it_completes_text_and_tokens(client: openai.AsyncOpenAI) -> None:

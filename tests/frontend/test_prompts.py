@@ -8,6 +8,7 @@ from tandem.frontend.prompts import PromptMaker
 from tandem.frontend.tokens.tokenizer import ModelText
 from tests.frontend.frontend_stack import FakeWorker, Stack, model_files
 from tests.frontend.test_bad_input import error_of
+from tests.services import eventually
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -70,7 +71,7 @@ async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
     async with Stack(num_workers=0) as stack:
         worker = FakeWorker(stack.store, stack.listeners, files=model_files(ENDLESS))
         await stack.join(worker)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         chat = asyncio.create_task(stack.chat())
         num_answered = 0
         while not chat.done():

@@ -8,12 +8,13 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.messages import Instance
 from tests.frontend.frontend_stack import FakeWorker, Stack
+from tests.services import eventually
 
 
 async def register(stack: Stack, instance: Instance) -> None:
     await register_instance(stack.worker.discovery, instance)
     views = stack.server._targets._views
-    await stack.wait_until(lambda: instance in [i for v in views for i in v.items.values()])
+    await eventually(lambda: instance in [i for v in views for i in v.items.values()])
 
 
 async def targets(stack: Stack) -> dict[str, dict[str, str]]:
@@ -51,11 +52,11 @@ async def test_a_worker_of_another_namespace_is_a_target_while_it_serves_a_model
         worker = FakeWorker(stack.store, stack.listeners, endpoint="mine.backend.generate")
         worker.metrics = "10.0.0.3:9101"
         await stack.join(worker)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: bool(stack.server.catalog.models))
         labels = {"role": "backend", "instance_id": worker.instance_id}
         assert (await targets(stack))["10.0.0.3:9101"] == labels
         await worker.leave()
-        await stack.wait_until(lambda: not stack.server.catalog.models)
+        await eventually(lambda: not stack.server.catalog.models)
         assert list(await targets(stack)) == [stack.server.address]
 
 

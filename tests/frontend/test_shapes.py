@@ -7,16 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import GenerateRequest
-from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     MODEL,
     Stack,
     answer_with,
     byte_level_tokenizer,
     prompt_tokens,
+    sending,
 )
 from tests.frontend.test_tools import GrammarWorker, join
 
@@ -76,11 +74,7 @@ MESSAGES: dict[str, Any] = {
     "tools": [{"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}],
     "thinking": {"type": "disabled"},
 }  # fmt: skip
-SHAPES = {
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSES,
-    "/v1/messages": MESSAGES,
-}
+SHAPES = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
 
 
 @pytest.fixture
@@ -164,12 +158,8 @@ async def test_the_same_grammar_is_sent_in_every_shape(stack: Stack) -> None:
 async def test_a_grammar_that_the_worker_refuses_is_named_in_the_shape_of_the_client(
     stack: Stack, path: str, fields: dict[str, Any], name: str
 ) -> None:
-    async def refuse(
-        _request: GenerateRequest, _context: RequestContext, _responder: Responder
-    ) -> None:
-        raise InvalidRequestError("`grammar` cannot be compiled", param="grammar")
-
-    stack.worker.script = refuse
+    refusal = InvalidRequestError("`grammar` cannot be compiled", param="grammar")
+    stack.worker.script = sending(error=refusal)
     tools = {} if "tool_choice" in fields else {"tools": None}
     response = await ask(stack, path, **fields, **tools)
     assert response.status_code == 400

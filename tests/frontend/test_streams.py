@@ -13,18 +13,19 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
+from tandem.runtime.messages import GenerateRequest, TokenDelta
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
-    REPORT,
     Stack,
     answer_with,
     events_of,
     one_token_then_wait,
+    sending,
     token_ids,
 )
+from tests.services import eventually
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 
@@ -32,18 +33,6 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream
 async def wait(_request: GenerateRequest, context: RequestContext, _responder: Responder) -> None:
     await context.cancelled()
     context.raise_if_done()
-
-
-def failing(error: Exception, after_a_token: bool = False) -> object:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        if after_a_token:
-            responder.send(encode(TokenDelta(token_ids(ANSWER)[:1], prefill=REPORT)))
-            await asyncio.sleep(0.01)
-        raise error
-
-    return script
 
 
 def error_event(text: str) -> dict[str, object]:
@@ -58,10 +47,9 @@ async def test_a_client_that_leaves_a_stream_cancels_its_worker(stack: Stack) ->
     async with stack.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
         async for _ in response.aiter_bytes():
             break
-    async with asyncio.timeout(2):
-        await stack.worker.contexts[0].cancelled()
-    await stack.wait_until(lambda: not stack.worker.server.running)
-    await stack.wait_until(lambda: 'status="499"' in stack.metrics())
+    await stack.worker.contexts[0].cancelled()
+    await eventually(lambda: not stack.worker.server.running)
+    await eventually(lambda: 'status="499"' in stack.metrics())
     assert 'tandem_frontend_inflight_requests{model="test/model"} 0.0' in stack.metrics()
 
 
@@ -70,9 +58,8 @@ async def test_a_client_that_leaves_before_the_answer_cancels_its_worker(stack: 
     asking = asyncio.create_task(stack.chat())
     await stack.worker.called.wait()
     asking.cancel()
-    async with asyncio.timeout(2):
-        await stack.worker.contexts[0].cancelled()
-    await stack.wait_until(lambda: "disconnected_clients_total" in stack.metrics())
+    await stack.worker.contexts[0].cancelled()
+    await eventually(lambda: "disconnected_clients_total" in stack.metrics())
 
 
 async def test_a_worker_that_dies_after_a_token_and_has_no_successor_gives_an_error_event() -> None:
@@ -83,8 +70,7 @@ async def test_a_worker_that_dies_after_a_token_and_has_no_successor_gives_an_er
             text = await anext(parts)
             for connection in list(stack.worker.server.connections):
                 connection.abort(ConnectionLostError("as if killed"))
-            async with asyncio.timeout(5):
-                text += "".join([part async for part in parts])
+            text += "".join([part async for part in parts])
     assert response.status_code == 200
     error = error_event(text)
     assert "error id" in str(error["message"]) and error["type"] == "server_error"
@@ -94,16 +80,8 @@ async def test_a_worker_that_dies_after_a_token_and_has_no_successor_gives_an_er
 
 async def test_a_worker_that_dies_before_a_token_is_replaced_by_another() -> None:
     async with Stack(num_workers=2) as stack:
-        await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
-
-        async def die(
-            _request: GenerateRequest, _context: RequestContext, _responder: Responder
-        ) -> None:
-            raise UnavailableError("going away")
-
-        for worker in stack.workers:
-            worker.script = die
-        stack.workers[0].script = None
+        await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
+        stack.workers[1].script = sending(error=UnavailableError("going away"))
         for _ in range(4):
             response = await stack.chat()
             assert response.json()["choices"][0]["message"]["content"] == ANSWER
@@ -113,32 +91,23 @@ async def test_a_worker_that_dies_before_a_token_is_replaced_by_another() -> Non
 
 async def test_an_address_where_nobody_listens_is_passed_over() -> None:
     async with Stack(num_workers=2) as stack:
-        await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
+        await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
         await stack.workers[1].server.stop()  # its registration stays
         for _ in range(6):
             assert (await stack.chat()).status_code == 200
 
 
-async def test_an_unstreamed_answer_goes_on_at_another_worker() -> None:
-    async with Stack(num_workers=2) as stack:
-        await stack.wait_until(lambda: len(stack.server.catalog.models[0].instances) == 2)
-        stack.workers[1].script = failing(UnavailableError("dying"), after_a_token=True)
-        for _ in range(6):
-            response = await stack.chat(seed=1)
-            assert response.json()["choices"][0]["message"]["content"] == ANSWER
-
-
 async def test_without_a_worker_it_is_a_503_with_retry_after() -> None:
     async with Stack(config=FrontendConfig(port=0, return_wait_s=0)) as stack:
         await stack.worker.leave()
-        await stack.wait_until(lambda: not stack.server.catalog.models)
+        await eventually(lambda: not stack.server.catalog.models)
         for response in (await stack.chat(), await stack.chat(stream=True)):
             assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
             assert response.json()["error"]["type"] == "overloaded_error"
 
 
 async def test_an_overloaded_worker_is_a_503_with_its_own_retry_after(stack: Stack) -> None:
-    stack.worker.script = failing(OverloadedError("queue is full", retry_after_s=7))
+    stack.worker.script = sending(error=OverloadedError("queue is full", retry_after_s=7))
     response = await stack.chat(stream=True)
     assert response.status_code == 503 and response.headers["retry-after"] == "7"
     stack.worker.script = None
@@ -146,7 +115,7 @@ async def test_an_overloaded_worker_is_a_503_with_its_own_retry_after(stack: Sta
 
 
 async def test_a_request_too_large_for_the_worker_says_the_numbers(stack: Stack) -> None:
-    stack.worker.script = failing(CapacityError("needs 900 blocks, the pool has 100"))
+    stack.worker.script = sending(error=CapacityError("needs 900 blocks, the pool has 100"))
     response = await stack.chat()
     assert response.status_code == 500 and "900" in response.json()["error"]["message"]
 
@@ -154,14 +123,14 @@ async def test_a_request_too_large_for_the_worker_says_the_numbers(stack: Stack)
 async def test_internal_errors_show_an_id_only(stack: Stack) -> None:
     errors: list[TandemError | Exception] = [InternalError("secret"), ValueError("secret")]
     for error in errors:
-        stack.worker.script = failing(error)
+        stack.worker.script = sending(error=error)
         response = await stack.chat(stream=True)
         assert response.status_code == 500
         assert "secret" not in response.text and "error id" in response.text
 
 
 async def test_a_deadline_before_the_first_token_is_a_504_and_after_it_an_event() -> None:
-    async with Stack(config=FrontendConfig(port=0, request_timeout_s=0.3)) as stack:
+    async with Stack(config=FrontendConfig(port=0, request_timeout_s=1.0)) as stack:
         stack.worker.script = wait
         response = await stack.chat()
         assert response.status_code == 504
@@ -192,7 +161,7 @@ async def test_a_stop_string_across_tokens_ends_the_answer_and_the_worker(stack:
             text, reason = choice["message"]["content"], choice["finish_reason"]
         assert (text, reason) == ("Hello wör", "stop")
     for context in stack.worker.contexts:
-        await asyncio.wait_for(context.cancelled(), 2)
+        await context.cancelled()
 
 
 async def test_a_stop_string_within_min_tokens_does_not_count(stack: Stack) -> None:
@@ -216,14 +185,14 @@ async def test_a_drain_refuses_new_requests_and_finishes_old_ones(stack: Stack) 
     asking = asyncio.create_task(stack.chat())
     await stack.worker.called.wait()
     draining = asyncio.create_task(stack.server.drain())
-    await stack.wait_until(lambda: stack.server.handler.is_draining)
+    await eventually(lambda: stack.server.handler.is_draining)
     assert (await stack.http.get("/health")).status_code == 503
     refused = await stack.chat()
     assert refused.status_code == 503 and "retry-after" in refused.headers
     assert not [key for key in stack.store.items if "/frontend/" in key]
     release.set()
     assert (await asking).json()["choices"][0]["message"]["content"] == ANSWER
-    await asyncio.wait_for(draining, 5)
+    await draining
 
 
 async def test_a_malformed_delta_is_an_error_and_not_a_hang(stack: Stack) -> None:
@@ -237,12 +206,7 @@ async def test_a_malformed_delta_is_an_error_and_not_a_hang(stack: Stack) -> Non
 
 
 async def test_a_sequence_that_ends_without_a_reason_is_an_error(stack: Stack) -> None:
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(encode(TokenDelta(token_ids("H"), prefill=REPORT)))
-
-    stack.worker.script = script
+    stack.worker.script = sending(TokenDelta(token_ids("H")))
     response = await stack.chat(stream=True)
     assert error_event(response.text)["type"] == "server_error"
 
@@ -258,8 +222,7 @@ async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
             f"x-request-id: {content}\r\n\r\n{body}".encode()
         )
     for content in ("one", "two", "three"):
-        async with asyncio.timeout(5):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
         assert f"x-request-id: {content}" in head
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         answer = json.loads(await reader.readexactly(length))

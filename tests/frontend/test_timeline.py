@@ -6,7 +6,7 @@ import pytest
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
-from tests.frontend.frontend_stack import MODEL, REPORT, Stack, events_of, token_ids
+from tests.frontend.frontend_stack import MODEL, Stack, events_of, sending, token_ids
 
 ASK = {"x-tandem-timeline": "true"}
 TIMELINE = {"received": 0.0, "first_token": 8.25, "first_step": 10.5}
@@ -16,15 +16,9 @@ CHOICE_TIMELINE = {"prefill": "local", "timeline_ms": TIMELINE}
 @pytest.fixture
 def reporting(stack: Stack) -> Stack:
     """A stack whose worker reports the timeline of its requests, as real ones do."""
-
-    async def script(
-        _request: GenerateRequest, _context: RequestContext, responder: Responder
-    ) -> None:
-        first, second = token_ids("ab")
-        responder.send(encode(TokenDelta([first], prefill=REPORT)))
-        responder.send(encode(TokenDelta([second], finish_reason="length", timeline_ms=TIMELINE)))
-
-    stack.worker.script = script
+    first, second = token_ids("ab")
+    last = TokenDelta([second], finish_reason="length", timeline_ms=TIMELINE)
+    stack.worker.script = sending(TokenDelta([first]), last)
     return stack
 
 

@@ -11,10 +11,8 @@ import pydantic
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import GenerateRequest, Grammar, ModelCard
-from tandem.runtime.plane.server import Responder
+from tandem.runtime.messages import Grammar, ModelCard
 from tests.frontend.frontend_stack import (
     MODEL,
     FakeWorker,
@@ -23,7 +21,9 @@ from tests.frontend.frontend_stack import (
     events_of,
     model_files,
     prompt_tokens,
+    sending,
 )
+from tests.services import eventually
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
@@ -73,7 +73,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE) -> None:
     await stack.join(kind(stack.store, stack.listeners, files=model_files(template)))
-    await stack.wait_until(lambda: bool(stack.server.catalog.models))
+    await eventually(lambda: bool(stack.server.catalog.models))
 
 
 def prompt_of(stack: Stack) -> str:
@@ -233,12 +233,8 @@ async def test_a_worker_without_grammars_is_a_400_that_names_the_field(stack: St
 async def test_a_grammar_that_the_worker_refuses_is_an_error_of_the_clients_field(
     stack: Stack,
 ) -> None:
-    async def refuse(
-        _request: GenerateRequest, _context: RequestContext, _responder: Responder
-    ) -> None:
-        raise InvalidRequestError("the regex: no closing bracket", param="grammar")
-
-    stack.worker.script = refuse
+    refusal_of_worker = InvalidRequestError("the regex: no closing bracket", param="grammar")
+    stack.worker.script = sending(error=refusal_of_worker)
     for stream in (False, True):
         error = refusal(await stack.complete(guided_regex="(", stream=stream))
         assert error["param"] == "guided_regex" and "no closing bracket" in error["message"]

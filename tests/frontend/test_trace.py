@@ -59,9 +59,7 @@ async def test_a_refused_request_has_a_span_and_its_header(exported: Any, pair: 
     assert response.headers["traceresponse"].split("-")[1] == TRACE_ID
 
 
-async def test_without_a_collector_the_frontend_writes_the_trace_file_alone(
-    tmp_path: Path,
-) -> None:
+async def test_without_a_collector_the_frontend_writes_the_trace_file_alone(tmp_path: Path) -> None:
     runtime = RuntimeConfig(trace_file=str(tmp_path / "t.json"))
     async with Stack(runtime=runtime) as stack:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

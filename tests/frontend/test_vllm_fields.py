@@ -9,18 +9,15 @@ from tests.frontend.frontend_stack import (
     Stack,
     answer_with,
     byte_level_tokenizer,
+    choices_of,
     events_of,
+    prompt_of,
     prompt_tokens,
     token_ids,
 )
 from tests.frontend.test_choices import scored
 
 TAGGED = "Hi<|im_start|>there<added word>"
-
-
-def prompt_of(stack: Stack) -> str:
-    tokens = prompt_tokens(stack.worker.requests[-1])
-    return str(byte_level_tokenizer().decode(tokens, skip_special_tokens=False))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -34,8 +31,7 @@ async def test_special_tokens_are_left_out_unless_they_are_wanted(
         (False, TAGGED),
     ):
         answer = await stack.complete(skip_special_tokens=skip, stream=stream)
-        events: Any = events_of(answer) if stream else [answer.json()]
-        assert "".join(event["choices"][0]["text"] for event in events) == text
+        assert "".join(choice["text"] for choice in choices_of(answer)) == text
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -44,8 +40,7 @@ async def test_a_stop_string_is_part_of_the_answer_if_it_is_wanted(
 ) -> None:
     for wanted, text in ((False, "Hello w"), (True, "Hello wör")):
         answer = await stack.complete(stop=["ör"], include_stop_str_in_output=wanted, stream=stream)
-        events: Any = events_of(answer) if stream else [answer.json()]
-        assert "".join(event["choices"][0]["text"] for event in events) == text
+        assert "".join(choice["text"] for choice in choices_of(answer)) == text
 
 
 async def test_continuous_usage_counts_in_every_chunk(stack: Stack) -> None:
@@ -73,13 +68,13 @@ async def test_a_prompt_is_cut_at_its_beginning(stack: Stack) -> None:
 
 async def test_a_chat_can_end_without_a_prompt_for_the_answer(stack: Stack) -> None:
     await stack.chat(add_generation_prompt=False)
-    assert prompt_of(stack) == "<|im_start|>user\nHi<|im_end|>\n"
+    assert prompt_of(stack.worker.requests[-1]) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 async def test_the_last_message_can_be_continued(stack: Stack) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     await stack.chat(messages=messages, continue_final_message=True)
-    assert prompt_of(stack).endswith("<|im_start|>assistant\nWell,")
+    assert prompt_of(stack.worker.requests[-1]).endswith("<|im_start|>assistant\nWell,")
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 1])
@@ -138,8 +133,7 @@ async def test_token_ids_end_with_the_one_that_completes_a_stop_string(stack: St
     given = token_ids(ANSWER[: ANSWER.index("ör") + 2])
     for stream in (True, False):
         answer = await stack.complete(stop=["ör"], return_token_ids=True, stream=stream)
-        events: Any = events_of(answer) if stream else [answer.json()]
-        choices = [event["choices"][0] for event in events]
+        choices = choices_of(answer)
         assert [each for choice in choices for each in choice.get("token_ids", [])] == given
 
 
@@ -148,8 +142,7 @@ async def test_tokens_are_listed_by_their_ids_if_that_is_wanted(stack: Stack, st
     stack.worker.script = scored
     fields: Any = {"logprobs": 1, "return_tokens_as_token_ids": True, "echo": True}
     answer = await stack.complete(prompt="abc", stream=stream, **fields)
-    events: Any = events_of(answer) if stream else [answer.json()]
-    listed = [each["choices"][0]["logprobs"] for each in events]
+    listed = [choice["logprobs"] for choice in choices_of(answer)]
     tokens = [token for each in listed if each for token in each["tokens"]]
     ids = token_ids("abc")
     assert tokens == [f"token_id:{token_id}" for token_id in [*ids, ids[0]]]

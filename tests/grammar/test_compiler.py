@@ -82,11 +82,7 @@ SPACED = json.dumps(
     ],
 )
 async def test_each_kind_allows_its_answers_and_no_other(
-    compiler: GrammarCompiler,
-    kind: GrammarKind,
-    source: str,
-    answers: list[str],
-    others: list[str],
+    compiler: GrammarCompiler, kind: GrammarKind, source: str, answers: list[str], others: list[str]
 ) -> None:
     for text in answers:
         assert takes(await compiler.compile(Grammar(kind, source), []), text), text
@@ -272,9 +268,7 @@ async def test_a_model_without_a_tokenizer_that_fits_has_no_compiler(tmp_path: A
 
 
 @pytest.mark.slow
-async def test_a_trial_whose_worker_is_gone_ends_by_itself(
-    compiler: GrammarCompiler,
-) -> None:
+async def test_a_trial_whose_worker_is_gone_ends_by_itself(compiler: GrammarCompiler) -> None:
     """The grammar would compute for a minute."""
     trial = compiler._trial
     await compiler.compile(Grammar("regex", "started"), [])

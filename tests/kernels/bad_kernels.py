@@ -68,7 +68,7 @@ def main() -> None:
         ),
     ]
     cases += [
-        BuildCase("checksum", "hasty", partial(hasty[(1,)], x, out, SIZE=1024, launch_pdl=True)),
+        BuildCase("checksum", "hasty", partial(hasty[(1,)], x, out, SIZE=1024, launch_pdl=True))
     ]
     builds = []
     for case in cases:

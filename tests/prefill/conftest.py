@@ -7,13 +7,8 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackFabric
-from tests.handoff_peer import write_tiny_model
+from tests.handoff_peer import tiny_model as tiny_model
 from tests.prefill.decode_peer import Stage
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ class Stage:
         *,
         sampling: SamplingParams = GREEDY,
         stop: StopConditions = SIX,
-        lease_ms: int = 5000,
+        lease_ms: int = 60_000,
         num_generated: int = 0,
     ) -> Offer:
         """Reserves blocks for a prompt, the last `num_generated` tokens of which are of its answer.
@@ -190,7 +190,7 @@ class Stage:
             decode_epoch=node.epoch,
             num_tokens=len(prompt),
             num_uncached_tokens=len(prompt) - reservation.num_cached_tokens,
-            deadline_ms=10_000,
+            deadline_ms=60_000,
         )
         grant = Claimed(
             secret=secrets.token_bytes(16),
@@ -217,7 +217,7 @@ class Stage:
     def frozen_engine(self) -> Iterator[None]:
         """The worker's engine thread computes nothing within."""
         gate = threading.Event()
-        self.worker.loop.post(lambda engine: gate.wait(10))
+        self.worker.loop.post(lambda engine: gate.wait(60))
         try:
             yield
         finally:
@@ -287,6 +287,5 @@ class Stage:
         pool = worker.engine.block_pool
         assert pool.num_free + pool.num_cached == NUM_BLOCKS
         assert not worker._steps
-        async with asyncio.timeout(5):
-            while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
-                await asyncio.sleep(0.01)
+        while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
+            await asyncio.sleep(0.01)

@@ -382,9 +382,8 @@ async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(stage:
     offer.may_answer.set()
     await queue.publish(offer.job)
     await stage.text(await stage.offer(fresh_prompt(22)))
-    async with asyncio.timeout(10):
-        while (await queue.depth()).num_dead < 2:
-            await asyncio.sleep(0.05)
+    while (await queue.depth()).num_dead < 2:
+        await asyncio.sleep(0.05)
     assert len(offer.claims) == len(offer.settled) == stage.queue_config.max_deliver
     assert all(settled.error for settled in offer.settled)
 
@@ -399,10 +398,9 @@ async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Sta
         draining = asyncio.create_task(stage.process.drain())
         await eventually(lambda: not stage.worker.node._records)
     assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
-    async with asyncio.timeout(5):
-        await draining
+    await draining
     late = await stage.offer(fresh_prompt(9))
-    (delivery,) = await stage.peer.queue.receive(1, 2.0)
+    (delivery,) = await stage.peer.queue.receive(1, 60.0)
     assert delivery.job == late.job and not late.claims
     await delivery.ack()
 

@@ -23,7 +23,7 @@ from tandem.runtime.discovery import (
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.messages import Instance, ModelCard, RankMetadata, TransferMetadata
-from tests.services import EtcdServer
+from tests.services import PATIENCE_S, EtcdServer
 
 Join = Callable[[], Discovery]
 NAMESPACE = "test"
@@ -69,11 +69,11 @@ async def test_a_view_follows_puts_changes_and_deletes(join: Join) -> None:
     await ours.put(prefix + "x", b"1")
     await ours.put(prefix + "x", b"2")
     await ours.delete(prefix + "x")
-    await view.wait_for(lambda items: len(events) == 4, 5)
+    await view.wait_for(lambda items: len(events) == 4, PATIENCE_S)
     assert events == [("before", b"1"), ("x", b"1"), ("x", b"2"), ("x", None)]
     undo()
     await ours.put(prefix + "y", b"1")
-    await view.wait_for(lambda items: prefix + "y" in items, 5)
+    await view.wait_for(lambda items: prefix + "y" in items, PATIENCE_S)
     assert len(events) == 4
 
 
@@ -86,9 +86,11 @@ async def test_leaving_takes_all_own_keys_away_and_nothing_else(join: Join) -> N
     await ours.put_config(prefix + "config", b"")
     await theirs.put(prefix + "theirs", b"")
     view = theirs.watch(prefix)
-    await view.wait_for(lambda items: len(items) == 3, 5)
+    await view.wait_for(lambda items: len(items) == 3, PATIENCE_S)
     await ours.close()
-    await view.wait_for(lambda items: items.keys() == {prefix + "theirs", prefix + "config"}, 2)
+    await view.wait_for(
+        lambda items: items.keys() == {prefix + "theirs", prefix + "config"}, PATIENCE_S
+    )
     assert await theirs.get_prefix(prefix) == {prefix + "theirs": b"", prefix + "config": b""}
 
 
@@ -101,10 +103,10 @@ async def test_instances_are_seen_as_instances(join: Join) -> None:
     key = await register_instance(discovery, instance("a"))
     assert key == "/tandem/test/instances/decode/generate/a"
     await register_instance(discovery, instance("p", "prefill"))
-    await view.wait_for(lambda items: "a" in items, 5)
+    await view.wait_for(lambda items: "a" in items, PATIENCE_S)
     assert view.items == {"a": instance("a")}
     await discovery.delete(key)
-    await view.wait_for(lambda items: not items, 5)
+    await view.wait_for(lambda items: not items, PATIENCE_S)
     assert seen == [("a", True), ("a", False)]
     await view.close()
 
@@ -118,7 +120,7 @@ async def test_a_malformed_record_is_skipped_and_the_view_goes_on(
     view = watch_instances(discovery, NAMESPACE, "decode")
     await discovery.put("/tandem/test/instances/decode/generate/bad", record)
     await register_instance(discovery, instance("good"))
-    await view.wait_for(lambda items: "good" in items, 5)
+    await view.wait_for(lambda items: "good" in items, PATIENCE_S)
     assert view.items.keys() == {"good"}
     assert "ignoring /tandem/test/instances/decode/generate/bad" in caplog.text
 
@@ -135,8 +137,8 @@ async def test_model_cards_and_transfer_metadata_are_typed_too(join: Join) -> No
     )
     await register_transfer(discovery, NAMESPACE, metadata)
     models, transfers = watch_models(discovery, NAMESPACE), watch_transfer(discovery, NAMESPACE)
-    await models.wait_for(lambda items: items == {"org%2Fmodel/a": card}, 5)
-    await transfers.wait_for(lambda items: items == {"a": metadata}, 5)
+    await models.wait_for(lambda items: items == {"org%2Fmodel/a": card}, PATIENCE_S)
+    await transfers.wait_for(lambda items: items == {"a": metadata}, PATIENCE_S)
 
 
 async def test_waiting_for_what_does_not_come_ends(join: Join) -> None:
@@ -155,7 +157,7 @@ async def test_a_failing_subscriber_does_not_stop_the_others(join: Join) -> None
     view.subscribe(lambda key, value: [][0])
     view.subscribe(lambda key, value: heard.append(key))
     await discovery.put(prefix + "x", b"")
-    await view.wait_for(lambda items: bool(heard), 5)
+    await view.wait_for(lambda items: bool(heard), PATIENCE_S)
 
 
 def test_config_keys_are_section_and_key() -> None:

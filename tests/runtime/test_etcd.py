@@ -9,9 +9,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
-from tests.services import EtcdServer, eventually, free_port
-
-BACK_S = 15.0
+from tests.services import PATIENCE_S, EtcdServer, eventually, free_port
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ async def test_while_etcd_is_away_views_stay_and_writes_wait(
     await ours.put("/t/kept", b"1")
     await ours.put("/t/withdrawn", b"1")
     view = theirs.watch("/t/")
-    await view.wait_for(lambda items: len(items) == 2, 5)
+    await view.wait_for(lambda items: len(items) == 2, PATIENCE_S)
     server.kill()
     await eventually(lambda: not theirs.connected)
     assert view.items.keys() == {"/t/kept", "/t/withdrawn"}
@@ -64,8 +62,8 @@ async def test_while_etcd_is_away_views_stay_and_writes_wait(
     with pytest.raises(ServiceError, match=server.url):
         await theirs.put_config("/t/config", b"1")
     server.restart()
-    await view.wait_for(lambda items: items.keys() == {"/t/kept", "/t/new"}, BACK_S)
-    await eventually(lambda: ours.connected and theirs.connected, BACK_S)
+    await view.wait_for(lambda items: items.keys() == {"/t/kept", "/t/new"}, PATIENCE_S)
+    await eventually(lambda: ours.connected and theirs.connected)
 
 
 async def test_keys_that_are_not_utf_8_are_ignored(
@@ -79,9 +77,9 @@ async def test_keys_that_are_not_utf_8_are_ignored(
         rpc.PutRequest(key=b"/tandem/tandem/store", value=b"\xff")
     )  # the name of the store
     await ours.put("/t/y", b"1")
-    await view.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, 5)
+    await view.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, PATIENCE_S)
     late = theirs.watch("/t/")
-    await late.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, 5)
+    await late.wait_for(lambda items: items.keys() == {"/t/x", "/t/y"}, PATIENCE_S)
     assert "ignoring the etcd key b'/t/\\xff\\xfe'" in caplog.text
 
 
@@ -94,16 +92,16 @@ async def test_own_keys_that_were_deleted_or_taken_over_are_put_again(
     await ours.put("/t/withdrawn", b"3")
     await ours.delete("/t/withdrawn")
     view = theirs.watch("/t/")
-    await view.wait_for(lambda items: items == own, 5)
+    await view.wait_for(lambda items: items == own, PATIENCE_S)
     deleted: set[str] = set()  # the first may be back before the second is deleted
     view.subscribe(lambda key, value: deleted.add(key) if value is None else None)
     for key in own:
         await theirs._client.delete(key)
-    await eventually(lambda: deleted == own.keys(), 5)
-    await view.wait_for(lambda items: items == own, 3)
+    await eventually(lambda: deleted == own.keys())
+    await view.wait_for(lambda items: items == own, PATIENCE_S)
     await theirs.put_config("/t/x", b"a stranger's")
-    await view.wait_for(lambda items: items["/t/x"] == b"a stranger's", 5)
-    await view.wait_for(lambda items: items == own, 3)
+    await view.wait_for(lambda items: items["/t/x"] == b"a stranger's", PATIENCE_S)
+    await view.wait_for(lambda items: items == own, PATIENCE_S)
 
 
 async def test_everyone_registers_again_in_an_empty_etcd(
@@ -115,15 +113,15 @@ async def test_everyone_registers_again_in_an_empty_etcd(
     await ours.put("/t/ours", b"1")
     await ours.put_config("/t/config", b"1")
     view = theirs.watch("/t/")
-    await view.wait_for(lambda items: len(items) == 3, 5)
+    await view.wait_for(lambda items: len(items) == 3, PATIENCE_S)
     deleted: list[str] = []
     view.subscribe(lambda key, value: deleted.append(key) if value is None else None)
     dead._own.clear()  # it will not come back with its key
     server.restart(empty=True)
-    await view.wait_for(lambda items: "/t/dead" not in items, BACK_S)
+    await view.wait_for(lambda items: "/t/dead" not in items, PATIENCE_S)
     assert deleted == ["/t/dead"]
     assert view.items.keys() == {"/t/ours", "/t/config"}
-    await eventually(lambda: ours.connected, BACK_S)
+    await eventually(lambda: ours.connected)
     assert await ours.get_prefix("/t/") == {"/t/ours": b"1"}
     await dead.close()
 
@@ -133,7 +131,7 @@ async def test_an_expired_lease_is_replaced(
 ) -> None:
     await ours.put("/t/x", b"1")
     view = theirs.watch("/t/")
-    await view.wait_for(lambda items: len(items) == 1, 5)
+    await view.wait_for(lambda items: len(items) == 1, PATIENCE_S)
     changes: list[bytes | None] = []
     view.subscribe(lambda key, value: changes.append(value))
     revoke = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url))
@@ -141,7 +139,7 @@ async def test_an_expired_lease_is_replaced(
     revoke._lease_id, mine = ours._lease_id, revoke._lease_id
     await revoke.close()
     assert mine
-    await view.wait_for(lambda items: changes == [b"1", None, b"1"], BACK_S)
+    await view.wait_for(lambda items: changes == [b"1", None, b"1"], PATIENCE_S)
 
 
 async def test_a_frozen_etcd_is_noticed_and_survived(
@@ -149,14 +147,14 @@ async def test_a_frozen_etcd_is_noticed_and_survived(
 ) -> None:
     await ours.put("/t/x", b"1")
     view = theirs.watch("/t/")
-    await view.wait_for(lambda items: len(items) == 1, 5)
+    await view.wait_for(lambda items: len(items) == 1, PATIENCE_S)
     server.freeze()
     await eventually(lambda: not ours.connected)
     assert view.items == {"/t/x": b"1"}
     server.thaw()
-    await eventually(lambda: ours.connected and view.items == {"/t/x": b"1"}, BACK_S)
+    await eventually(lambda: ours.connected and view.items == {"/t/x": b"1"})
     await ours.put("/t/y", b"1")
-    await view.wait_for(lambda items: "/t/y" in items, BACK_S)
+    await view.wait_for(lambda items: "/t/y" in items, PATIENCE_S)
 
 
 def records(items: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -183,7 +181,7 @@ async def test_values_of_strangers_are_ignored_where_there_is_a_cluster_token(
             await first.put(key, value)
         stored = await first._client.snapshot(prefix)
         view = second.watch(prefix)
-        await view.wait_for(lambda items: records(items) == honest, 5)
+        await view.wait_for(lambda items: records(items) == honest, PATIENCE_S)
         assert records(await theirs.get_prefix(prefix)) == {}  # it has no token
         for key in honest:
             planted = key.replace("honest", "stranger")
@@ -191,10 +189,12 @@ async def test_values_of_strangers_are_ignored_where_there_is_a_cluster_token(
                 await theirs.put_config(planted, value)
                 await theirs.put_config(key, b'{"address": "stranger"}\n' + 64 * b"0")
         await theirs.put_config(setting, b'"never"')  # the last of these changes
-        await view.wait_for(lambda items: setting in items, 5)
+        await view.wait_for(lambda items: setting in items, PATIENCE_S)
         assert records(view.items) == honest | {setting: b'"never"'}
         late = second.watch(prefix)
-        await late.wait_for(lambda items: records(items) == honest | {setting: b'"never"'}, 5)
+        await late.wait_for(
+            lambda items: records(items) == honest | {setting: b'"never"'}, PATIENCE_S
+        )
         assert "was not written with this process's cluster token" in caplog.text
     finally:
         await first.close()

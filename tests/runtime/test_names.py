@@ -36,11 +36,7 @@ def test_block_hashes_are_the_same_in_every_release() -> None:
     ]
 
 
-@given(
-    st.lists(st.integers(0, 2**32 - 1), max_size=60),
-    st.integers(1, 8),
-    st.integers(0, 60),
-)
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=60), st.integers(1, 8), st.integers(0, 60))
 def test_a_chain_can_be_continued_at_any_block(tokens: list[int], size: int, at: int) -> None:
     whole = block_hashes(tokens, size)
     assert len(whole) == len(tokens) // size

@@ -28,7 +28,7 @@ async def test_others_see_long_work_while_it_goes_on(
         with reported(runtime_config, "decode", "a-model"), ProgressBar("weights", total=4) as bar:
             bar.advance()
             bar.advance()
-            may_end.wait(10)
+            may_end.wait(100)
 
     loading = threading.Thread(target=load)
     loading.start()

@@ -14,7 +14,8 @@ from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import RoleChange, WorkerRole, WorkerStatus, encode
-from tests.e2e.cluster import Cluster, lasting_port, write_sensitive_model
+from tests.e2e.cluster import Cluster, write_sensitive_model
+from tests.services import free_port
 from tests.soak.points import Trap
 from tests.soak.proxy import Proxy
 
@@ -158,7 +159,7 @@ class Fleet:
 
     async def _new_address(self, slot: Slot) -> int:
         """A port for a new process of this slot, with all ways to it; the old ways are closed."""
-        port = lasting_port()
+        port = free_port()
         if slot.front is not None:
             await slot.front.close()
         slot.front = await self._proxy(port)

@@ -22,7 +22,7 @@ from tests.transfer import pools
 from tests.transfer.pools import Pool
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype="bfloat16")
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -69,11 +69,7 @@ class PeerProcess:
     """A running peer_process.py."""
 
     def __init__(
-        self,
-        process: ChildProcess,
-        layout: KvLayout,
-        num_blocks: int,
-        num_spare_blocks: int,
+        self, process: ChildProcess, layout: KvLayout, num_blocks: int, num_spare_blocks: int
     ) -> None:
         self.process = process
         self.notifications: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
@@ -121,9 +117,8 @@ class PeerProcess:
     async def stop(self) -> None:
         """SIGSTOP; returns once every thread stands still."""
         os.kill(self.process.pid, signal.SIGSTOP)
-        async with asyncio.timeout(TIMEOUT_S):
-            while set(thread_states(self.process.pid)) != {"T"}:
-                await asyncio.sleep(0.002)
+        while set(thread_states(self.process.pid)) != {"T"}:
+            await asyncio.sleep(0.002)
 
     def resume(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)

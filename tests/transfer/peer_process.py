@@ -79,10 +79,7 @@ class Rank:
         self.rank = rank
         self.layout = replace(setup.layout, tp_size=tp_size)
         kv = make_pool(
-            setup.num_blocks,
-            self.layout,
-            fill=setup.fill,
-            num_spare_blocks=setup.num_spare_blocks,
+            setup.num_blocks, self.layout, fill=setup.fill, num_spare_blocks=setup.num_spare_blocks
         )
         self.pool = kv.tensor
         self.agent = TransferAgent(TransferConfig(), self.layout, kv, instance_id, epoch, rank)

@@ -71,14 +71,14 @@ async def test_blocks_written_in_one_process_arrive_and_are_announced(
         await meet(p, d, layout, 16)
         pairs = [(3, 8), (4, 9), (5, 10), (0, 2), (15, 0)]
         sent = await p.transfer("WRITE", D, whole(layout), pairs, lambda _: b"arrived")
-        assert sent == b"arrived" == await asyncio.wait_for(heard.get(), 10)
+        assert sent == b"arrived" == await heard.get()
         for local, remote in pairs:
             arrived = target.tensor[remote].view(torch.uint8)
             assert torch.equal(source.tensor[local].view(torch.uint8), arrived)
         assert target.tensor[[1, 3, 4, 5, 6, 7, 11]].float().abs().sum() == 0
         assert p.longest_write_s > 0
         await p.notify("d", b"nothing written")
-        assert await asyncio.wait_for(heard.get(), 10) == b"nothing written"
+        assert await heard.get() == b"nothing written"
         d.expect(-1)
 
 
@@ -87,10 +87,7 @@ async def test_a_transfer_outside_either_pool_or_after_its_lease_is_not_posted(
 ) -> None:
     source, target = make_pool(4), make_pool(8, fill="zero")
     heard: asyncio.Queue[bytes] = asyncio.Queue()
-    async with (
-        running(source, layout, "p") as p,
-        running(target, layout, "d", heard=heard) as d,
-    ):
+    async with running(source, layout, "p") as p, running(target, layout, "d", heard=heard) as d:
         await meet(p, d, layout, 8)
 
         async def write(pairs: list[tuple[int, int]], notice: bytes, **when: Any) -> None:
@@ -105,7 +102,7 @@ async def test_a_transfer_outside_either_pool_or_after_its_lease_is_not_posted(
             await write([(0, 0)], b"late", post_before=0.0)
         assert not target.tensor.any()
         await write([(0, 0)], b"right", post_before=float("inf"))
-        assert await asyncio.wait_for(heard.get(), 10) == b"right"
+        assert await heard.get() == b"right"
         assert heard.empty()
 
 
@@ -153,14 +150,12 @@ async def test_a_write_of_layers_that_are_not_computed_yet_holds_up_no_other_tra
             p.transfer("WRITE", D, whole(layout), [(1, 1)], notice, checked=parts, after=event)  # type: ignore[arg-type]
         )
         await asyncio.sleep(0)  # it is handed to the transfer thread, before the next one
-        await asyncio.wait_for(p.transfer("WRITE", D, whole(layout), [(0, 0)], notice), 10)
-        assert await asyncio.wait_for(heard.get(), 10) == b"[]" and not held.done()
+        await p.transfer("WRITE", D, whole(layout), [(0, 0)], notice)
+        assert await heard.get() == b"[]" and not held.done()
         source.tensor[1].fill_(1.0)
         event.has_happened = True
         expected = repr(await p.checksums([1], parts)).encode()
-        assert (
-            await asyncio.wait_for(held, 10) == expected == await asyncio.wait_for(heard.get(), 10)
-        )
+        assert await held == expected == await heard.get()
 
 
 async def test_closing_fails_a_write_whose_event_never_happens(
@@ -173,9 +168,9 @@ async def test_closing_fails_a_write_whose_event_never_happens(
             p.transfer("WRITE", D, whole(layout), [(1, 1)], checked=parts, after=Event())  # type: ignore[arg-type]
         )
         await asyncio.sleep(0)  # it is handed to the transfer thread
-        await asyncio.wait_for(p.close(), 10)
+        await p.close()
         with pytest.raises(TransferError, match=r"transfer agent p\.e1\.0 closes"):
-            await asyncio.wait_for(held, 10)
+            await held
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -185,7 +180,7 @@ def test_a_gpu_is_settled_when_its_work_is_done_and_not_when_it_fails(
     is_done = threading.Event()
 
     def synchronize(device_id: int) -> None:
-        assert device_id == 3 and is_done.wait(10)
+        assert device_id == 3 and is_done.wait(60)
         if fails:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -194,7 +189,7 @@ def test_a_gpu_is_settled_when_its_work_is_done_and_not_when_it_fails(
     (waiting,) = [thread for thread in threading.enumerate() if "settling" in thread.name]
     assert not is_settled()
     is_done.set()
-    waiting.join(10)
+    waiting.join(60)
     assert is_settled() is not fails
 
 
@@ -214,7 +209,7 @@ async def test_a_cancelled_caller_stops_waiting_and_its_transfer_still_arrives(
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        assert await asyncio.wait_for(heard.get(), 10) == b"arrived"
+        assert await heard.get() == b"arrived"
 
 
 async def test_a_closed_agent_refuses_work_and_closes_twice(
@@ -248,7 +243,7 @@ async def test_an_agent_whose_transport_cannot_start_says_so_and_closes(
         monkeypatch.setattr(agent_module, "open_transport", fail)
         agent = TransferAgent(LOOPBACK, layout, make_pool(4), "p", "e1")
         with pytest.raises(type(error), match="no "):
-            await asyncio.wait_for(agent.start(lambda data: None), 10)
+            await agent.start(lambda data: None)
         await agent.close()
 
 

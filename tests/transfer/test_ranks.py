@@ -257,7 +257,7 @@ async def test_ranks_hand_over_their_heads_between_agents_of_one_process(
         )
         return await p.write(link, order)
 
-    await handover.run(write, lambda: asyncio.wait_for(heard.get(), 10), d.checksums)
+    await handover.run(write, heard.get, d.checksums)
     source = joined([pool.tensor for pool in p_pools])
     assert_arrived(source, joined([pool.tensor for pool in d_pools]))
     blocks = [remote for _, remote in handover.pairs]

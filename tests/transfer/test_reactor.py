@@ -225,10 +225,7 @@ def test_parts_are_indexed_block_by_block_on_each_side(
     ],
 )
 def test_blocks_that_a_pool_does_not_have_are_not_posted_and_the_peer_is_kept(
-    pairs: list[tuple[int, int]],
-    error: str,
-    reactor: TransferReactor,
-    transport: ScriptedTransport,
+    pairs: list[tuple[int, int]], error: str, reactor: TransferReactor, transport: ScriptedTransport
 ) -> None:
     ends = Ends()
     reactor.post(order(ends, pairs=pairs))

@@ -254,10 +254,7 @@ MODULES: dict[str, dict[str, Any]] = {
         "KVTransferConfig": KVTransferConfig,
         "VllmConfig": SimpleNamespace,
     },
-    "vllm.exceptions": {
-        "GracefulHTTPError": GracefulHTTPError,
-        "VLLMClientError": VLLMClientError,
-    },
+    "vllm.exceptions": {"GracefulHTTPError": GracefulHTTPError, "VLLMClientError": VLLMClientError},
     "vllm.sampling_params": {
         "RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final"),
         "StructuredOutputsParams": StructuredOutputsParams,

@@ -5,8 +5,7 @@ A fake engine computes prompts: it fills blocks of the prefill side's pool, and 
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tandem.vllm.member import Member
 from tandem.vllm.prompts import PromptServer
 from tandem.vllm.settings import ConnectorSettings
 from tandem.vllm.step_messages import Offer, Orders, Progress
-from tests.services import EtcdServer, NatsServer
+from tests.services import EtcdServer, NatsServer, eventually
 
 LAYERS, NUM_BLOCKS, BLOCK_SIZE = 2, 32, 4
 BLOCKS = VllmBlocks(NUM_BLOCKS, LAYERS, BLOCK_SIZE)
@@ -44,14 +43,14 @@ class Side:
     """A member, its pool, and the ends that vLLM would be given."""
 
     def __init__(
-        self, runtime: RuntimeConfig, prompts: str = "", claim_timeout_ms: int = 3000
+        self, runtime: RuntimeConfig, prompts: str = "", claim_timeout_ms: int = 60_000
     ) -> None:
         self.pool, self.ends = new_pool(), Ends()
         settings = ConnectorSettings(
             runtime=runtime,
             transfer=TransferConfig(grace_ms=300),
             queue=QueueConfig(),
-            disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=3000),
+            disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=60_000),
             prefill=PrefillConfig(),
             model="random",
             weights="w",
@@ -114,18 +113,12 @@ async def pair(nats: NatsServer, etcd: EtcdServer, tmp_path: Path) -> AsyncItera
     engine.side = prefill
     await decode.member.start()
     await prefill.member.start()
-    await until(lambda: decode.member.view.num_instances == 1)
+    await eventually(lambda: decode.member.view.num_instances == 1)
     yield Pair(decode, prefill, engine)
     engine.goes_on.set()
     await prefill.member.close()
     await decode.member.close()
     await engine.server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def ended(side: Side, offer: Offer) -> tuple[bool, bool]:
@@ -139,7 +132,7 @@ async def ended(side: Side, offer: Offer) -> tuple[bool, bool]:
         named, failed, quarantined = side.ends.take()
         return bool(named)
 
-    await until(take)
+    await eventually(take)
     assert named == {offer.request_id}
     return offer.request_id in failed, offer.key in quarantined
 
@@ -155,7 +148,7 @@ async def test_blocks_arrive_by_their_place_in_the_prompt(pair: Pair) -> None:
     assert torch.equal(arrived, contents(pair.prefill.pool, [2, 3])) and arrived.any()
     assert not contents(pair.decode.pool, [9, 1, 2, 3]).any(), "no other block is written"
     released: list[str] = []
-    await until(lambda: bool(released.extend(pair.prefill.ends.take_released()) or released))
+    await eventually(lambda: bool(released.extend(pair.prefill.ends.take_released()) or released))
     assert released == [f"{offer.key}.1"]
     assert not pair.decode.ends.take_released(), "nothing was in quarantine"
 
@@ -176,30 +169,30 @@ async def test_a_flipped_bit_is_caught_and_its_blocks_wait_for_the_end(
     assert failed
     if quarantined:
         released: list[str] = []
-        await until(lambda: bool(released.extend(pair.decode.ends.take_released()) or released))
+        await eventually(
+            lambda: bool(released.extend(pair.decode.ends.take_released()) or released)
+        )
         assert released == [offer.key]
     assert pair.decode.member._handoffs.num_ended["corrupt"] == 1
 
 
 async def test_an_engine_that_fails_gives_the_prompt_back_at_once(pair: Pair) -> None:
     pair.engine.error = ValueError("too long")
-    began_at = time.perf_counter()
     offer = pair.decode.offer(8, [3, 5])
     assert await ended(pair.decode, offer) == (True, False)
-    assert time.perf_counter() - began_at < 2.0, "long before its deadline"
+    assert pair.decode.member._handoffs.num_ended["failed"] == 1
 
 
 async def test_a_cancelled_offer_stops_the_prompt_and_frees_the_blocks(pair: Pair) -> None:
     pair.engine.goes_on.clear()
     offer = pair.decode.offer(8, [3, 5])
-    async with asyncio.timeout(PATIENCE_S):
-        await pair.engine.started.wait()
+    await pair.engine.started.wait()
     pair.decode.member.take_offers(Orders(cancelled=[offer.key]))
     assert await ended(pair.decode, offer) == (False, True)
     released: list[str] = []
-    await until(lambda: bool(released.extend(pair.decode.ends.take_released()) or released))
+    await eventually(lambda: bool(released.extend(pair.decode.ends.take_released()) or released))
     assert released == [offer.key]
-    await until(lambda: pair.engine.num_stopped == 1)
+    await eventually(lambda: pair.engine.num_stopped == 1)
 
 
 async def test_without_prefill_workers_a_ticket_is_given_up_after_its_time(
@@ -217,14 +210,13 @@ async def test_thresholds_are_live(pair: Pair) -> None:
     node = pair.decode.member.node
     key = config_key(node.config.namespace, "disagg.max_local_prefill_length")
     await node.put(key, b"77")
-    await until(lambda: pair.decode.member.view.thresholds.max_local_prefill_length == 77)
+    await eventually(lambda: pair.decode.member.view.thresholds.max_local_prefill_length == 77)
 
 
 async def test_a_lost_connection_to_the_engine_ends_its_prompts(pair: Pair) -> None:
     pair.engine.goes_on.clear()
     offer = pair.decode.offer(8, [3, 5])
-    async with asyncio.timeout(PATIENCE_S):
-        await pair.engine.started.wait()
+    await pair.engine.started.wait()
     client = pair.prefill.member._prompts
     assert client is not None
     client.client.close()

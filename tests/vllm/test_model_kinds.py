@@ -74,10 +74,7 @@ Start = Callable[[Path], VllmCluster]
 
 @pytest.fixture
 def start(
-    nats: NatsServer,
-    etcd: EtcdServer,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    nats: NatsServer, etcd: EtcdServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Start:
     def started(model: Path) -> VllmCluster:
         cluster = VllmCluster(nats, etcd, model, tmp_path)

@@ -7,14 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.vllm.scheduler_side import MAX_NEWS_AGE_S
 from tandem.vllm.step_messages import PrefillView
-from tests.vllm.fake_scheduler import (
-    BLOCK_SIZE,
-    REMOTE,
-    FakeRequest,
-    FakeVllm,
-    at,
-    for_ticket,
-)
+from tests.vllm.fake_scheduler import BLOCK_SIZE, REMOTE, FakeRequest, FakeVllm, at, for_ticket
 
 
 def with_news(num_blocks: int = 16) -> FakeVllm:

@@ -22,9 +22,7 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, fou
         versions.check_version()
 
 
-def test_a_missing_vllm_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_vllm_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "DISTRIBUTIONS", ("no-such-distribution",))
     with pytest.raises(ConfigError, match=r"not installed.*make vllm"):
         versions.check_version()

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tests.handoff_peer import write_tiny_model
+from tests.handoff_peer import tiny_model as tiny_model
 from tests.worker.pair import Pair
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -40,9 +40,8 @@ class Both:
     ) -> None:
         settings = WorkerSettings(runtime, engine_config(model), TRANSFER, QUEUE, MODEL)
         self.worker = Worker(settings, role)
-        self.decode = DecodeRole(
-            self.worker, DisaggConfig.model_validate(config), read_model_files(model)
-        )
+        disagg = DisaggConfig.model_validate({"claim_timeout_ms": 60_000, **config})
+        self.decode = DecodeRole(self.worker, disagg, read_model_files(model))
         self.prefill = PrefillRole(self.worker, PrefillConfig(receive_timeout_s=1.0))
         self.node = self.worker.node
 
@@ -97,23 +96,20 @@ class Pair:
             token_ids=pack_tokens(prompt),
             sampling=SamplingParams(temperature=0),
             stop=StopConditions(max_tokens=num_tokens, ignore_eos=True),
-            deadline_ms=20_000,
+            deadline_ms=60_000,
             prefill_place=place,
         )
         request = msgspec.structs.replace(request, **changes)
-        answer = Answer(RequestContext(timeout_s=20))
+        answer = Answer(RequestContext(timeout_s=60))
         stream = await self.peer.node.client.open(
-            worker.node.server.address,
-            str(worker.decode.endpoint),
-            encode(request),
-            answer.context,
+            worker.node.server.address, str(worker.decode.endpoint), encode(request), answer.context
         )
         self._readers.add(asyncio.create_task(answer.read(stream)))
         return answer
 
     async def change(self, worker: Both, role: WorkerRole) -> WorkerStatus:
         """Ask a worker for another role; return its status afterwards."""
-        async with RequestContext(timeout_s=10) as context:
+        async with RequestContext(timeout_s=60) as context:
             answer = await self.peer.node.client.call(
                 worker.node.server.address, "change_role", encode(RoleChange(role)), context
             )

@@ -18,10 +18,7 @@ NUM_TOKENS = 24
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", DENSE | MIXTURES)
 async def test_a_remote_prefill_gives_the_tokens_of_a_local_one(
-    runtime_config: RuntimeConfig,
-    tiny_model: Path,
-    tmp_path: Path,
-    model_type: str,
+    runtime_config: RuntimeConfig, tiny_model: Path, tmp_path: Path, model_type: str
 ) -> None:
     """Over NATS and NIXL, for prompts on both sides of a window and of a block's end."""
     make_model(tmp_path, model_type, **(DENSE | MIXTURES)[model_type])

@@ -17,7 +17,7 @@ from tests.worker.pair import Both, Pair
 
 async def send(pair: Pair, worker: Both, name: ControlName, duration_ms: int = 1000) -> str:
     control = encode(WorkerControl(name, duration_ms))
-    async with RequestContext(timeout_s=30) as context:
+    async with RequestContext(timeout_s=60) as context:
         address = worker.node.server.address
         answer = await pair.peer.node.client.call(address, "control", control, context)
     return msgspec.msgpack.decode(answer, type=ControlOutcome).message

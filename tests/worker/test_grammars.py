@@ -9,13 +9,7 @@ from tokenizers import Tokenizer
 
 from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import (
-    Grammar,
-    ModelCard,
-    PrefillPlace,
-    SamplingParams,
-    StopConditions,
-)
+from tandem.runtime.messages import Grammar, ModelCard, PrefillPlace, SamplingParams, StopConditions
 from tests.grammar.answers import CASES
 from tests.handoff_peer import MODEL, Text
 from tests.worker.pair import Pair

@@ -26,9 +26,7 @@ from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
 
 
-async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(
-    pair: Pair,
-) -> None:
+async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(pair: Pair) -> None:
     for seed in range(8):
         prompt, (asked, other) = fresh_prompt(21, seed), (pair.one, pair.two)[:: 1 - 2 * (seed % 2)]
         answer = await pair.ask(asked, prompt, place="remote")
@@ -50,7 +48,7 @@ async def test_each_computes_prompts_of_the_other_while_it_answers(pair: Pair) -
 async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
     runtime_config: RuntimeConfig, tiny_model: Path
 ) -> None:
-    limits = {"policy": "threshold", "max_local_prefill_length": 8, "claim_timeout_ms": 20_000}
+    limits = {"policy": "threshold", "max_local_prefill_length": 8}
     async with Pair(runtime_config, tiny_model, **limits) as pair:
         pair.two.worker.own_prompts.add("a prompt that never ends", 1)
         before = count("decode_handoffs_total", end="taken_back")

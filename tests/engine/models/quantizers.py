@@ -185,10 +185,7 @@ FORMS: dict[str, tuple[dict[str, Any], Quantize]] = {
         _compressed("pack-quantized", symmetric=False, **_BY_GROUP),
         packed_with_zeros,
     ),
-    "mxfp4": (
-        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "self_attn"]},
-        mxfp4,
-    ),
+    "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "self_attn"]}, mxfp4),
 }
 
 

@@ -19,20 +19,12 @@ from tests.engine.models.parity import (
     prompts,
     sequence,
 )
-from tests.engine.models.tiny_models import make_model
+from tests.engine.models.tiny_models import LLAMA3_ROPE, YARN_ROPE, make_model
 
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -42,14 +34,11 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 2,
         "tie_word_embeddings": True,
     },
-    "qwen3": {"rope_scaling": YARN, "attention_bias": True},
+    "qwen3": {"rope_scaling": YARN_ROPE, "attention_bias": True},
     "mistral": {"sliding_window": 12},
-    "ministral": {
-        "sliding_window": 12,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
-    },
+    "ministral": {"sliding_window": 12, "layer_types": ["full_attention", "sliding_attention"] * 2},
     "ministral3": {
-        "rope_parameters": YARN
+        "rope_parameters": YARN_ROPE
         | {"rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
     },
     "phi3": {
@@ -72,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "olmo2": {},
-    "olmo3": {"sliding_window": 12, "rope_scaling": YARN | {"attention_factor": 1.2}},
+    "olmo3": {"sliding_window": 12, "rope_scaling": YARN_ROPE | {"attention_factor": 1.2}},
     "granite": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.1,
@@ -84,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4": {},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
-    "exaone4": {"sliding_window": 12, "sliding_window_pattern": 3, "rope_scaling": LLAMA3},
+    "exaone4": {"sliding_window": 12, "sliding_window_pattern": 3, "rope_scaling": LLAMA3_ROPE},
 }
 
 
@@ -114,11 +103,7 @@ def test_an_architecture_computes_as_in_transformers(model_type: str, tmp_path: 
     ],
 )
 def test_the_text_part_of_a_model_of_several_media_is_served(
-    model_type: str,
-    wrapper: str,
-    is_old: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    model_type: str, wrapper: str, is_old: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its sizes are at text_config, its tensors under either of two names beside others."""
     model = make_model(tmp_path, model_type, **CASES[model_type])

@@ -25,9 +25,8 @@ from tests.engine.models.parity import (
     prompts,
     sequence,
 )
-from tests.engine.models.tiny_models import SIZES, make_model
+from tests.engine.models.tiny_models import SIZES, YARN_ROPE, make_model
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 EXPERTS = {"num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 48}
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 5, "sliding_window": 20},
@@ -59,7 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "num_local_experts": 6,
         "sliding_window": 12,
-        "rope_parameters": YARN | {"rope_theta": 150_000.0, "truncate": False},
+        "rope_parameters": YARN_ROPE | {"rope_theta": 150_000.0, "truncate": False},
     },
     "glm4_moe": {
         "n_routed_experts": 12,

@@ -10,14 +10,7 @@ from tandem.engine.models.quantization import METHODS
 from tandem.runtime.errors import ModelError
 from tests.engine.models.real_configs import REAL
 from tests.engine.models.real_mixtures import MIXTURES
-from tests.engine.models.real_quantized import (
-    AWQ,
-    BLOCKS,
-    GPTQ,
-    PUBLISHED,
-    W4A16,
-    compressed,
-)
+from tests.engine.models.real_quantized import AWQ, BLOCKS, GPTQ, PUBLISHED, W4A16, compressed
 
 ALL = REAL | MIXTURES
 

@@ -88,22 +88,8 @@ def test_two_narrow_layers_compute_as_in_transformers(name: str, tmp_path: Path)
 
 
 ODD = (
-    None,
-    0,
-    -1,
-    3,
-    1e-300,
-    1e300,
-    10**30,
-    float("nan"),
-    True,
-    "x",
-    "",
-    [],
-    [1],
-    [[]],
-    {},
-    {"a": 1},
+    *(None, 0, -1, 3, 1e-300, 1e300, 10**30, float("nan"), True),
+    *("x", "", [], [1], [[]], {}, {"a": 1}),
 )
 
 

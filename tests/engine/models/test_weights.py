@@ -156,30 +156,6 @@ def test_biases_are_fused_as_their_projections_are(tmp_path: Path) -> None:
     assert torch.equal(layer.qkv_bias, torch.cat(list(biases.values())))
 
 
-def test_projections_are_fused_in_the_order_of_their_names(tmp_path: Path) -> None:
-    stored = tensors()
-    save_file(stored, tmp_path / "model.safetensors")
-    layer = load(tmp_path).layers[0]
-    attn, mlp = "model.layers.0.self_attn", "model.layers.0.mlp"
-    assert torch.equal(layer.qkv, torch.cat([stored[f"{attn}.{p}_proj.weight"] for p in "qkv"]))
-    assert torch.equal(
-        layer.gate_up, torch.cat([stored[f"{mlp}.{p}_proj.weight"] for p in ("gate", "up")])
-    )
-    assert torch.equal(layer.output, stored[f"{attn}.o_proj.weight"])
-    assert layer.qk_norm is not None
-    assert torch.equal(layer.qk_norm[HEADS - 1], stored[f"{attn}.q_norm.weight"])
-    assert torch.equal(layer.qk_norm[HEADS], stored[f"{attn}.k_norm.weight"])
-
-
-@pytest.mark.parametrize("stored_as", [torch.bfloat16, torch.float16])
-def test_weights_are_cast_to_the_dtype_that_runs(tmp_path: Path, stored_as: torch.dtype) -> None:
-    stored = {name: tensor.to(stored_as) for name, tensor in tensors().items()}
-    save_file(stored, tmp_path / "model.safetensors")
-    weights = load(tmp_path)
-    assert weights.embedding.dtype == weights.layers[0].qkv.dtype == torch.float32
-    assert torch.equal(weights.lm_head, stored["lm_head.weight"].float())
-
-
 def test_tied_embeddings_share_memory_and_need_no_lm_head(tmp_path: Path) -> None:
     stored = tensors()
     del stored["lm_head.weight"]

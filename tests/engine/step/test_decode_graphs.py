@@ -83,9 +83,7 @@ def make_seqs(
             len(prompt),
             SamplingParams(seed=rng.randrange(2**64), **request),
             StopConditions(
-                max_tokens=NUM_TOKENS,
-                min_tokens=index % 3 * min_tokens,
-                stop_token_ids=[3, 5, 8],
+                max_tokens=NUM_TOKENS, min_tokens=index % 3 * min_tokens, stop_token_ids=[3, 5, 8]
             ),
             block_table=blocks[index * MAX_BLOCKS : (index + 1) * MAX_BLOCKS],
             batch_row=batch_rows[index],

@@ -27,21 +27,15 @@ from tandem.kernels.linear import launch as linear_in_triton
 from tandem.kernels.sampling.rows import SampledRows
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.engine.models.tiny_models import LLAMA3_ROPE
 
 transformers_logging.disable_progress_bar()
 
 VOCAB_SIZE = 211  # odd, and no multiple of any vector width
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 GREEDY = SamplingParams(temperature=0)
 
 
-def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: Any) -> Any:
+def save_model(folder: Path, kind: str, **changes: Any) -> Any:
     """A random transformers model, saved into `folder` and returned.
 
     Weights are large, so that the best two logits are far apart.
@@ -72,7 +66,7 @@ def save_model(folder: Path, kind: str, max_shard_size: str = "1GB", **changes: 
             torch.nn.init.uniform_(weight, 0.5, 1.5)
         elif name.endswith(".bias"):  # which transformers makes zero
             torch.nn.init.uniform_(weight, -1.0, 1.0)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model.save_pretrained(folder)
     return model
 
 
@@ -178,9 +172,12 @@ def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
         ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 24, "rope_theta": 1e6}),
         ("qwen3", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 4.0}}),
-        ("qwen3", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_scaling": LLAMA3}),
+        (
+            "qwen3",
+            {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_scaling": LLAMA3_ROPE},
+        ),
         ("llama", {"num_key_value_heads": 4}),
-        ("llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
+        ("llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3_ROPE}),
         ("llama", {"num_attention_heads": 8, "rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}),
         ("qwen2", {"tie_word_embeddings": True, "sliding_window": 32}),
@@ -215,12 +212,6 @@ def test_a_deterministic_runner_multiplies_without_cublas(
         make_runner(tmp_path, **options)
     runner = make_runner(tmp_path, deterministic=True, **options)
     assert_same_as_transformers(model, runner, num_tokens=2, num_prompts=4)
-
-
-def test_sharded_weights_are_read_whole(tmp_path: Path) -> None:
-    model = save_model(tmp_path, "llama", max_shard_size="60KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert_same_as_transformers(model, make_runner(tmp_path), num_tokens=8)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])

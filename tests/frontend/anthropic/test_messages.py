@@ -9,14 +9,13 @@ import httpx
 import pytest
 
 from tandem.frontend.answer_format import AnswerFormat
-from tandem.runtime.messages import GenerateRequest
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
     Stack,
     answer_with,
-    byte_level_tokenizer,
     one_token_then_fail,
+    prompt_of,
     prompt_tokens,
     token_ids,
 )
@@ -45,11 +44,6 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events
-
-
-def prompt_of(request: GenerateRequest) -> str:
-    tokenizer = byte_level_tokenizer()
-    return str(tokenizer.decode(prompt_tokens(request), skip_special_tokens=False))
 
 
 async def test_the_client_reads_a_whole_message(

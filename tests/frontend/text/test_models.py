@@ -14,6 +14,7 @@ from tandem.runtime.messages import TextRequest
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, Stack, events_of
 from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, delta, piece, says
+from tests.services import eventually
 
 HELLO = (delta("Hel", role="assistant"), delta("lo"), delta(None, "stop"))
 WHOLE: dict[str, Any] = {
@@ -152,7 +153,7 @@ async def test_a_route_that_the_model_is_not_served_on_is_refused_by_name(stack:
 async def test_a_token_model_beside_a_text_model_is_served_as_ever(stack: Stack) -> None:
     await add_text_worker(stack, says(*HELLO))
     await stack.add_worker()
-    await stack.wait_until(lambda: len(stack.server.catalog.models) == 2)
+    await eventually(lambda: len(stack.server.catalog.models) == 2)
     assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello wörld 😀!"
     assert (await chat(stack)).json()["choices"][0]["message"]["content"] == "Hello"
     listed = (await stack.http.get("/v1/models")).json()["data"]
@@ -236,4 +237,4 @@ async def test_requests_go_to_the_worker_with_less_to_do(stack: Stack) -> None:
             answered = await chat(stack)
             assert answered.headers["x-tandem-decode-instance"] == idle.instance_id
         assert not busy.contexts[0].is_cancelled
-    await stack.wait_until(lambda: busy.contexts[0].is_cancelled)
+    await eventually(lambda: busy.contexts[0].is_cancelled)

@@ -9,6 +9,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import TextRequest
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import FakeWorker, Stack, TextScript
+from tests.services import eventually
 
 TEXT_MODEL = "test/text"
 
@@ -51,5 +52,5 @@ async def add_text_worker(stack: Stack, script: TextScript, **fields: Any) -> Fa
         **fields,
     )
     await stack.join(worker)
-    await stack.wait_until(lambda: worker.instance_id in stack.server.catalog.instances)
+    await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
     return worker

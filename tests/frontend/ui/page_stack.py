@@ -24,6 +24,7 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, token_ids
+from tests.services import eventually
 
 HANDOFF = {
     "received": 0.0, "queued": 1.0, "claimed": 3.0, "computed": 8.0, "first_token": 8.5,
@@ -82,6 +83,6 @@ async def page_stack(model: str = MODEL, **fields: Any) -> AsyncIterator[Stack]:
     parse = partial(parse_live, load_config())
     async with Stack(num_workers=0, parse_live=parse, **fields) as stack:
         worker = await stack.join(StatusWorker(stack.store, stack.listeners, model=model))
-        await stack.wait_until(lambda: worker.instance_id in stack.server.catalog.instances)
-        await stack.wait_until(lambda: bool(stack.server.catalog.models))
+        await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
+        await eventually(lambda: bool(stack.server.catalog.models))
         yield stack

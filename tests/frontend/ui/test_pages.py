@@ -24,6 +24,7 @@ from tandem.runtime.progress_report import ProgressReport, progress_prefix
 from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import MODEL, Stack
 from tests.frontend.ui.page_stack import HANDOFF, StatusWorker, hand_off, page_stack
+from tests.services import eventually
 
 PACE = "test_pages_share_one_collector_that_rests_without_them_and_has_its_pace"
 
@@ -59,10 +60,9 @@ async def states(stack: Stack, **headers: str) -> AsyncIterator[AsyncIterator[di
 async def first_with(
     found: AsyncIterator[dict[str, Any]], condition: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    async with asyncio.timeout(10):
-        async for state in found:
-            if condition(state):
-                return state
+    async for state in found:
+        if condition(state):
+            return state
     raise AssertionError("the stream ended")
 
 
@@ -218,7 +218,7 @@ async def test_pages_share_one_collector_that_rests_without_them_and_has_its_pac
         assert elapsed_s > 2 / 5
         assert page.worker.num_asked - num_before <= 5 * elapsed_s + 1
     assert not (await anext_state(page))["placements"]  # that of a page before is forgotten
-    await page.wait_until(lambda: not page.server.recent.is_open)
+    await eventually(lambda: not page.server.recent.is_open)
     num_asked = page.worker.num_asked
     await page.chat()
     assert page.worker.num_asked == num_asked
@@ -238,7 +238,7 @@ async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room(
             assert refused.status_code == 429
             assert "1 pages are open" in refused.json()["error"]["message"]
             assert refused.headers["retry-after"]
-        await stack.wait_until(lambda: not stack.server.recent.is_open)
+        await eventually(lambda: not stack.server.recent.is_open)
         assert (await anext_state(stack))["workers"]
     async with page_stack(config=FrontendConfig(port=0, max_pages=0)) as stack:
         for path in ("/ui", "/ui/app.js", "/ui/states"):
@@ -307,7 +307,6 @@ async def test_a_page_that_reads_nothing_leaves_its_place(
         await never.wait()
         raise AssertionError
 
-    async with asyncio.timeout(5):
-        scope = {"type": "http", "headers": []}
-        await pages.StateStream(page.server.collector)(scope, receive, send)
+    scope = {"type": "http", "headers": []}
+    await pages.StateStream(page.server.collector)(scope, receive, send)
     assert not page.server.recent.is_open

@@ -213,8 +213,7 @@ def test_all_tokens_may_choose_one_expert(
 
 
 @pytest.mark.parametrize(
-    "kernels",
-    [pytest.param(launch, id="triton"), pytest.param(in_c, id="c", marks=on_cpu)],
+    "kernels", [pytest.param(launch, id="triton"), pytest.param(in_c, id="c", marks=on_cpu)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_token_has_the_same_result_in_every_batch(
@@ -234,7 +233,7 @@ def test_a_token_has_the_same_result_in_every_batch(
     expert_ids, weights = choose(kernels, logits, None, Routing(2))
     compute = kernels.pack_experts(experts)
     together = compute(x, expert_ids, weights)
-    for first, end in ((0, 1), (3, num_tokens - 2)):
+    for first, end in ((0, 1), (3, num_tokens // 2)):
         part = slice(first, end)
         alone = compute(x[part], expert_ids[part], weights[part])
         assert torch.equal(alone, together[part])

@@ -9,8 +9,7 @@ from tandem.kernels.layers import embedding
 from tandem.kernels.reference import embedding as reference
 
 launchers = pytest.mark.parametrize(
-    "embed",
-    [pytest.param(embedding.embed, id="triton"), pytest.param(reference.embed, id="torch")],
+    "embed", [pytest.param(embedding.embed, id="triton"), pytest.param(reference.embed, id="torch")]
 )
 
 

@@ -124,9 +124,15 @@ def make_step(
 
 
 @launchers
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("slots", "dtype"),
+    [
+        ([5], torch.float32),
+        (list(range(40, 29, -1)), torch.float32),
+        *(([0, 1, 2, 3, 12, 13, 27], dtype) for dtype in DTYPES),
+    ],
+)
 @pytest.mark.parametrize("with_norm", [True, False], ids=["norm", "no-norm"])
-@pytest.mark.parametrize("slots", [[5], [0, 1, 2, 3, 12, 13, 27], list(range(40, 29, -1))])
 def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
     store: Store, device: str, dtype: torch.dtype, with_norm: bool, slots: list[int]
 ) -> None:
@@ -150,22 +156,21 @@ def test_norms_may_be_wider_than_what_they_norm(
 @launchers
 def test_every_even_head_size_is_rotated(store: Store, device: str) -> None:
     for head_dim in (2, 6, 24, 64, 96, 128, 256):
-        step = make_step([3, 9], 3, 1, head_dim, device=device)
+        step = make_step([9], 3, 1, head_dim, device=device)
         step.check(*step.run(store))
 
 
 @launchers
 def test_every_ratio_of_queries_to_keys_is_stored(store: Store, device: str) -> None:
-    for ratio, num_kv_heads in (*((ratio, 1) for ratio in range(1, 9)), (2, 3), (5, 3)):
+    for ratio, num_kv_heads in (*((ratio, 1) for ratio in range(1, 9)), (2, 3)):
         heads = ratio * num_kv_heads, num_kv_heads
-        step = make_step([7, 2], *heads, block_size=5, device=device)
+        step = make_step([7], *heads, block_size=5, device=device)
         step.check(*step.run(store))
 
 
 @launchers
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_queries_may_be_rotated_in_place(store: Store, device: str, dtype: torch.dtype) -> None:
-    step = make_step(list(range(11)), dtype=dtype, device=device)
+def test_queries_may_be_rotated_in_place(store: Store, device: str) -> None:
+    step = make_step([3, 9, 0, 1], dtype=torch.float16, device=device)
     apart = step.run(store)
     together = step.run(store, step.queries)
     assert torch.equal(apart[0], together[0]) and torch.equal(apart[1], together[1])

@@ -25,8 +25,7 @@ def by_kernel(*args: object, **options: object) -> None:
 
 
 samplers = pytest.mark.parametrize(
-    "sample",
-    [pytest.param(by_kernel, id="triton"), pytest.param(reference.sample, id="torch")],
+    "sample", [pytest.param(by_kernel, id="triton"), pytest.param(reference.sample, id="torch")]
 )
 
 

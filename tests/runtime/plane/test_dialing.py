@@ -1,7 +1,6 @@
 """Connections that are dialed, lost and dialed again, and who learns of it."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -35,17 +34,15 @@ async def silent() -> AsyncIterator[str]:
 
 
 async def test_a_dial_takes_no_longer_than_the_requests_own_time(silent: str) -> None:
-    client = RequestClient(RuntimeConfig(), "client")
-    started_s = time.perf_counter()
+    client = RequestClient(RuntimeConfig(connect_timeout_s=600), "client")
     async with RequestContext(timeout_s=0.1) as context:
         with pytest.raises(DeadlineError):
             await client.call(silent, "status", b"", context)
-    assert time.perf_counter() - started_s < 2.0
     await client.close()
 
 
 async def test_a_canceled_request_leaves_the_dial_to_the_others(silent: str) -> None:
-    client = RequestClient(RuntimeConfig(connect_timeout_s=0.5), "client")
+    client = RequestClient(RuntimeConfig(connect_timeout_s=2.0), "client")
     context, patient = RequestContext(), RequestContext()
     calls = [
         asyncio.create_task(client.call(silent, "status", b"", each)) for each in (context, patient)

@@ -23,6 +23,7 @@ def test_a_silent_peer_is_in_doubt_after_two_intervals_and_given_up_after_almost
     liveness = Liveness(CONFIG, 0.0)
     assert not liveness.is_quiet(1.0) and liveness.is_quiet(1.1)
     assert first_fault(liveness, 0.0, 5.0) == (1.9, "has been silent for 1.9 s")
+    assert first_fault(Liveness(RuntimeConfig(), 0.0), 0.0, 5.0)[0] < 3.0
     liveness.heard(2.0)
     assert not liveness.is_quiet(2.5)
     assert first_fault(liveness, 2.0, 3.8) == (3.8, "")

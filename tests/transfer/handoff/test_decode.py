@@ -220,10 +220,7 @@ def test_refusals_say_why() -> None:
 
 @pytest.mark.parametrize(
     ("claim", "now", "cause"),
-    [
-        (CLAIM, 20.0, DropCause.CLAIM_EXPIRED),
-        (Claim(ID, 2, "p", "e1"), 0.0, DropCause.CLAIM_STALE),
-    ],
+    [(CLAIM, 20.0, DropCause.CLAIM_EXPIRED), (Claim(ID, 2, "p", "e1"), 0.0, DropCause.CLAIM_STALE)],
 )
 def test_refusals_are_counted(claim: Claim, now: float, cause: DropCause) -> None:
     handoff = decode_handoff()

@@ -20,13 +20,7 @@ SETTLED = bytes.fromhex(
 ID = bytes.fromhex("0123456789abcdef0123456789abcdef")
 BLOCKS = ((5, 0x0123456789ABCDEF), (6, 2**64 - 1))
 NOTICE = Landed(
-    ID,
-    2,
-    b"\xff" * 16,
-    prefill_rank=3,
-    sequence_number=3,
-    layers=range(4, 6),
-    blocks=BLOCKS,
+    ID, 2, b"\xff" * 16, prefill_rank=3, sequence_number=3, layers=range(4, 6), blocks=BLOCKS
 )
 
 

@@ -10,7 +10,7 @@ from tests.transfer.schedules.mutants import Mutant, mutants
 ENOUGH = 2_000  # schedules; most mutants fail within a hundred
 # These behave like the original.
 EQUIVALENT = {
-    "Coverage.includes swap 0": "between as many ranks on both sides, wide and narrow are the same",
+    "Coverage.includes swap 0": "between as many ranks on both sides, wide and narrow are the same"
 }
 ALL = [mutant for mutant in mutants() if mutant.name not in EQUIVALENT]
 SOME = ALL[::20]

@@ -157,12 +157,7 @@ class WordMemory:
         return Words(shape, tp_size, num_blocks)
 
     def post(
-        self,
-        near: Words,
-        far: Words,
-        ranks: RankPair,
-        layers: range,
-        pairs: list[tuple[int, int]],
+        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
     ) -> Flight:
         return WordFlight(near, far, ranks, layers, pairs)
 
@@ -218,12 +213,7 @@ class LoopbackMemory:
         return LoopbackWords(shape, tp_size, num_blocks, self._fabric)
 
     def post(
-        self,
-        near: Words,
-        far: Words,
-        ranks: RankPair,
-        layers: range,
-        pairs: list[tuple[int, int]],
+        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
     ) -> Flight:
         assert isinstance(near, LoopbackWords) and isinstance(far, LoopbackWords)
         transport = near.transports[ranks.prefill_rank]
@@ -250,10 +240,5 @@ class Memory(Protocol):
     def pool(self, shape: Shape, tp_size: int, num_blocks: int) -> Words: ...
 
     def post(
-        self,
-        near: Words,
-        far: Words,
-        ranks: RankPair,
-        layers: range,
-        pairs: list[tuple[int, int]],
+        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
     ) -> Flight: ...

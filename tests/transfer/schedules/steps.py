@@ -39,10 +39,7 @@ class Schedule:
     """One seed's way through a world. `log` gets a line per step."""
 
     def __init__(
-        self,
-        draw: random.Random,
-        memory: Memory | None = None,
-        log: list[str] | None = None,
+        self, draw: random.Random, memory: Memory | None = None, log: list[str] | None = None
     ) -> None:
         self.draw = draw
         self.chance = draw.random
@@ -50,10 +47,7 @@ class Schedule:
         shape = Shape(*self.pick(WIDTHS), self.pick((1, 2, 3, 4)))
         verify = self.chance() < 0.7
         self.world = World(
-            shape,
-            memory or WordMemory(),
-            verify=verify,
-            longest_s=self.pick((0.0, 0.0, 0.15)),
+            shape, memory or WordMemory(), verify=verify, longest_s=self.pick((0.0, 0.0, 0.15))
         )
         self.trouble = Trouble(
             loss=self.pick((0.0, 0.05, 0.25)),

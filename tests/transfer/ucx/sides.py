@@ -43,7 +43,7 @@ class Side:
         return self.transport.prepare(name, local, remote)
 
 
-def until(condition: Callable[[], bool], *sides: Side, timeout_s: float = 20) -> None:
+def until(condition: Callable[[], bool], *sides: Side, timeout_s: float = 60) -> None:
     deadline = time.perf_counter() + timeout_s
     while not condition():
         assert time.perf_counter() < deadline, "the condition never held"

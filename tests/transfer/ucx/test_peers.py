@@ -60,7 +60,7 @@ def test_garbage_is_dropped_and_does_no_harm(pair: tuple[Side, Side]) -> None:
         for body in (b"", b"\xff" * 4, b"\xff" * 400, generator.randbytes(64)):
             for session in (0, generator.getrandbits(64)):
                 stranger.send_message(endpoint, seal(identity.key, Message(kind, session, 1, body)))
-    deadline = time.perf_counter() + 20
+    deadline = time.perf_counter() + 60
     while not (stranger.all_messages_sent and all(request.completed for request in strays)):
         assert time.perf_counter() < deadline
         stranger.progress()

@@ -68,11 +68,7 @@ def test_pieces_that_do_not_fit_together_are_refused_at_once(pair: tuple[Side, S
     for local, remote in ([[0], [1]], [[0, 2], [0]], [[-2], [0]], [[0], [128]], [[128], [0]]):
         with pytest.raises(TransferError):
             p.transport.post("WRITE", tables, local, remote, b"")
-    for local_parts, remote_parts in (
-        (WHOLE, ((0, 8),)),
-        (((1, BLOCK),), ((0, BLOCK),)),
-        ((), ()),
-    ):
+    for local_parts, remote_parts in ((WHOLE, ((0, 8),)), (((1, BLOCK),), ((0, BLOCK),)), ((), ())):
         with pytest.raises(TransferError):
             p.transport.prepare("d", local_parts, remote_parts)
 
