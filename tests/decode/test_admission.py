@@ -143,12 +143,12 @@ def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better(
 
 
 def test_a_ticket_that_waits_has_less_time_left_to_its_target() -> None:
-    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 700.0})
-    busy = place(num_decodes=8)
-    known = side(here=busy, others=[place(waiting=100)], num_ticket_tokens=500)
-    assert is_still_remote(config, 500, known, waited_ms=50)
-    assert not is_still_remote(config, 500, known, waited_ms=150)  # local still keeps it
-    assert is_still_remote(config, 500, known, waited_ms=250)  # neither place does
+    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
+    # 650 ms here, which costs eight answers as much; 705 ms there
+    known = side(here=place(num_decodes=8), others=[place(waiting=200)], num_ticket_tokens=500)
+    assert is_still_remote(config, 500, known)
+    assert not is_still_remote(config, 500, known, waited_ms=320)  # here alone keeps the target
+    assert is_still_remote(config, 500, known, waited_ms=400)  # neither place does
 
 
 @pytest.mark.parametrize("policy", [Policy.THRESHOLD, Policy.ALWAYS_REMOTE])

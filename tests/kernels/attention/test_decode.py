@@ -274,8 +274,9 @@ def test_one_sequence_alone_fills_the_chip(
         return written[-1]
 
     poisoned = torch.empty
-    monkeypatch.setattr(torch, "empty", take)
-    check(partial(default, config=ALONE), paged, num_heads=4)
+    with monkeypatch.context() as patch:  # undone before the poison is
+        patch.setattr(torch, "empty", take)
+        check(partial(default, config=ALONE), paged, num_heads=4)
     # a split's row of partial sums of each query head, NaN where there is no split
     [partials] = [each for each in written if each.ndim == 3 and len(each) > 1]
     num_splits = int((~partials[:, 0, 0].isnan()).sum())

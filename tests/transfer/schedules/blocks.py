@@ -86,7 +86,7 @@ class BlocksSide:
         self.decoding.remove(decoding)
         for ordinal, block_id in enumerate(decoding.blocks[:-1]):
             if self.pool._hash_of[block_id] is None:
-                self.pool.publish(block_id, bytes((decoding.prompt, ordinal)))
+                self.pool.publish([block_id], [bytes((decoding.prompt, ordinal))])
         self.pool.free(decoding.blocks)
         self.check_pool()
 
