@@ -60,7 +60,6 @@ class Options:
     rounds: int = option(9, "in each of which all take a turn", least=1)
     steps: int = option(200, "of each in a round", least=2)
     answers: int = option(8, "generated together", least=1)
-    temperature: float = option(1.0, "of all of them; at 0 most tokens need no mask", least=0)
 
 
 @dataclass(slots=True)
@@ -74,8 +73,7 @@ class Steps:
 class Bench:
     """One model, whose answers follow a grammar or are free."""
 
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
+    def __init__(self) -> None:
         model = str(BUNDLED_MODEL)
         self._config = EngineConfig(model=model, device="cpu", threads=1, num_blocks=2048)
         self._runner = ModelRunner(self._config)
@@ -110,7 +108,7 @@ class Bench:
     def _sequence(self, index: int, max_model_len: int, name: str) -> Sequence:
         prompt = [300 + (37 * index + 11 * i) % 1000 for i in range(PROMPT_TOKENS)]
         stop = StopConditions(max_tokens=max_model_len - PROMPT_TOKENS, ignore_eos=name == FREE)
-        sampling = SamplingParams(temperature=self._temperature, seed=index)
+        sampling = SamplingParams(temperature=1.0, seed=index)
         seq = Sequence(f"r{index}", prompt, PROMPT_TOKENS, sampling, stop)
         if name != FREE:
             root, grammar = self._roots[name].deep_copy(), GRAMMARS[name]
@@ -122,7 +120,7 @@ class Bench:
 def main(arguments: Arguments[str] | None = None) -> int:
     """Print the times of a step and of a token, with the time that the grammars add to them."""
     options = parse(Options, MODULE, arguments)
-    bench = Bench(options.temperature)
+    bench = Bench()
     found: dict[str, list[Steps]] = {name: [] for name in (FREE, *GRAMMARS)}
     for index in range(1 + options.rounds):
         for name, rounds in found.items():
