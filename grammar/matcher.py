@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 
 import numpy as np
@@ -67,8 +66,6 @@ class GrammarMatcher:
         self.forced: list[int] = []  # they come before the mask that was computed
         self._num_watched = 1  # the first is computed while the sequence is queued
         self._is_due_here = False
-        # The mask that was computed last: the next takes as long, and allows most tokens again.
-        self._is_wide = False
         self._error: TandemError | None = None
         self._has_mask = False
         self._is_done = threading.Event()
@@ -85,9 +82,9 @@ class GrammarMatcher:
             )
         self.num_tokens = num_taken
 
-    def begin(self, new_tokens: list[int], *, may_check: bool = False) -> bool:
+    def begin(self, new_tokens: list[int]) -> None:
         if not new_tokens and self._has_mask:
-            return False
+            return
         assert self._is_done.is_set() and not self._is_due_here, (
             "a token was drawn without the mask that is being computed"
         )
@@ -96,20 +93,14 @@ class GrammarMatcher:
             new_tokens = new_tokens[1:]
             del self.forced[0]
         if not new_tokens and self._has_mask:
-            return False
+            return
+        self._has_mask = True
         self._new_tokens = new_tokens
-        self._has_mask = not (may_check and self._is_wide and self._has_choice())
-        if not self._has_mask:
-            return True
         if self._num_watched:
             self._is_done.clear()
             self._threads.put(self)
         else:
             self._is_due_here = True
-        return False
-
-    def allows(self, token_id: int) -> bool:
-        return bool(self._matcher.validate_tokens([token_id]))
 
     def wait(self, timeout_s: float | None) -> bool:
         if not self._is_due_here:
@@ -131,23 +122,12 @@ class GrammarMatcher:
         self._compute(time.thread_time)  # the thread may wait for the interpreter
         self._is_done.set()
 
-    def _has_choice(self) -> bool:
-        """Return True when no token is forced; each begins with a byte that is forced too."""
-        with suppress(Exception):  # the mask will raise it
-            self._take_in()
-            return not self._matcher.compute_ff_bytes()
-        return False
-
-    def _take_in(self) -> None:
-        self.forced = []
-        for token_id in self._new_tokens:
-            self._matcher.consume_token(token_id)
-        self._new_tokens = []
-
     def _compute(self, clock: Callable[[], float]) -> None:
         started = clock()
+        self.forced = []
         try:
-            self._take_in()
+            for token_id in self._new_tokens:
+                self._matcher.consume_token(token_id)
             self._look_ahead()
         except Exception:
             logger.exception("a mask could not be computed")
@@ -167,7 +147,6 @@ class GrammarMatcher:
                 self._error = grammar_error(self._grammar, matcher.get_error())
                 return
             num_words = np.count_nonzero(self._mask)
-            self._is_wide = bool(2 * num_words > len(self._mask))
             if not num_words:
                 num_tokens = self.num_tokens + len(self.forced)
                 self._error = grammar_error(

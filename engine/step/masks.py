@@ -6,7 +6,7 @@ ready by its time holds no other row up: its row draws nothing in this step, and
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.kernels.sampling.rows import NO_TOKEN, TokenMasks
+from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.errors import TandemError
 
 if TYPE_CHECKING:
@@ -35,15 +35,8 @@ class Matcher(Protocol):
     # first alone. There may be more of them. `begin` may get some or all of them.
     forced: list[int]
 
-    def begin(self, new_tokens: list[int], *, may_check: bool = False) -> bool:
-        """Begin to compute the mask behind `new_tokens`, unless it has been begun or is there.
-
-        Return True when it was not, because `may_check`: `allows` is faster. Then no token is
-        forced, and `begin` may be called again without that.
-        """
-
-    def allows(self, token_id: int) -> bool:
-        """Return True when a token may come next, after a `begin` that returned True."""
+    def begin(self, new_tokens: list[int]) -> None:
+        """Begin to compute the mask behind `new_tokens`, unless it has been begun or is there."""
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the mask; False: it is not ready in time."""
@@ -59,39 +52,20 @@ class Matcher(Protocol):
 class MaskedRows:
     """Rows of a step whose answers follow a grammar.
 
-    `checked` are rows whose likeliest token is drawn without a mask at first: where the grammar
-    allows it, that is the token of the mask, which takes longer to compute. `undrawn` are rows that
-    draw no token, with their error, or with None where the mask is not ready. Both are complete
-    once `tensors` and `of_refused` have returned.
+    `undrawn` is complete once `tensors` has returned: rows that draw no token, with their error,
+    or with None where the mask is not ready.
     """
 
     rows: list[tuple[int, "Sequence"]]
     has_others: bool  # chunks that would wait too
     eos_token_ids: tuple[int, ...]
-    checked: list[tuple[int, "Sequence"]] = field(default_factory=list)
     undrawn: dict[int, TandemError | None] = field(default_factory=dict)
 
     def tensors(self, device: torch.device) -> TokenMasks | None:
         """Wait for the masks, and return those in time; None when there are none."""
-        return self._masks(self.rows, device)
-
-    def of_refused(self, token_ids: torch.Tensor) -> TokenMasks | None:
-        """Return masks of the checked rows that may not have their `token_ids`, on the host."""
-        drawn, refused = token_ids.tolist(), []
-        for row, seq in self.checked:
-            assert seq.matcher is not None
-            token_id = drawn[row]
-            # The mask decides where the end of text may be held back or logits are not finite.
-            is_usual = token_id != NO_TOKEN and token_id not in self.eos_token_ids
-            if not (is_usual and seq.matcher.allows(token_id)):
-                seq.matcher.begin([])
-                refused.append((row, seq))
-        return self._masks(refused, token_ids.device) if refused else None
-
-    def _masks(self, rows: "list[tuple[int, Sequence]]", device: torch.device) -> TokenMasks | None:
-        deadline = time.perf_counter() + (WAIT_S if self.has_others else ALONE_WAIT_S)
         found: dict[int, Words] = {}
-        for row, seq in rows:
+        deadline = time.perf_counter() + (WAIT_S if self.has_others else ALONE_WAIT_S)
+        for row, seq in self.rows:
             assert seq.matcher is not None
             timeout_s = None  # the first token of a handoff is not put off: its K/V is being sent
             if not seq.prefill_only:
@@ -106,12 +80,12 @@ class MaskedRows:
         if not found:
             return None
         # Each of these is some microseconds less than torch.tensor and np.stack.
-        places = torch.frombuffer(array("q", found), dtype=torch.int64)
+        rows = torch.frombuffer(array("q", found), dtype=torch.int64)
         bits = torch.from_numpy(np.concatenate(list(found.values())).reshape(len(found), -1))
         if device.type == "cuda":
-            places = places.pin_memory().to(device, non_blocking=True)
+            rows = rows.pin_memory().to(device, non_blocking=True)
             bits = bits.pin_memory().to(device, non_blocking=True)
-        return TokenMasks(places, bits)
+        return TokenMasks(rows, bits)
 
     def _mask(self, seq: "Sequence", matcher: Matcher) -> Words:
         """Return the mask without the tokens that are held back, unless no others are left."""
@@ -129,28 +103,15 @@ class MaskedRows:
 
 
 def begin_masks(
-    sampled: "list[Chunk]",
-    eos_token_ids: tuple[int, ...],
-    num_chunks: int,
-    takes_likeliest: "Callable[[Sequence], bool] | None" = None,
+    sampled: "list[Chunk]", eos_token_ids: tuple[int, ...], num_chunks: int
 ) -> MaskedRows:
-    """Begin to compute the masks of the next tokens of `sampled`.
-
-    Not of those that are `checked`: their sequences take the likeliest token, and nothing else.
-    """
-    masked = MaskedRows([], num_chunks > 1, eos_token_ids)
-    for row, (seq, *_) in enumerate(sampled):
-        if (matcher := seq.matcher) is None:
-            continue
-        may_check = (
-            takes_likeliest is not None
-            and takes_likeliest(seq)
-            and seq.num_generated_tokens >= seq.stop.min_tokens
-        )
-        new_tokens = seq.token_ids[seq.num_prompt_tokens + matcher.num_tokens :]
-        is_checked = matcher.begin(new_tokens, may_check=may_check)
-        (masked.checked if is_checked else masked.rows).append((row, seq))
-    return masked
+    """Begin to compute the masks of the next tokens of `sampled`."""
+    rows = [(row, chunk.seq) for row, chunk in enumerate(sampled) if chunk.seq.matcher is not None]
+    for _, seq in rows:
+        matcher = seq.matcher
+        assert matcher is not None
+        matcher.begin(seq.token_ids[seq.num_prompt_tokens + matcher.num_tokens :])
+    return MaskedRows(rows, num_chunks > 1, eos_token_ids)
 
 
 def _held(seq: "Sequence", eos_token_ids: tuple[int, ...]) -> set[int]:

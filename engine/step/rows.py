@@ -158,10 +158,6 @@ class BatchRows:
             together |= needs
         return together
 
-    def follows_grammar_alone(self, seq: Sequence) -> bool:
-        """Return True when `seq` has no other of the needs above."""
-        return self._needs[seq.batch_row] == FOLLOWS_GRAMMAR
-
     def tables(
         self,
         batch_rows: torch.Tensor,

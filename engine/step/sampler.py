@@ -83,11 +83,7 @@ class Sampler:
             return DRAWN if needs & DRAWS else GREEDY
         masked = None
         if needs & FOLLOWS_GRAMMAR:
-            # A GPU's tokens are on the host too late to be checked there.
-            is_checked = None
-            if self._table.device.type == "cpu":
-                is_checked = self._table.follows_grammar_alone
-            masked = begin_masks(rows, self._eos_token_ids, num_chunks, is_checked)
+            masked = begin_masks(rows, self._eos_token_ids, num_chunks)
         adjusted = self._adjusted(rows) if needs & ADJUSTS else None
         num_tops: dict[int, int] = {}
         if needs & WANTS_LOGPROBS:
@@ -132,19 +128,8 @@ class Sampler:
             adjustments=adjustments,
             logprob_rows=logprob_rows,
         )
-        if plan.masked is not None and plan.masked.checked:
-            self._draw_refused(logits, plan.masked, out)
         self._table.drawn.index_copy_(0, batch_rows, out.token_ids)
         return out
-
-    def _draw_refused(self, logits: torch.Tensor, masked: MaskedRows, out: SampledRows) -> None:
-        """Draw likeliest tokens that a grammar refuses again, by their masks."""
-        if (masks := masked.of_refused(out.token_ids)) is None:
-            return
-        self._mask_logits(logits, masks)
-        again = new_sampled_rows(len(masks.rows), 0, 0, logits.device)
-        self._sample(logits.index_select(0, masks.rows), None, again)
-        out.token_ids.index_copy_(0, masks.rows, again.token_ids)
 
 
 class HostTokens:

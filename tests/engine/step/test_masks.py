@@ -1,25 +1,17 @@
 """Sequences under a grammar in an engine: what their masks do to a step, and to the others."""
 
-import math
-import random
-from collections import Counter
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.schedule.sequence import Chunk, Sequence
+from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step import masks
-from tandem.engine.step.rows import BatchRows
-from tandem.engine.step.sampler import Sampler
-from tandem.kernels.reference import sampling as reference
-from tandem.kernels.reference.masks import mask_logits
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import InvalidRequestError, TandemError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -35,23 +27,14 @@ class ListedTokens:
     def __init__(self, *allowed: set[int]) -> None:
         self.allowed = allowed
         self.num_tokens = 0
-        self.num_checked = Counter[bool]()
         self.taken: list[int] = []
         self.errors: dict[int, TandemError] = {}
         self.slow_places: set[int] = set()
         self.go_on = Event()
 
-    def begin(self, new_tokens: list[int], *, may_check: bool = False) -> bool:
+    def begin(self, new_tokens: list[int]) -> None:
         self.taken += new_tokens
         self.num_tokens += len(new_tokens)
-        is_slow_or_lost = self.num_tokens in {*self.errors, *self.slow_places}
-        return may_check and not self.forced and not is_slow_or_lost
-
-    def allows(self, token_id: int) -> bool:
-        assert 0 <= token_id < VOCAB_SIZE
-        is_allowed = token_id in self.allowed[min(self.num_tokens, len(self.allowed) - 1)]
-        self.num_checked[is_allowed] += 1
-        return is_allowed
 
     def wait(self, timeout_s: float | None) -> bool:
         return self.num_tokens not in self.slow_places or self.go_on.is_set()
@@ -302,62 +285,3 @@ def test_a_mask_is_waited_for_where_nothing_else_would_be_computed(
     answers.finish()
     assert answers.tokens["alone"] == [3] and answers.reasons["alone"] == "stop"
     assert all(s is not None and 90 < s <= 100 for s in seen)
-
-
-def random_rows(rng: random.Random) -> tuple[list[Sequence], torch.Tensor]:
-    """Sequences behind one token, most of them under a grammar, and their logits."""
-    seqs: list[Sequence] = []
-    numbers = torch.Generator().manual_seed(rng.randrange(1000))
-    logits = torch.randint(4, (5, VOCAB_SIZE), generator=numbers).float()
-    for index, row in enumerate(logits):
-        for _ in range(rng.choice((0, 0, 1))):
-            row[rng.randrange(VOCAB_SIZE)] = rng.choice((math.nan, math.inf, -math.inf))
-        row[rng.choice((EOS, OTHER_EOS, 5))] += 3
-        params = SamplingParams(
-            temperature=rng.choice((0.0, 0.0, 0.0, 1.0)),
-            seed=index,
-            frequency_penalty=rng.choice((0.0, 0.0, 0.0, 1.0)),
-            logprobs=rng.choice((None, None, None, 2)),
-        )
-        stop = StopConditions(
-            max_tokens=9,
-            min_tokens=rng.choice((0, 0, 1, 2)),
-            ignore_eos=rng.random() < 0.3,
-            stop_token_ids=rng.choice(([], [5], [5, 6])),
-        )
-        seq = Sequence(f"r{index}", [7, 8, 9], 2, params, stop, block_table=[0])
-        seq.batch_row = index
-        if rng.random() < 0.8:
-            num_allowed = rng.choice((2, 40, VOCAB_SIZE - 9, VOCAB_SIZE - 9))
-            allowed = rng.sample(range(VOCAB_SIZE), num_allowed)
-            seq.matcher = ListedTokens({9}, {*allowed, rng.choice((EOS, OTHER_EOS, 5))})
-        seqs.append(seq)
-    return seqs, logits
-
-
-def draw(seqs: list[Sequence], logits: torch.Tensor, *, may_check: bool) -> list[list[int]]:
-    table = BatchRows(len(seqs), 1, logits.device)
-    changes = table.take_changes(seqs)
-    assert changes is not None
-    table.apply(changes)
-    if not may_check:
-        table.follows_grammar_alone = lambda seq: False  # type: ignore[method-assign]
-    sampler = Sampler(VOCAB_SIZE, (EOS, OTHER_EOS), reference.sample, mask_logits, table)
-    plan = sampler.plan([Chunk(seq, 2, 3, True) for seq in seqs], len(seqs))
-    rows = torch.arange(len(seqs))
-    sampled = sampler.sample(logits.clone(), rows, rows + 3, plan)
-    assert torch.equal(table.drawn[:-1], sampled.token_ids)
-    return [sampled.token_ids.tolist(), *sampled.top_ids.tolist()]
-
-
-def test_a_row_that_is_checked_draws_the_token_of_its_mask() -> None:
-    """Also of tied logits, of those that are not finite, and where tokens are held back."""
-    num_checked = Counter[bool]()
-    for seed in range(100):
-        seqs, logits = random_rows(random.Random(seed))
-        masked, checked = (draw(seqs, logits, may_check=each) for each in (False, True))
-        assert checked == masked, seed
-        for seq in seqs:
-            if seq.matcher is not None:
-                num_checked.update(seq.matcher.num_checked)
-    assert min(num_checked[True], num_checked[False]) > 10
