@@ -24,6 +24,7 @@ STYLE_NAMES: Mapping[str, str] = {
 }
 WIDTH, WIDE = 5.2, 10.8  # inches
 LEGEND_ROW = 0.2
+LEAST_RATIO = 1.5  # of a logarithmic axis: equal times are one place, not their last digits
 STYLE: Any = {  # matplotlib's names and values
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
@@ -81,6 +82,9 @@ def drawn(charts: Sequence[Chart]) -> "Figure":
         chart.draw(axes)
         axes.set_title(chart.title if several else "")
         for log in (axis for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"):
+            low, high = log.get_view_interval()
+            if high < low * LEAST_RATIO:
+                log.set_view_interval(low / LEAST_RATIO, high * LEAST_RATIO, ignore=True)
             log.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             log.set_major_formatter("{x:g}")
             log.set_minor_formatter("")
