@@ -33,6 +33,7 @@ from tandem.models.random_model import ModelShape, hugging_face_config
 from tandem.runtime.errors import ModelError
 from tools.tiny_model.corpus import Document, documents
 from tools.tiny_model.corpus_thoughts import THINK
+from tools.tiny_model.muon import Muon
 from tools.tiny_model.network import Qwen3
 
 logger = logging.getLogger(__name__)
@@ -167,15 +168,12 @@ def batch_loss(network: Qwen3, batch: Batch, config: TrainConfig) -> torch.Tenso
 
 
 def _optimizers(network: Qwen3, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms.
-
-    The updates of both have about one RMS per entry, and share their range of learning rates.
-    """
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [weight for weight in network.model.layers.parameters() if weight.dim() == 2]
     known = {id(weight) for weight in matrices}
     others = [weight for weight in network.parameters() if id(weight) not in known]
     return [
-        torch.optim.Muon(matrices, config.learning_rate, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, lr=config.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(others, lr=0.6 * config.learning_rate, betas=(0.9, 0.98), weight_decay=0),
     ]
 
