@@ -70,6 +70,7 @@ class DecodeRole:
         self.metrics = DecodeMetrics(self._model_name)
         self._transfer_cost = TransferCost(worker.group.layout.token_bytes)
         self.active: dict[str, ActiveRequest] = {}
+        self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
         self._is_draining = False
         self._card_key = ""
         self._aio = asyncio.get_running_loop()
@@ -200,6 +201,7 @@ class DecodeRole:
             older.fail(CancelledRequestError("the request came again on another connection"))
             await asyncio.sleep(0)
         self.active[request_id] = active
+        self._unplaced[request_id] = active.seq.num_tokens
         self._worker.own_prompts.add(request_id, active.seq.num_tokens)
         forget = context.on_cancel(
             lambda: active.fail(context.error() or InternalError("cancelled without a reason"))
@@ -216,6 +218,7 @@ class DecodeRole:
     def _place(self, engine: Engine, active: ActiveRequest) -> None:
         """Decide, then queue the sequence or reserve its blocks. On the engine thread."""
         seq = active.seq
+        self._unplaced.pop(seq.request_id, None)
         if active.done.done():
             return
         config = self.thresholds.current
@@ -239,7 +242,7 @@ class DecodeRole:
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
                 decision = Decision("local", PlacementCause.NO_BLOCKS)
-            active.place(decision, self._shared_s(active, side, num_uncached))
+            active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
@@ -258,15 +261,11 @@ class DecodeRole:
             waited_ms=remote.active.timeline.elapsed_s() * 1e3,
         )
 
-    def _shared_s(self, active: ActiveRequest, side: PrefillSide, num_uncached: int) -> float:
+    def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
         """Return the seconds by which prompts that are not placed yet lengthen its last step."""
         if side.here is None:
             return 0.0
-        num_following = sum(
-            each.seq.num_tokens
-            for each in list(self.active.values())
-            if each.decision is None and each is not active
-        )
+        num_following = sum(list(self._unplaced.values()))
         return shared_step_s(side.here, num_uncached, num_following)
 
     def _finished(self, active: ActiveRequest) -> None:
