@@ -16,6 +16,8 @@ from tandem.runtime.messages import PrefillPlace
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
+FAR_CHEAPER = 0.5  # of the cost here: at such a worker a ticket is computed better
+TYPICAL_TOKENS = 1024  # of a ticket, before it is known
 
 
 @dataclass(slots=True)
@@ -25,9 +27,9 @@ class PrefillSide:
     num_instances: int = 0
     queue_connected: bool = False
     num_queued_jobs: int = 0
-    num_ticket_tokens: int = 0  # uncached tokens of tickets that are not computed yet
+    num_ticket_tokens: int = 0  # uncached tokens of tickets that are not claimed yet
     here: PlaceLoad | None = None  # None: no step cost is learned yet
-    others: Sequence[PlaceLoad] = ()  # workers that take tickets, without the tickets' tokens
+    others: Sequence[PlaceLoad] = ()  # workers that take tickets
     transfer: TransferCost = field(default_factory=lambda: TransferCost(0.0))
 
 
@@ -155,6 +157,18 @@ def is_still_remote(
     )
     decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
     return decision.place == "remote" and decision.is_predicted
+
+
+def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
+    """Return True if a worker should leave tickets to one of `others`, who also take them.
+
+    It should where a target of the time between tokens is set, and its running answers make a
+    prompt here far more costly: they stand close on few workers, so that others have none.
+    """
+    if not here.costs.has_target or not others:
+        return False
+    lowest_s = min(predict(other, TYPICAL_TOKENS).cost_s for other in others)
+    return lowest_s < FAR_CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
 
 
 def _decide(

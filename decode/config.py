@@ -46,7 +46,8 @@ class DisaggConfig(BaseModel):
         gt=0,
         le=MAX_TIMEOUT_MS,
         description="longest time between two tokens that adaptive keeps where it can; it also "
-        "shortens the steps of decode workers (ms); none by default",
+        "shortens the steps of decode workers, and answers of workers of both roles stand together "
+        "(ms); none by default",
     )
     max_prefill_queue_size: int = Field(
         2,

@@ -33,6 +33,7 @@ class HandoffTools(ReceiverTools):
     loop: EngineLoop
     metrics: DecodeMetrics
     transfer_cost: TransferCost
+    taken: Callable[["RemotePrefill"], None]  # claimed, or given up
     remove: Callable[["RemotePrefill"], None]  # from the open handoffs
     own_prompts: OwnPrompts
 
@@ -53,7 +54,7 @@ class RemotePrefill(HandoffReceiver):
         super().__init__(tools, active.request.request_id, machine, cached_blocks)
         self.active = active
         self.num_uncached_tokens = num_uncached_tokens
-        self.num_pending_tokens = num_uncached_tokens  # 0 once computed
+        self.num_unclaimed_tokens = num_uncached_tokens  # 0 once claimed
         self._first_was_sent = False
 
     def first_token(self, first: FirstToken) -> None:
@@ -78,6 +79,7 @@ class RemotePrefill(HandoffReceiver):
     def on_claimed(self, prefill_instance: str) -> None:
         self.active.timeline.mark("claimed")
         self.active.prefill_instance = prefill_instance
+        self._tools.taken(self)
 
     def on_mismatch(self, prefill_instance: str) -> None:
         self._tools.metrics.mismatched(prefill_instance)

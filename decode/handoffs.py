@@ -80,12 +80,12 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
             loop=loop,
             metrics=metrics,
             transfer_cost=transfer_cost,
+            taken=self._taken,
             remove=self.remove,
             own_prompts=own_prompts,
         )
         self._by_request: dict[str, RemotePrefill] = {}
-        # Read by the engine thread; of handoffs whose first token has come, or that have ended
-        self.num_computed_tokens = 0
+        self.num_taken_tokens = 0  # as `num_taken`
 
     # ---- from a reservation to a ticket -------------------------------------------------------
 
@@ -198,11 +198,11 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         super().remove(receiver)
         if self._by_request.get(receiver.request_id) is receiver:  # else the id is in use again
             del self._by_request[receiver.request_id]
-        self._count_computed(receiver)
+        self._taken(receiver)
 
-    def _count_computed(self, remote: RemotePrefill) -> None:
-        self.num_computed_tokens += remote.num_pending_tokens
-        remote.num_pending_tokens = 0
+    def _taken(self, remote: RemotePrefill) -> None:
+        self.num_taken_tokens += remote.num_unclaimed_tokens
+        remote.num_unclaimed_tokens = 0
 
     # ---- the first token ----------------------------------------------------------------------
 
@@ -217,5 +217,4 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         check_token_id(first.token_id, self._vocab_size)
         if (remote := self.find(first.handoff_id)) is not None:
             remote.first_token(first)
-            self._count_computed(remote)
         answer.send(encode(Ack()))

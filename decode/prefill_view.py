@@ -3,11 +3,10 @@
 import logging
 import time
 from collections.abc import Mapping, Set
-from dataclasses import replace
 
 import msgspec
 
-from tandem.decode.admission import PrefillSide
+from tandem.decode.admission import PrefillSide, leaves_tickets
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
@@ -59,21 +58,32 @@ class PrefillView:
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
         side, remote, depth = self._side, self._remote, self.queue_depth
-        excluded = {self._me, *remote.excluded()}
-        helpers = {
-            each.instance_id
-            for each in list(self._instances.values())
-            if each.deployment == self._deployment and each.instance_id not in excluded
-        }
+        helpers = self._helpers()
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
         side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - remote.num_taken)
-        num_open_tokens = self._num_reserved_tokens - remote.num_computed_tokens
-        side.num_ticket_tokens = max(depth.num_tokens, num_open_tokens)
+        num_unclaimed_tokens = self._num_reserved_tokens - remote.num_taken_tokens
+        side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.load())
         side.others = self._other_places(helpers, longest_silence_s)
         return side
+
+    def leaves_tickets(self, load: LoadStats) -> bool:
+        """Return True if another worker should take the tickets, with `load` on this one."""
+        here = _place_here(load)
+        if here is None or not here.costs.has_target:
+            return False
+        return leaves_tickets(here, self._other_places(self._helpers(), REPORT_LIFETIME_S))
+
+    def _helpers(self) -> set[str]:
+        """Return the other workers that take tickets of this one."""
+        excluded = {self._me, *self._remote.excluded()}
+        return {
+            each.instance_id
+            for each in list(self._instances.values())
+            if each.deployment == self._deployment and each.instance_id not in excluded
+        }
 
     def _other_places(self, helpers: Set[str], longest_silence_s: float) -> list[PlaceLoad]:
         """Return the load of every worker that takes tickets and has reported lately."""
@@ -83,9 +93,7 @@ class PrefillView:
             if came_at < oldest or instance_id not in helpers:
                 continue
             if (place := PlaceLoad.of(report)) is not None:
-                # The prompts of a prefill worker are tickets, which are counted by themselves.
-                is_own = report.role != "prefill"
-                found.append(place if is_own else replace(place, num_waiting_tokens=0))
+                found.append(place)
         return found
 
     def on_load(self, subject: str, payload: bytes) -> None:

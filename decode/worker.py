@@ -169,6 +169,7 @@ class DecodeRole:
             )
         )
         worker.take_back = self.remote.take_back
+        worker.leaves_tickets = self.prefill_view.leaves_tickets
         stack.push_async_callback(self.remote.close)
         self.remote.register(self.node.server)
         worker.on_notification = self.remote.on_notification

@@ -237,10 +237,12 @@ class Engine:
 
     def limit_steps(self, longest_ms: float | None) -> None:
         """Keep steps with decodes under `longest_ms`, and under the configured limit."""
-        limit_s = self._longest_step_s
-        if longest_ms is not None:
-            limit_s = min(limit_s, longest_ms / 1e3)
-        self.scheduler.step_cost.max_step_s = limit_s
+        self.scheduler.step_cost.limit(self._longest_step_s, longest_ms)
+
+    @property
+    def has_step_target(self) -> bool:
+        """True when steps with decodes are kept under a target of the config."""
+        return self.scheduler.step_cost.has_target
 
     def load(self) -> LoadStats:
         """Return the load at this moment."""

@@ -125,4 +125,5 @@ def _step_costs(scheduler: Scheduler) -> StepCosts | None:
         cost.max_step_s,
         scheduler.max_num_batched_tokens,
         min(scheduler.prefill_chunk_tokens, scheduler.max_num_batched_tokens),
+        cost.has_target,
     )

@@ -31,6 +31,7 @@ LOOK_INTERVAL_S = 0.25  # between looks at the own load
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
+LEAVE_S = 0.05  # between looks, while tickets are left to another worker
 RATE_SMOOTHING = 0.2  # of the rate of computing
 
 
@@ -170,6 +171,8 @@ class PrefillRole:
             # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
                 await self._worker.own_prompts.none.wait()
+                while await self._leaves_tickets():
+                    await asyncio.sleep(LEAVE_S)
                 for delivery in await self.queue.receive(1, config.receive_timeout_s):
                     await self._begin(Job(tools, delivery), delivery)
             except Exception:
@@ -177,7 +180,15 @@ class PrefillRole:
                 logger.exception("a ticket could not be taken")
                 await asyncio.sleep(RETRY_S)
 
+    async def _leaves_tickets(self) -> bool:
+        """Return True while another worker should take tickets, by this one's load."""
+        worker = self._worker
+        return self.engine.has_step_target and worker.leaves_tickets(await worker.load())
+
     async def _begin(self, job: Job, delivery: Delivery) -> None:
+        if await self._leaves_tickets():  # answers came while the ticket was on its way
+            await delivery.nak(GIVE_BACK_DELAY_S)
+            return
         if job.ticket.decode_instance == self.node.instance_id:
             await self._end_own_ticket(delivery)
             return

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
-from tandem.router.predict import Pace, PlaceLoad, nominal_s
+from tandem.router.predict import Pace, PlaceLoad, decode_step_s, nominal_s
 from tandem.runtime.messages import LoadReport, StepCosts
+
+# Up to these shares answers that have a target join others, so that other workers have none.
+PACKED_SHARE = 0.85  # of the longest step, by the decodes in it
+FILLED_SHARE = 0.8  # of the blocks
 
 
 @dataclass(slots=True)
@@ -20,6 +24,8 @@ class InstanceLoad:
     costs: StepCosts | None = None  # as the instance learned them, or borrowed; None: not known
     nominal_s: tuple[float, float] = (0.0, 0.0)  # of a typical prompt and step, by `costs`
     last_pace: Pace[float] | None = None  # since the last change; None: to be computed
+    num_blocks: int = 0  # that it has; 0: not known
+    takes_tickets: bool = False  # it computes prompts of other workers' answers too
     num_requests: int = 0
     num_prefilling: int = 0  # of these, before their first token
     active_blocks: int = 0
@@ -35,7 +41,8 @@ class InstanceLoad:
 
     def report(self, report: LoadReport, block_size: int) -> None:
         """Note the instance's own view, in which our requests are included."""
-        self.block_size = block_size
+        self.block_size, self.num_blocks = block_size, report.num_blocks
+        self.takes_tickets = report.role == "both"
         if report.costs is not None:
             self.set_costs(report.costs)
         active_blocks = max(
@@ -74,14 +81,35 @@ class InstanceLoad:
         """Return the blocks that wait to be prefilled, of all frontends."""
         return self.pending_blocks + self.foreign_pending_blocks
 
+    def num_joined(self) -> int:
+        """Return how many answers another one would join here; -1: no other one should.
+
+        It should where a target is set, and steps with one answer more keep it. A worker without
+        answers must have something else to do: prompts of the others' answers.
+        """
+        costs = self.costs
+        if costs is None or not (costs.has_target and self.takes_tickets):
+            return -1
+        num = self._num_decodes()
+        step_s = decode_step_s(costs, num + 1, int((num + 1) * self._context()))
+        return num if step_s <= PACKED_SHARE * costs.max_step_s else -1
+
+    def num_fillable(self) -> float:
+        """Return the blocks that an answer may have which joins those that run here."""
+        return FILLED_SHARE * self.num_blocks - self.active()
+
     def _place(self, costs: StepCosts) -> PlaceLoad:
-        """Return the load as predictions see it. An answer without a report is its prompt long."""
-        num_decodes = self._own_decodes() + self.foreign_decodes
-        context = self.reported_context or (
-            self.active_blocks * self.block_size / max(1, self.num_requests)
-        )
-        waiting = self.pending() * self.block_size
-        return PlaceLoad(costs, num_decodes, int(num_decodes * context), waiting)
+        """Return the load as predictions see it."""
+        num_decodes, waiting = self._num_decodes(), self.pending() * self.block_size
+        return PlaceLoad(costs, num_decodes, int(num_decodes * self._context()), waiting)
+
+    def _num_decodes(self) -> int:
+        return self._own_decodes() + self.foreign_decodes
+
+    def _context(self) -> float:
+        """Return the tokens of an answer: as reported, else of a prompt."""
+        num_tokens = self.active_blocks * self.block_size
+        return self.reported_context or num_tokens / max(1, self.num_requests)
 
     def _own_decodes(self) -> int:
         return max(0, self.num_requests - self.num_prefilling)

@@ -8,7 +8,9 @@ from tandem.router.load import InstanceLoad
 from tandem.router.predict import Floats, Pace, bounding_arrays, bounding_factors, scaled
 
 _NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
-_PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE = range(_NUM_PACE, _NUM_PACE + 5)
+_PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE, _NUM_JOINED, _FILLABLE = range(
+    _NUM_PACE, _NUM_PACE + 7
+)
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
 _FIRST_CAPACITY = 16
 
@@ -22,7 +24,7 @@ class LoadTable:
 
     def __init__(self) -> None:
         self._loads: dict[str, InstanceLoad] = {}
-        self._columns = np.zeros((_ACTIVE + 1, _FIRST_CAPACITY))
+        self._columns = np.zeros((_FILLABLE + 1, _FIRST_CAPACITY))
         self._free = list(range(_FIRST_CAPACITY))
         self._changed: dict[str, None] = {}
         self._candidates: list[str] = []  # of the last call of `arrange`
@@ -104,6 +106,10 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
+    def joined(self) -> tuple[Floats, Floats]:
+        """Return the answers that another one would join, -1: it should not, and its blocks."""
+        return self._first[_NUM_JOINED], self._first[_FILLABLE]
+
     def _update(self) -> None:
         for instance_id in self._changed:
             load = self._loads[instance_id]
@@ -114,6 +120,8 @@ class LoadTable:
                 load.num_requests,
                 load.pending(),
                 load.active(),
+                load.num_joined(),
+                load.num_fillable(),
             )
         self._changed.clear()
 

@@ -56,6 +56,10 @@ class Router:
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
+    With a target of the time between tokens, an answer joins the most answers whose tokens keep
+    coming in time (of workers that hold as much of its prompt), and other workers have none: there
+    prompts are computed without short steps.
+
     The caller reports the start, the first token and the end of each request; `index` and
     `update_load` add the rest.
     """
@@ -133,6 +137,9 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num * block_size)
             first_tokens_s.append(pace.wait_s + compute_s)
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
+        joined = _joining_of_few(loads, num_cached, num_blocks)
+        if joined is not None:
+            return joined, costs[joined], first_tokens_s[joined]
         best = self._best_of_few(loads, costs, num_cached, MARGIN)
         best = self._tried(best, candidates, costs, num_cached)
         return best, costs[best], first_tokens_s[best]
@@ -174,6 +181,9 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num_cached * block_size)
         first_token_s = pace.wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
+        joined = _joining_of_many(*self._loads.joined(), num_cached, num_blocks)
+        if joined is not None:
+            return joined, costs.item(joined), first_token_s.item(joined)
         best = self._best_of_many(costs, num_cached, MARGIN)
         best = self._tried(best, candidates, costs, num_cached)
         return best, costs.item(best), first_token_s.item(best)
@@ -249,3 +259,27 @@ class Router:
             if request.num_reports < load.num_reports:
                 load.num_left = max(0, load.num_left - 1)
             self._loads.changed(request.instance_id)
+
+
+def _joining_of_few(
+    loads: list[InstanceLoad], num_cached: list[int], num_blocks: int
+) -> int | None:
+    """Return the position of the instance with the most answers that another one should join."""
+    good = [
+        (num_cached[index], num_joined, -index)
+        for index, load in enumerate(loads)
+        if (num_joined := load.num_joined()) >= 0 and num_blocks <= load.num_fillable()
+    ]
+    return -max(good)[2] if good else None
+
+
+def _joining_of_many(
+    num_joined: Floats, num_fillable: Floats, num_cached: Floats | None, num_blocks: int
+) -> int | None:
+    """Return what `_joining_of_few` does."""
+    is_good = (num_joined >= 0) & (num_fillable >= num_blocks)
+    if not is_good.any():
+        return None
+    if num_cached is not None:
+        is_good &= num_cached == num_cached.max(initial=0.0, where=is_good)
+    return int(np.where(is_good, num_joined, -1.0).argmax())

@@ -368,6 +368,7 @@ class StepCosts(Message, frozen=True, tag=False):
     max_step_s: _Seconds  # of a step with decodes
     max_tokens: _Tokens  # of a step
     max_tokens_beside: _Tokens  # of prompts, in a step with decodes
+    has_target: bool = False  # max_step_s is no longer than a target of the config
 
 
 class LoadReport(Message, frozen=True):

@@ -117,6 +117,8 @@ class Worker:
         self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
+        # True: another worker should take the tickets, with this load here.
+        self.leaves_tickets: Callable[[LoadStats], bool] = lambda load: False
         self._initial_role = role
         self._roles: dict[RoleName, Role] = {}
         self._started: set[RoleName] = set()

@@ -108,6 +108,7 @@ class StepCost:
 
     def __init__(self, max_step_s: float) -> None:
         self.max_step_s = max_step_s
+        self.has_target = False  # `max_step_s` is no longer than a target of the config
         self._decodes = LinearCost(3, max_step_s)
         self._prompts = LinearCost(3, max_step_s)
         self._num_proven_tokens = (
@@ -125,6 +126,11 @@ class StepCost:
         cost._prompts.begin_with([per_step, per_token * TOKENS, per_context * TOKEN_CONTEXT])
         cost._num_proven_tokens = costs.max_tokens_beside
         return cost
+
+    def limit(self, max_step_s: float, target_ms: float | None) -> None:
+        """Set the longest step, which is no longer than `target_ms` where that is given."""
+        self.has_target = target_ms is not None
+        self.max_step_s = max_step_s if target_ms is None else min(max_step_s, target_ms / 1e3)
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
         """Learn that a step of `chunks` took the device `seconds`."""

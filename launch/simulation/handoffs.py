@@ -2,11 +2,17 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from tandem.bench.client.record import RequestRecord
-from tandem.decode.admission import LOOK_AGAIN_S, Decision, PrefillSide, is_still_remote
+from tandem.decode.admission import (
+    LOOK_AGAIN_S,
+    Decision,
+    PrefillSide,
+    is_still_remote,
+    leaves_tickets,
+)
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
@@ -41,7 +47,7 @@ class _Home:
     """The handoffs of one decode worker, as it counts them itself."""
 
     num_unclaimed: int = 0
-    num_open_tokens: int = 0  # of tickets whose first token has not come
+    num_unclaimed_tokens: int = 0
 
 
 class Handoffs:
@@ -77,24 +83,29 @@ class Handoffs:
 
     def reported(self, worker: VirtualWorker, place: PlaceLoad | None) -> None:
         """Note the load that a worker reported to the others."""
-        if place is not None and worker.role == "prefill":  # its prompts are tickets
-            place = replace(place, num_waiting_tokens=0)
         self._reported[worker] = place
 
     def side(self, home: VirtualWorker) -> PrefillSide:
         """Return the load of `home` and of the workers that take its tickets, as reported to it."""
         mine = self._homes.setdefault(home, _Home())
         helpers = [each for each in self._helpers if each is not home]
-        places = [self._reported.get(each) for each in helpers]
         return PrefillSide(
             num_instances=len(helpers),
             queue_connected=True,
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
-            num_ticket_tokens=max(self._depth[1], mine.num_open_tokens),
+            num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
             here=PlaceLoad.of(home.report()) if helpers else None,
-            others=[place for place in places if place is not None],
+            others=self._others(home),
             transfer=home.transfer,
         )
+
+    def _others(self, worker: VirtualWorker) -> list[PlaceLoad]:
+        """Return the reported loads of the other workers that take tickets."""
+        return [
+            place
+            for each in self._helpers
+            if each is not worker and (place := self._reported.get(each)) is not None
+        ]
 
     # ---- a ticket -------------------------------------------------------------------------
 
@@ -110,7 +121,7 @@ class Handoffs:
         ticket = Ticket(request, home, seq, num_uncached, self._clock.now_s)
         mine = self._homes[home]
         mine.num_unclaimed += 1
-        mine.num_open_tokens += num_uncached
+        mine.num_unclaimed_tokens += num_uncached
         self._queue[ticket] = None
         claim_ms = decision.claim_timeout_ms or config.claim_timeout_ms
         longest_ms = config.handoff_timeout_ms + config.handoff_timeout_ms_per_token * num_uncached
@@ -143,12 +154,18 @@ class Handoffs:
             not worker.own_prompts
             and len(jobs) < self._prefill.max_batch_jobs
             and sum(job.num_uncached for job in jobs) < self._prefill.max_batch_tokens
+            and not self._leaves_tickets(worker)
         )
+
+    def _leaves_tickets(self, worker: VirtualWorker) -> bool:
+        here = PlaceLoad.of(worker.report())
+        return here is not None and leaves_tickets(here, self._others(worker))
 
     def _claim(self, worker: VirtualWorker, ticket: Ticket) -> None:
         del self._queue[ticket]
         self._jobs[worker][ticket] = None
         self._homes[ticket.home].num_unclaimed -= 1
+        self._homes[ticket.home].num_unclaimed_tokens -= ticket.num_uncached
         ticket.worker = worker
         record = RequestRecord(ticket.request.index, self._clock.now_s)
         ticket.prompt = PlannedSequence.of(ticket.request, record, prefill_only=True)
@@ -185,7 +202,6 @@ class Handoffs:
             return False
         ticket.computed_s = self._clock.now_s
         ticket.seq.record.output_times_s.append(ticket.computed_s)
-        self._homes[ticket.home].num_open_tokens -= ticket.num_uncached
         seconds = self._time.seconds(ticket.num_uncached)
         self._clock.after(seconds, partial(self._landed, ticket))
         return True
@@ -230,10 +246,10 @@ class Handoffs:
         if ticket.has_ended or ticket.computed_s is not None:
             return
         home, mine = ticket.home, self._homes[ticket.home]
-        mine.num_open_tokens -= ticket.num_uncached
         if ticket.worker is None:
             del self._queue[ticket]
             mine.num_unclaimed -= 1
+            mine.num_unclaimed_tokens -= ticket.num_uncached
         ticket.seq.record.prefill_place = "local"
         home.own_prompts.add(ticket.seq.request_id)
         home.post(lambda: home.scheduler.requeue(ticket.seq, quarantined=False))

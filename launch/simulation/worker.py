@@ -157,9 +157,7 @@ class VirtualWorker:
 
     def limit_steps(self, longest_ms: float | None) -> None:
         """Keep steps with decodes under `longest_ms`, and under the worker's own limit."""
-        if longest_ms is not None:
-            cost = self.scheduler.step_cost
-            cost.max_step_s = min(cost.max_step_s, longest_ms / 1e3)
+        self.scheduler.step_cost.limit(self._costs.max_step_s, longest_ms)
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""

@@ -1,5 +1,8 @@
 """The place of a prompt's prefill."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from tandem.decode.admission import (
@@ -9,6 +12,7 @@ from tandem.decode.admission import (
     PrefillSide,
     decide,
     is_still_remote,
+    leaves_tickets,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.predict import PlaceLoad
@@ -181,3 +185,25 @@ def test_every_cause_has_a_sentence(cause: PlacementCause) -> None:
 
 def test_a_reason_names_the_numbers_that_were_compared() -> None:
     assert decide(THRESHOLD, 37, side()).reason == "uncached 37 <= max_local_prefill_length 100"
+
+
+def with_target(load: PlaceLoad) -> PlaceLoad:
+    return replace(load, costs=msgspec.structs.replace(load.costs, has_target=True))
+
+
+@pytest.mark.parametrize(
+    ("here", "others", "leaves"),
+    [
+        (with_target(place(num_decodes=4)), [place()], True),
+        (with_target(place(num_decodes=4)), [place(num_decodes=3), place()], True),
+        (with_target(place(num_decodes=4)), [place(num_decodes=3)], False),
+        (with_target(place(num_decodes=4)), [place(waiting=5000)], False),  # busy with tickets
+        (with_target(place()), [place()], False),
+        (with_target(place(num_decodes=4)), [], False),
+        (place(num_decodes=4), [place()], False),  # without a target
+    ],
+)
+def test_tickets_are_left_to_workers_where_they_cost_far_less(
+    here: PlaceLoad, others: list[PlaceLoad], leaves: bool
+) -> None:
+    assert leaves_tickets(here, others) is leaves

@@ -263,3 +263,55 @@ def test_a_worker_that_stood_still_in_a_step_is_tried_with_short_prompts_too(few
     chosen = router(report("a"), report("b", paused))
     chosen.few = few
     assert "b" in [chosen.choose(["a", "b"], [], 1).instance_id for _ in range(10_000)]
+
+
+# ---- with a target of the time between tokens ---------------------------------------------------
+
+# A step takes 10 ms and 1 ms for each of its answers, whose context costs nothing; at most 40 ms.
+TARGET = StepCosts((0.01, 0.001, 0.0), (0.005, 0.0001, 0.0), 0.04, 2048, 512, has_target=True)
+
+
+@pytest.mark.parametrize("few", [0, 16])
+@pytest.mark.parametrize(
+    ("loads", "chosen_name"),
+    [
+        ({"a": (TARGET, 3), "b": (TARGET, 9), "c": (TARGET, 0)}, "b"),
+        ({"a": (TARGET, 23), "b": (TARGET, 0)}, "a"),  # 10 + 24 ms of 40 * 0.85
+        ({"a": (TARGET, 24), "b": (TARGET, 0)}, "b"),
+        ({"a": (TARGET, 24), "b": (TARGET, 30), "c": (TARGET, 30)}, "a"),  # the cheapest
+        ({"b": (TARGET, 0), "a": (TARGET, 0)}, "b"),  # always the first, on every frontend
+        ({"a": (COSTS, 3), "b": (COSTS, 0)}, "b"),  # without a target
+    ],
+)
+def test_answers_with_a_target_join_others_while_their_tokens_come_in_time(
+    few: int, loads: dict[str, tuple[StepCosts, int]], chosen_name: str
+) -> None:
+    chosen = router(*(report(name, *load) for name, load in loads.items()))
+    chosen.few = few
+    assert chosen.choose(list(loads), [], 10).instance_id == chosen_name
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_no_answer_joins_others_beyond_a_worker_s_blocks(few: int) -> None:
+    full = msgspec.structs.replace(report("a", TARGET, 9), num_free_blocks=200)
+    chosen = router(full, report("b", TARGET))
+    chosen.few = few
+    assert chosen.choose(["a", "b"], [], 0).instance_id == "a"
+    assert chosen.choose(["a", "b"], [], 1).instance_id == "b", "800 of 1000 blocks are held"
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_answers_spread_over_workers_that_compute_no_prompts_of_others(few: int) -> None:
+    busy = msgspec.structs.replace(report("a", TARGET, 9), role="decode")
+    chosen = router(busy, msgspec.structs.replace(report("b", TARGET), role="decode"))
+    chosen.few = few
+    assert chosen.choose(["a", "b"], [], 10).instance_id == "b"
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_an_answer_joins_those_that_hold_its_prompt(few: int) -> None:
+    chosen = router(report("a", TARGET, 9), report("b", TARGET, 2))
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:5]))
+    chosen.few = few
+    assert chosen.choose(["a", "b"], HASHES[:10], 10).instance_id == "b"
+    assert chosen.choose(["a", "b"], HASHES[50:60], 10).instance_id == "a"

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tandem.engine.config import STEP_TOKENS
 from tandem.engine.outputs import SequenceOutput
@@ -19,7 +20,7 @@ from tandem.runtime.errors import (
     ServiceError,
     UnavailableError,
 )
-from tandem.runtime.messages import WorkerRole
+from tandem.runtime.messages import StepCosts, WorkerRole, encode
 from tandem.worker import worker
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
@@ -86,6 +87,38 @@ async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
         assert answer.report is not None
         assert answer.report.prefill_instance == pair.two.node.instance_id
         await pair.balanced()
+
+
+async def test_a_worker_leaves_tickets_while_another_should_take_them(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"policy": "always_remote", "claim_timeout_ms": 60_000, "itl_target_ms": 1000}
+    async with Pair(runtime_config, tiny_model, **limits) as pair:
+        two, looks = pair.two.worker, []
+        two.engine.limit_steps(1000)
+        with monkeypatch.context() as patch:
+            patch.setattr(two, "leaves_tickets", lambda load: looks.append(load) or True)
+            answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
+            await eventually(lambda: len(looks) >= 3)
+            assert pair.one.decode.remote.num_open == 1 and not pair.one.decode.remote.num_taken
+        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
+        assert answer.report is not None
+        assert answer.report.prefill_instance == pair.two.node.instance_id
+        await pair.balanced()
+
+
+async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
+    costs = StepCosts((0.01, 0.001, 0.0), (0.005, 0.0001, 0.0), 0.04, 2048, 512, has_target=True)
+    one, other = pair.one.worker, pair.two.node.instance_id
+    idle = replace(await one.load(), costs=costs)
+    busy = replace(idle, num_decodes=8)
+    view = pair.one.decode.prefill_view
+    await eventually(lambda: other in view._instances)
+    view.on_load(f"load.{other}", encode(idle.report(other, "e", "both")))
+    assert one.leaves_tickets(busy) and not one.leaves_tickets(idle)
+    assert not one.leaves_tickets(replace(busy, costs=replace(costs, has_target=False)))
+    view.on_load(f"load.{other}", encode(busy.report(other, "e", "both")))
+    assert not one.leaves_tickets(busy)
 
 
 async def test_a_worker_lays_one_role_down_and_takes_it_up_again(

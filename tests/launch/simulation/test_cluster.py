@@ -111,6 +111,19 @@ def test_a_worker_of_both_roles_computes_another_worker_s_prompt_by_prediction()
     assert places == {"local", "remote"}
 
 
+def test_answers_with_a_target_stand_on_few_workers_and_prompts_are_computed_on_the_others() -> (
+    None
+):
+    target = DisaggConfig.model_validate({"itl_target_ms": 40})
+    load = load_of(request_rate=8.0, num_requests=80, input_tokens=1500, output_tokens=100)
+    setup = setup_of(target, figures=msgspec.structs.replace(FIGURES, num_blocks=8192))
+    together, apart = (
+        [record.output_times_s[0] - record.scheduled_s for record in records]
+        for records in (simulate(layout(name, 4), setup, load) for name in ("workers", "unsplit"))
+    )
+    assert sum(together) < 0.8 * sum(apart)
+
+
 @pytest.mark.parametrize("chosen", layouts_of(3), ids=lambda each: each.name)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(chosen: Layout) -> None:
     shape = {"request_rate": 12.0, "num_requests": 40, "input_stddev": 300.0, "output_tokens": 20}
