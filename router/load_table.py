@@ -31,6 +31,7 @@ class LoadTable:
         self._first: Floats = self._columns[:, :0]  # the part of the columns with these
         self._have_costs_changed = True  # of any instance, since the factors were computed
         self._factors: tuple[Floats, Floats] | None = None
+        self._is_any_joined = False  # at any time so far
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -106,8 +107,13 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
-    def joined(self) -> tuple[Floats, Floats]:
-        """Return the answers that another one would join, -1: it should not, and its blocks."""
+    def joined(self) -> tuple[Floats, Floats] | None:
+        """Return the answers that another one would join, -1: it should not, and its blocks.
+
+        None where no other one ever should.
+        """
+        if not self._is_any_joined:
+            return None
         return self._first[_NUM_JOINED], self._first[_FILLABLE]
 
     def _update(self) -> None:
@@ -115,13 +121,15 @@ class LoadTable:
             load = self._loads[instance_id]
             self._have_costs_changed |= load.has_new_costs
             load.has_new_costs = False
+            num_joined = load.num_joined()
+            self._is_any_joined |= num_joined >= 0
             self._columns[:, load.row] = (
                 *_paces_of(load),
                 load.num_requests,
                 load.pending(),
                 load.active(),
-                load.num_joined(),
-                load.num_fillable(),
+                num_joined,
+                load.num_fillable() if num_joined >= 0 else 0.0,
             )
         self._changed.clear()
 

@@ -181,7 +181,7 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num_cached * block_size)
         first_token_s = pace.wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
-        joined = _joining_of_many(*self._loads.joined(), num_cached, num_blocks)
+        joined = _joining_of_many(self._loads.joined(), num_cached, num_blocks)
         if joined is not None:
             return joined, costs.item(joined), first_token_s.item(joined)
         best = self._best_of_many(costs, num_cached, MARGIN)
@@ -274,9 +274,12 @@ def _joining_of_few(
 
 
 def _joining_of_many(
-    num_joined: Floats, num_fillable: Floats, num_cached: Floats | None, num_blocks: int
+    joined: tuple[Floats, Floats] | None, num_cached: Floats | None, num_blocks: int
 ) -> int | None:
-    """Return what `_joining_of_few` does."""
+    """Return what `_joining_of_few` does, by `LoadTable.joined`."""
+    if joined is None:
+        return None
+    num_joined, num_fillable = joined
     is_good = (num_joined >= 0) & (num_fillable >= num_blocks)
     if not is_good.any():
         return None
