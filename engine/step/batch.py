@@ -154,7 +154,9 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
             tables = table.tables(batch_rows, context_lens, width, block_size, group)
             return Rows(batch_rows, context_lens, tables)
 
-        decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
+        decodes = no_rows
+        if num_decodes:
+            decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
         return Batch(
             token_ids=token_ids,
             positions=positions,
