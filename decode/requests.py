@@ -134,6 +134,7 @@ class ActiveRequest:
         )
         self.responder.send(encode(delta))
         if finish_reason is not None:
+            self.responder.end()
             self.done.set_result(None)
 
     def fail(self, error: TandemError) -> None:

@@ -64,8 +64,11 @@ class StepOptions:
     sampled_attention: Mapping[str, Any] = field(default_factory=dict)
 
 
+_NO_OPTIONS = StepOptions()
+
+
 def _no_options(*_: object) -> StepOptions:
-    return StepOptions()
+    return _NO_OPTIONS
 
 
 def _weight_dtype(weight: torch.Tensor) -> torch.dtype:

@@ -83,9 +83,8 @@ class LinearCost:
         is_surprise = abs(seconds - expected) > SURPRISE * expected
         decay = DECAY_AT_A_SURPRISE if is_surprise else DECAY
         for i, left in enumerate(features):
-            row = self._gram[i]
-            for j, right in enumerate(features):
-                row[j] = decay * row[j] + left * right
+            row = zip(self._gram[i], features, strict=True)
+            self._gram[i] = [decay * old + left * right for old, right in row]
             self._moment[i] = decay * self._moment[i] + left * seconds
         self._weights = _solve_non_negative(self._gram, self._moment)
 
@@ -219,10 +218,10 @@ def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[fl
     kept = list(range(len(moment)))
     while kept:
         solution = _solve([[gram[i][j] for j in kept] for i in kept], [moment[i] for i in kept])
-        worst = min(range(len(kept)), key=solution.__getitem__)
-        if solution[worst] >= 0:
+        worst = min(solution)
+        if worst >= 0:
             break
-        del kept[worst]
+        del kept[solution.index(worst)]
     weights = [0.0] * len(moment)
     for i, weight in zip(kept, solution if kept else [], strict=True):
         weights[i] = weight
@@ -233,7 +232,9 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     """Solve a positive semidefinite system by elimination, with a ridge for singular ones."""
     size = len(right)
     ridge = 1e-6 * max(matrix[i][i] for i in range(size)) + 1e-12
-    rows = [[*row[:i], row[i] + ridge, *row[i + 1 :], right[i]] for i, row in enumerate(matrix)]
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(size):
+        rows[i][i] += ridge
     for i, pivot in enumerate(rows):
         for row in rows[i + 1 :]:
             factor = row[i] / pivot[i]
@@ -241,6 +242,8 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
                 row[j] -= factor * pivot[j]
     solution = [0.0] * size
     for i in reversed(range(size)):
-        known = math.fsum(rows[i][j] * solution[j] for j in range(i + 1, size))
-        solution[i] = (rows[i][size] - known) / rows[i][i]
+        row, known = rows[i], 0.0
+        for j in range(i + 1, size):
+            known += row[j] * solution[j]
+        solution[i] = (row[size] - known) / row[i]
     return solution

@@ -52,6 +52,11 @@ class PackedStep:
         """True when each chunk is one token that samples."""
         return len(self.sampled) == self.num_decodes and not self.num_prefills
 
+    @property
+    def samples_prefills(self) -> bool:
+        """True when each chunk is a prefill that samples."""
+        return len(self.sampled) == self.num_prefills and not self.num_decodes
+
     def padded(self, num_tokens: int, padding_row: int) -> "list[array[int]]":
         """Return batch rows, positions and token ids of a decode step, each `num_tokens` long."""
         num_padding = num_tokens - self.num_decodes
@@ -137,11 +142,8 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
     if PENDING in step.token_ids:
         token_ids = _with_drawn(token_ids, token_rows, table)
     ends = positions + 1
-    sampled = (token_rows, ends)
     if step.samples_all:
         indices = table.ordinals[:num_decodes]
-    else:
-        sampled = (token_rows.index_select(0, indices), ends.index_select(0, indices))
     longest = max(step.positions[:num_decodes], default=0) + 1
     longest_sampled = max((chunk.end for chunk in step.sampled), default=0)
     no_rows = Rows(positions[:0], positions[:0], table.block_tables[:0, :, 0])
@@ -154,16 +156,27 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
             tables = table.tables(batch_rows, context_lens, width, block_size, group)
             return Rows(batch_rows, context_lens, tables)
 
-        decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
+        decodes = prefills = no_rows
+        if num_decodes:
+            decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
+        if step.num_prefills:
+            prefills = rows(batch_rows, context_lens, longest_prefill)
+        if step.samples_all:
+            sampled = decodes
+        elif step.samples_prefills:
+            sampled = prefills
+        else:
+            sampled_rows, sampled_ends = (t.index_select(0, indices) for t in (token_rows, ends))
+            sampled = rows(sampled_rows, sampled_ends, longest_sampled)
         return Batch(
             token_ids=token_ids,
             positions=positions,
             slot_mapping=_slots(token_rows, positions, table, block_size, group),
             decodes=decodes,
-            prefills=rows(batch_rows, context_lens, longest_prefill) if of_prefills else no_rows,
+            prefills=prefills,
             prefill_cu_seqlens=cu_seqlens,
             max_query_len=_longest_query(step.prefill_cu_seqlens),
-            sampled=decodes if step.samples_all else rows(*sampled, longest_sampled),
+            sampled=sampled,
             logits_indices=indices,
             samples_all=step.samples_all,
         )

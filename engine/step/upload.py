@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -24,11 +25,9 @@ def upload(
     sections: "Sequence[array[int] | array[float]]", device: torch.device
 ) -> list[torch.Tensor]:
     """Copy sections to `device` at once, as int64 tensors; one of floats holds float64 bits."""
-    lengths = [len(section) for section in sections]
-    even = in_pairs(sections)
-    flat = on_host(even, device).to(device, non_blocking=True)
-    parts = flat.split_with_sizes([len(section) // VALUE_BYTES for section in even])
-    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    flat = on_host(in_pairs(sections), device).to(device, non_blocking=True)
+    sizes = chain.from_iterable((len(section), len(section) % 2) for section in sections)
+    return list(flat.split_with_sizes(list(sizes))[::2])  # without the padding
 
 
 def in_pairs(sections: "Sequence[array[int] | array[float]]") -> list[bytes]:

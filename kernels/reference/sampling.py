@@ -96,14 +96,14 @@ def _adjusted(
 def _token_ids(values: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     """Return [num_rows], NO_TOKEN where the best logit is not finite."""
     best, token_ids = values.max(-1)
+    is_drawn = best.abs() < LARGEST_LOGIT  # false of a NaN, which max puts above all else
     if rows is not None:
         drawn = (rows.temperatures > 0).nonzero().squeeze(1)
         if len(drawn) == len(values):
             token_ids = _draw(values, rows)
         elif len(drawn):
             token_ids[drawn] = _draw(values[drawn], _select(rows, drawn))
-    # NaN compares false, and max puts it above all else. A row of no mass has no token either.
-    is_drawn = (best.abs() < LARGEST_LOGIT) & (token_ids < values.shape[-1])
+        is_drawn &= token_ids < values.shape[-1]  # a row of no mass has no token either
     return torch.where(is_drawn, token_ids, NO_TOKEN)
 
 

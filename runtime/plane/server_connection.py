@@ -42,7 +42,9 @@ MAX_UNSENT_BYTES = 16 * 1024 * 1024  # of one connection: a peer with more is no
 class Responder:
     """The server's end of one stream."""
 
-    __slots__ = ("_backlog", "_connection", "_context", "_credit", "_stream_id", "_woken")
+    __slots__ = (
+        "_backlog", "_connection", "_context", "_credit", "_stream_id", "_woken", "has_ended",
+    )  # fmt: skip
 
     def __init__(
         self, connection: "ServerConnection", stream_id: int, credit: int, context: RequestContext
@@ -53,6 +55,7 @@ class Responder:
         self._context = context
         self._backlog: deque[bytes] = deque()  # sent beyond the credit, in order
         self._woken: asyncio.Event | None = None
+        self.has_ended = False
         context.on_cancel(self._on_context_end)
 
     def shares_connection(self, other: "Responder") -> bool:
@@ -80,6 +83,15 @@ class Responder:
         else:
             # Later: the handler may be in the midst of its own bookkeeping.
             self._connection.cancel_soon(self._context, "the caller left too much unread")
+
+    def end(self) -> None:
+        """End the stream after its last item, in one frame with it where the peer has room.
+
+        Without this call it ends when the handler returns, in a later frame.
+        """
+        if not self._backlog and not self.has_ended:
+            self.has_ended = True
+            self._connection.post_end(self._stream_id)
 
     @property
     def has_room(self) -> bool:
@@ -239,7 +251,7 @@ class ServerConnection(PlaneConnection):
             await handler(frame.payload, call.context, call.responder)
             await call.responder.finish()
             call.context.raise_if_done()
-            self.post_end(frame.stream_id)
+            call.responder.end()
         except TandemError as error:
             self.post_failure(_as_failure(frame.stream_id, error))
         except asyncio.CancelledError:

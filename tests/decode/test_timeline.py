@@ -46,6 +46,9 @@ class Listener:
     def send(self, payload: bytes) -> None:
         self.deltas.append(msgspec.msgpack.decode(payload, type=TokenDelta))
 
+    def end(self) -> None:
+        assert self.deltas[-1].finish_reason is not None
+
 
 def request(place: PrefillPlace = "local") -> tuple[ActiveRequest, list[TokenDelta]]:
     sampling, stop = SamplingParams(), StopConditions(max_tokens=8)

@@ -88,6 +88,32 @@ async def test_a_stream_has_one_reader_and_the_next_one_may_follow_a_cancelled_o
         await stream.__anext__()
 
 
+@pytest.mark.parametrize("num_items", [1, WINDOW_ITEMS, WINDOW_ITEMS + 1, 3 * WINDOW_ITEMS])
+async def test_a_stream_that_its_handler_ends_is_over_with_its_last_item(
+    server: RequestServer, client: RequestClient, num_items: int
+) -> None:
+    may_return = asyncio.Event()
+
+    async def ends(payload: bytes, context: RequestContext, responder: Responder) -> None:
+        for i in range(num_items):
+            responder.send(b"%d" % i)
+        responder.end()
+        if num_items <= WINDOW_ITEMS:  # else the rest waits for the reader, and the end for that
+            await may_return.wait()
+            raise ServiceError("too late for the caller")
+
+    server.register("ends", ends)
+    stream = await client.open(server.address, "ends", b"", RequestContext())
+    if num_items == 1:
+        assert await stream.take() == [b"0"]
+        assert stream.is_done
+    else:
+        assert [item async for item in stream] == [b"%d" % i for i in range(num_items)]
+    may_return.set()
+    await eventually(lambda: not server.running)
+    assert await client.call(server.address, "echo", b"hi", RequestContext()) == b"hi"
+
+
 async def test_a_payload_of_megabytes_arrives_whole(
     server: RequestServer, client: RequestClient
 ) -> None:
