@@ -89,8 +89,7 @@ class App:
 
     async def _refuse(self, exchange: Exchange, path: str, error: BodyError) -> None:
         """Answer a request without a valid key, whose body is not read."""
-        status = str(error.status)
-        self._metrics.add(self._metrics.refusals, status)
+        self._metrics.refusals.add(str(error.status))
         logger.debug("%s: %s", path, error)
         await exchange.respond_error(error, exchange.id_headers(new_id()))
 

@@ -295,7 +295,7 @@ class _ChoiceSequence:
         run.began_with = run.failover.decision
         run.report = delta.prefill
         if delta.prefill is not None:
-            self._metrics.add(self._metrics.prefills, model, delta.prefill.place)
+            self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)
         await self._sink.first(run)
 
