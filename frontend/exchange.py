@@ -123,18 +123,18 @@ class Exchange:
 
     async def _read_parts(self, max_bytes: int, share: BodyShare) -> bytes:
         parts: list[bytes] = []
-        num_bytes, is_whole = 0, False
-        while not is_whole:
+        num_bytes, has_more = 0, True
+        while has_more:
             message: Any = await self._receive()
             if message["type"] != "http.request":
                 raise ClientGoneError
-            part, is_whole = message.get("body", b""), not message.get("more_body", False)
-            parts.append(part)
-            num_bytes += len(part)
+            parts.append(message.get("body", b""))
+            has_more = message.get("more_body", False)
+            num_bytes += len(parts[-1])
             if num_bytes > max_bytes:
                 raise _too_large(max_bytes)
             share.grow_to(num_bytes)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)  # a single part is not copied
 
     def cancel_when_gone(self, context: RequestContext) -> None:
         """Cancel `context` if the client leaves before the response is over."""
