@@ -42,6 +42,7 @@ from tandem.runtime.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
+_TRACE_HEADERS = {"traceparent": b"traceparent", "tracestate": b"tracestate"}
 _MAX_TRACE_CHARACTERS = 512
 
 
@@ -89,8 +90,7 @@ class App:
 
     async def _refuse(self, exchange: Exchange, path: str, error: BodyError) -> None:
         """Answer a request without a valid key, whose body is not read."""
-        status = str(error.status)
-        self._metrics.add(self._metrics.refusals, status)
+        self._metrics.refusals.add(str(error.status))
         logger.debug("%s: %s", path, error)
         await exchange.respond_error(error, exchange.id_headers(new_id()))
 
@@ -186,10 +186,8 @@ class RequestHandler:
                 work = await api.prepare(raw, call)
                 del raw  # not needed for as long as the answer takes
                 share.give_back()
-                loop = asyncio.get_running_loop()
-                watcher = loop.create_task(exchange.cancel_when_gone(call.context))
+                exchange.cancel_when_gone(call.context)
                 await work
-                del watcher  # it ends with the response; the loop holds it until then
             finally:
                 self._num_answering -= 1
         finally:
@@ -234,8 +232,8 @@ def _num_used(summary: AnswerSummary | None) -> int:
 def _trace(exchange: Exchange) -> dict[str, str]:
     """Return the W3C trace headers, which travel with the request."""
     trace = {}
-    for name in ("traceparent", "tracestate"):
-        value = exchange.headers.get(name.encode())
+    for name, key in _TRACE_HEADERS.items():
+        value = exchange.headers.get(key)
         if value is not None and len(value) <= _MAX_TRACE_CHARACTERS:
             trace[name] = value.decode("latin-1")
     return trace

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 from tandem.runtime.printable import short
 
+CONNECTION = "tandem_connection"  # the key of a scope's `Connection`
 JSON = (b"content-type", b"application/json")
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,6 +34,17 @@ Header = tuple[bytes, bytes]
 
 class ClientGoneError(Exception):
     """The client left while it was sending its request."""
+
+
+class Connection(Protocol):
+    """The connection of a request: the facts that ASGI tells only to those who wait for them."""
+
+    @property
+    def has_whole_body(self) -> bool:
+        """True when the rest of the request's body can be received without a wait."""
+
+    def when_gone(self, callback: Callable[[], object]) -> None:
+        """Call `callback` if the client leaves before the response is over; now if it has left."""
 
 
 class ErrorShape(Protocol):
@@ -51,14 +64,15 @@ class Exchange:
     """
 
     __slots__ = (
-        "_receive", "client", "errors", "headers", "is_gone", "is_over", "is_started", "send",
-        "status", "traceparent",
+        "_connection", "_receive", "client", "errors", "headers", "is_gone", "is_over",
+        "is_started", "send", "status", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
         self.errors = errors
         self.client: Client | None = None  # the holder of the request's API key
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._connection: Connection = scope[CONNECTION]
         self._receive = receive
         self.send = send
         self.is_started = False
@@ -99,36 +113,38 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > max_bytes:
             raise _too_large(max_bytes)
-        parts: list[bytes] = []
-        num_bytes, is_whole = 0, False
+        if self._connection.has_whole_body:  # as nearly always: no timer is needed
+            return await self._read_parts(max_bytes, share)
         try:
             async with asyncio.timeout(timeout_s):
-                while not is_whole:
-                    part, is_whole = await self._read_part()
-                    parts.append(part)
-                    num_bytes += len(part)
-                    if num_bytes > max_bytes:
-                        raise _too_large(max_bytes)
-                    share.grow_to(num_bytes)
+                return await self._read_parts(max_bytes, share)
         except TimeoutError:
             raise BodyTimeoutError(f"the body did not arrive within {timeout_s:g} s") from None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _read_part(self) -> tuple[bytes, bool]:
-        """Return the next part of the body, and True when it is the last one."""
-        message: Any = await self._receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        return message.get("body", b""), not message.get("more_body", False)
+    async def _read_parts(self, max_bytes: int, share: BodyShare) -> bytes:
+        parts: list[bytes] = []
+        num_bytes, has_more = 0, True
+        while has_more:
+            message: Any = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            has_more = message.get("more_body", False)
+            num_bytes += len(parts[-1])
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            share.grow_to(num_bytes)
+        return b"".join(parts)  # a single part is not copied
 
-    async def cancel_when_gone(self, context: RequestContext) -> None:
-        """Cancel `context` when the client leaves. Returns once the response is over."""
-        message = await self._receive()
-        while message["type"] != "http.disconnect":
-            message = await self._receive()
-        if not self.is_over:
-            self.is_gone = True
-            context.cancel("the client disconnected")
+    def cancel_when_gone(self, context: RequestContext) -> None:
+        """Cancel `context` if the client leaves before the response is over."""
+
+        def client_left() -> None:
+            if not self.is_over:
+                self.is_gone = True
+                context.cancel("the client disconnected")
+
+        self._connection.when_gone(client_left)
 
     async def respond(self, status: int, body: bytes, headers: list[Header]) -> None:
         """Send a whole JSON response."""

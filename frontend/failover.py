@@ -165,8 +165,7 @@ class Failover:
             self._attempts.num_migrations += 1
             self._attempts.num_handovers += handover
             kind: MigrationKind = "ongoing" if sequence.num_generated else "new_request"
-            metrics = self._deps.metrics
-            metrics.add(metrics.migrations, self._model.card.name, kind)
+            self._deps.metrics.migrations.add(self._model.card.name, kind)
 
     def _route(self, sequence: WorkerSequence, candidates: list[str]) -> None:
         router, catalog = self._deps.router, self._deps.catalog

@@ -3,12 +3,12 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.api import Work
 from tandem.frontend.choice_text import ChoiceText
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange, Header
@@ -20,6 +20,7 @@ from tandem.frontend.plan import Choice, Plan
 from tandem.frontend.request_log import AnswerSummary, TokenCounts
 from tandem.router.policy import RoutingDecision
 from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     ConnectionLostError,
     IncompleteError,
@@ -92,12 +93,12 @@ class Answer:
     def tokens(self) -> TokenCounts:
         """Return the tokens so far; those found in a prefix cache count once per prompt."""
         n = len(self.runs) // len(self.plan.prompts)
-        reports = [run.report for run in self.runs[::n]]
-        return TokenCounts(
-            self.plan.num_prompt_tokens,
-            sum([run.text.num_tokens for run in self.runs]),
-            sum([report.num_cached_tokens for report in reports if report]),
-        )
+        num_generated = num_cached = 0
+        for index, run in enumerate(self.runs):
+            num_generated += run.text.num_tokens
+            if run.report is not None and index % n == 0:
+                num_cached += run.report.num_cached_tokens
+        return TokenCounts(self.plan.num_prompt_tokens, num_generated, num_cached)
 
     def usage(self) -> Usage:
         """Return the token counts of the response."""
@@ -167,30 +168,30 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
 
 async def generate(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
     """Generate all choices. The first error cancels the others and is raised."""
+    works = [
+        run.failover.run(_ChoiceSequence(run, answer.plan, sink, exchange, deps))
+        for run in answer.runs
+    ]
     try:
-        await _generate_all(answer, sink, exchange, deps)
+        if len(works) == 1:
+            await works[0]
+        else:
+            await _all_of(works, answer.plan.context)
     except InvalidRequestError as error:
         raise answer.plan.format.translated(error) from error
 
 
-async def _generate_all(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
-
-    def run_one(run: ChoiceRun) -> Awaitable[None]:
-        return run.failover.run(_ChoiceSequence(run, answer.plan, sink, exchange, deps))
-
-    if len(answer.runs) == 1:
-        await run_one(answer.runs[0])
-        return
+async def _all_of(works: list[Work], context: RequestContext) -> None:
     errors: list[BaseException] = []
 
-    async def run_beside_others(run: ChoiceRun) -> None:
+    async def beside_others(work: Work) -> None:
         try:
-            await run_one(run)
+            await work
         except BaseException as error:
             errors.append(error)
-            answer.plan.context.cancel("another choice of this request failed")
+            context.cancel("another choice of this request failed")
 
-    await asyncio.gather(*map(run_beside_others, answer.runs))
+    await asyncio.gather(*map(beside_others, works))
     if errors:
         raise errors[0]
 
@@ -252,11 +253,10 @@ class _ChoiceSequence:
         """Pass deltas on until the choice ends: all that have arrived, in one write."""
         run, sink, send = self._run, self._sink, self._exchange.send
         text, generated = run.text, run.generated
-        items = await stream.take()
-        await self._begin(_decode_delta(items[0]))
+        deltas = list(map(_decode_delta, await stream.take()))
+        await self._begin(deltas[0])
         while True:
             num_tokens = text.num_tokens
-            deltas = list(map(_decode_delta, items))
             for delta in deltas:
                 generated += delta.token_ids
             was_given_up = deltas[-1].finish_reason == "cancelled"
@@ -271,7 +271,7 @@ class _ChoiceSequence:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if was_given_up:
                 raise IncompleteError("the worker canceled the sequence")
-            items = await stream.take()
+            deltas = list(map(_decode_delta, await stream.take()))
         if run.failover.num_migrations == 0:
             run.timeline_ms = deltas[-1].timeline_ms
         if run.timeline_ms is not None and run.report is not None:
@@ -295,7 +295,7 @@ class _ChoiceSequence:
         run.began_with = run.failover.decision
         run.report = delta.prefill
         if delta.prefill is not None:
-            self._metrics.add(self._metrics.prefills, model, delta.prefill.place)
+            self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)
         await self._sink.first(run)
 
@@ -334,4 +334,6 @@ def resume_after(request: GenerateRequest, generated: list[int]) -> GenerateRequ
 
 def _header_value(text: str) -> bytes:
     """Return printable ASCII, which is all that a header can carry."""
-    return _UNPRINTABLE.sub("?", text).encode()
+    if not (text.isascii() and text.isprintable()):
+        text = _UNPRINTABLE.sub("?", text)
+    return text.encode()

@@ -67,6 +67,6 @@ class Generations:
         """Return the model, which is served on this route. Counts the request for the model."""
         model = self._deps.catalog.get(name)
         call.record.model = name
-        self._deps.metrics.add(self._deps.metrics.inflight, name)
+        self._deps.metrics.inflight.add(name)
         model.check_route(route)
         return model

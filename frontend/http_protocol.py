@@ -1,13 +1,13 @@
 """HTTP/1 as the frontend speaks it: uvicorn's protocol with bounds on a request's head.
 
-A head is the request line and the headers. It has a size and a time, and names its host. A client
-of HTTP/1.0 gets a stream that ends with its connection, because it does not know chunks.
+A head is the request line and the headers. It has a size and a time, and names its host.
 """
 
 import asyncio
+from collections.abc import Callable
+from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -15,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.exchange import CONNECTION
+from tandem.frontend.http_response import DirectResponse
 from tandem.frontend.openai.errors import http_error_body
 from tandem.runtime.address import new_id
 
@@ -35,6 +37,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # of the present head, in the reads after its first one
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not HTTP/1")
+        self._on_gone: Callable[[], object] | None = None
+
+    @property
+    def has_whole_body(self) -> bool:
+        """True when nothing more of a body is to come, of the present request or the next one."""
+        return not self.cycle.more_body
+
+    def when_gone(self, callback: Callable[[], object]) -> None:
+        """Call `callback` if the client leaves during the present request, now if it has left."""
+        if self.transport.is_closing():
+            callback()
+            return
+        self._on_gone = callback
+        self.flow.resume_reading()  # paused by a large body; the client's end is read too
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,6 +60,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        if self._on_gone is not None:
+            self._on_gone()
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
@@ -69,15 +87,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_head_timer()
-        num_bytes, num_hosts = len(self.url), 0
-        for name, value in self.headers:
-            num_bytes += len(name) + len(value)
-            num_hosts += name == b"host"
+        num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
+        num_hosts = [name for name, _ in self.headers].count(b"host")
         if num_bytes > self.max_head_bytes:
             self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
         if num_hosts != 1 and self.parser.get_http_version() == "1.1":
             self._refuse(400, f"the request has {num_hosts} Host headers, not one")
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._on_gone = None
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a head that the parser or this class refuses, and close the connection."""
@@ -92,8 +112,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["http_version"] == "1.0":
-            app = _StreamUntilClose(app, cycle)
+        cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
+        if cycle.scope["method"] != "HEAD":
+            app = DirectResponse(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: int, message: str) -> NoReturn:
@@ -137,26 +158,3 @@ def limited_protocol(config: FrontendConfig) -> type[LimitedProtocol]:
         head_timeout_s = config.head_timeout_s
 
     return Protocol
-
-
-class _StreamUntilClose:
-    """The application for one request of HTTP/1.0: a body without a length ends the connection."""
-
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
-        self._app = app
-        self._cycle = cycle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_length = False
-
-        async def send_part(message: Message) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                has_length = any(name == b"content-length" for name, _ in message["headers"])
-                if not has_length:
-                    self._cycle.chunked_encoding = False
-            elif not has_length:  # each part is then complete by itself
-                self._cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, send_part)

@@ -184,7 +184,7 @@ _PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"rem
 
 
 def _placement(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
-    value = headers.get(_PREFILL_HEADER.encode())
+    value = headers.get(b"x-tandem-prefill")
     if value is None:
         return None
     placement = _PLACEMENTS.get(value.strip().lower())
@@ -197,7 +197,10 @@ def _placement(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
 
 def _wants_timeline(headers: Mapping[bytes, bytes]) -> bool:
     """Return True if the timeline is asked for, by a header: other servers ignore unknown ones."""
-    value = headers.get(_TIMELINE_HEADER.encode(), b"false").strip().lower()
+    value = headers.get(b"x-tandem-timeline")
+    if value is None:
+        return False
+    value = value.strip().lower()
     if value not in (b"true", b"false"):
         raise InvalidRequestError(
             f"header `{_TIMELINE_HEADER}` must be true or false", param=_TIMELINE_HEADER

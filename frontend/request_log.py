@@ -56,14 +56,14 @@ def log_request(record: RequestRecord, metrics: FrontendMetrics) -> AnswerSummar
     status = _CLIENT_CLOSED_REQUEST if record.is_gone else record.status
     duration_s = time.perf_counter() - record.arrived_s
     answer = None if record.summarize is None else record.summarize()
-    metrics.add(metrics.requests, record.model, record.endpoint, str(status))
+    metrics.requests.add(record.model, record.endpoint, str(status))
     if record.key:
         tokens = (answer and answer.tokens) or _NO_TOKENS
         metrics.count_key(record.key, status, tokens.num_prompt, tokens.num_generated)
     if record.is_gone:
-        metrics.add(metrics.disconnects, record.model)
+        metrics.disconnects.add(record.model)
     if record.model:
-        metrics.add(metrics.inflight, record.model, amount=-1)
+        metrics.inflight.add(record.model, amount=-1.0)
         metrics.duration.labels(record.model).observe(duration_s)
     if answer is not None:
         _observe(answer, record, metrics)

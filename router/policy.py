@@ -98,7 +98,7 @@ class Router:
         `hashes` may be empty where `heeds_prefix` is False.
         """
         if len(candidates) <= self.few:
-            matches = self.index.match(hashes, candidates)
+            matches = self.index.match(hashes, candidates) if hashes else {}
             few_cached = [matches.get(each, 0) for each in candidates]
             best, cost, first_token_s = self._choose_of_few(candidates, few_cached, num_blocks)
             overlap = few_cached[best]
@@ -137,6 +137,8 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num * block_size)
             first_tokens_s.append(pace.wait_s + compute_s)
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
+        if len(candidates) == 1:
+            return 0, costs[0], first_tokens_s[0]
         joined = _joining_of_few(loads, num_cached, num_blocks)
         if joined is not None:
             return joined, costs[joined], first_tokens_s[joined]

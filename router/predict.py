@@ -8,11 +8,12 @@ worker, in numbers, and for many at once, in arrays.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tandem.runtime.messages import LoadReport, StepCosts
@@ -51,8 +52,7 @@ class PlaceLoad:
         )
 
 
-@dataclass(slots=True)
-class Pace(Generic[Real]):
+class Pace(Struct, Generic[Real], frozen=True, gc=False):
     """The pace at which a worker computes prompts beside its running answers."""
 
     per_step_s: Real  # of a step with prompts

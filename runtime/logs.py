@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
 
@@ -88,13 +88,20 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[
     return [one_line(masked(line), MAX_MESSAGE_BYTES) for line in last]
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to stderr, which keeps none of them back."""
+
+    def flush(self) -> None:
+        """Do nothing: stderr has written a line when it has taken its end."""
+
+
 def setup_logging(level: str, role: str, instance_id: str = "", format: LogFormat = "text") -> None:
     """Log to stderr from `level` ("debug" .. "error") on; replaces earlier handlers.
 
     A line of text is `time level role/instance logger: message`, in UTC with milliseconds; the
     lines of a traceback are indented.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler(sys.stderr)
     formatter = JsonFormatter if format == "json" else LineFormatter
     handler.setFormatter(formatter(role, instance_id))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

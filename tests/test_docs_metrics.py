@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client.metrics import MetricWrapperBase
 
 from tandem.decode.metrics import DecodeMetrics
-from tandem.frontend.metrics import FrontendMetrics, Histogram
+from tandem.frontend.metrics import FrontendMetrics, Histogram, Sums
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges
 from tandem.sdk.worker.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
@@ -56,13 +56,13 @@ def made() -> frozenset[Described]:
         _describe(each)
         for owner in owners
         for each in vars(owner).values()
-        if isinstance(each, MetricWrapperBase | Histogram)
+        if isinstance(each, MetricWrapperBase | Histogram | Sums)
     ) | {Described(name, kind, ENDPOINT_LABELS) for name, (kind, _) in ENDPOINT_FAMILIES.items()}
 
 
-def _describe(metric: MetricWrapperBase | Histogram) -> Described:
+def _describe(metric: MetricWrapperBase | Histogram | Sums) -> Described:
     family = next(iter(metric.collect()))
-    # the client's metrics know their labels, histograms of our own give them to their family
+    # the client's metrics know their labels, our own give them to their family
     labels = getattr(metric, "_labelnames", ()) or getattr(family, "_labelnames", ())
     suffix = "_total" if family.type == "counter" else ""
     return Described(family.name + suffix, family.type, tuple(labels))

@@ -150,11 +150,11 @@ class RequestBody(ConstraintFields):
             )
 
     def _check_stop(self, config: FrontendConfig) -> None:
-        if len(self.stop_strings) > config.max_stop_strings:
+        stops = self.stop_strings
+        if len(stops) > config.max_stop_strings:
             raise InvalidRequestError(
-                f"`stop` has {len(self.stop_strings)} strings, the most is "
-                f"{config.max_stop_strings}",
+                f"`stop` has {len(stops)} strings, the most is {config.max_stop_strings}",
                 param="stop",
             )
-        if "" in self.stop_strings:
+        if "" in stops:
             raise InvalidRequestError("`stop` must not have an empty string", param="stop")

@@ -176,7 +176,7 @@ class CompletionRequest(RequestBody):
                 param="prompt",
             )
         is_texts = all(type(prompt) is str for prompt in self.prompt)
-        is_ids = all(type(p) is list and p and _are_token_ids(p) for p in self.prompt)
+        is_ids = all(type(p) is list and _are_token_ids(p) for p in self.prompt)
         if not is_texts and not is_ids:
             raise InvalidRequestError(PROMPT_FORMS, param="prompt")
         return self.prompt
@@ -193,7 +193,7 @@ class CompletionRequest(RequestBody):
 
 
 def _are_token_ids(values: list[Any]) -> bool:
-    return all(type(value) is int and 0 <= value <= MAX_TOKEN_ID for value in values)
+    return {*map(type, values)} == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN_ID
 
 
 _KNOWN: dict[type[RequestBody], frozenset[str]] = {

@@ -70,12 +70,17 @@ class WholeSink:
         self._choices = [_Choice() for _ in answer.runs]
         self._num_open = len(answer.runs)
         self._has_logprobs = answer.plan.body.num_logprobs is not None
+        self._has_token_ids = bool(answer.plan.body.return_token_ids)
 
     async def first(self, run: ChoiceRun) -> None:
         """Nothing is sent yet."""
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         choice = self._choices[run.choice.index]
+        if not self._has_token_ids and not self._has_logprobs:
+            for piece in run.text.take(deltas):
+                choice.add(piece)
+            return b""
         for delta in deltas:
             for piece in run.text.take([delta]):
                 choice.add(piece)
@@ -113,12 +118,11 @@ class WholeSink:
         return prompt_logprobs(run, self._answer.plan.body.prompt_logprobs)
 
     def _prompt_token_ids(self, run: ChoiceRun) -> TokenIds:
-        wanted = self._answer.plan.body.return_token_ids
-        return run.choice.prompt.token_ids if wanted else msgspec.UNSET
+        return run.choice.prompt.token_ids if self._has_token_ids else msgspec.UNSET
 
     def _token_ids(self, run: ChoiceRun) -> TokenIds:
         """Return the tokens of an answer, with the one that ended it."""
-        if not self._answer.plan.body.return_token_ids:
+        if not self._has_token_ids:
             return msgspec.UNSET
         end = run.text.stop_token_id
         return self._choices[run.choice.index].token_ids + ([] if end is None else [end])

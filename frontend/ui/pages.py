@@ -168,7 +168,7 @@ class StateStream(Response):
         with self._collector.page():
             async with RequestContext() as context:
                 await exchange.start_stream([])
-                watcher = asyncio.create_task(exchange.cancel_when_gone(context))
+                exchange.cancel_when_gone(context)
                 try:
                     while not exchange.is_gone and (state := await self._collector.next_state()):
                         async with asyncio.timeout(_WRITE_TIMEOUT_S):
@@ -176,8 +176,6 @@ class StateStream(Response):
                     await exchange.end_stream(b"")
                 except TimeoutError:
                     logger.warning("a page is given up: it read nothing for %g s", _WRITE_TIMEOUT_S)
-                finally:
-                    watcher.cancel()
 
 
 @contextlib.contextmanager

@@ -35,7 +35,9 @@ class ClientConnection(PlaneConnection):
         self._address = address
         self._streams: dict[int, ResponseStream] = {}
         self._num_opened = 0
-        self.handshake: asyncio.Future[None] = self._loop.create_future()
+        # Asyncio's own way to the loop asks the system for the process's id each time.
+        self.new_future: Callable[[], asyncio.Future[None]] = self._loop.create_future
+        self.handshake = self.new_future()
         self._when_lost: Callable[[], None] = lambda: None
 
     def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
@@ -166,7 +168,6 @@ class RequestClient:
         error.
         """
         connection = await self.reach(address, context)
-        context.raise_if_done()
         return connection.open(endpoint, payload, context, headers)
 
     async def call(

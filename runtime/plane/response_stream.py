@@ -61,7 +61,7 @@ class ResponseStream:
             raise self._error or StopAsyncIteration
         if self._waiter is not None and not self._waiter.done():
             raise InternalError("two readers on one response stream")
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._connection.new_future()
         return self._waiter
 
     def ready(self) -> list[bytes]:

@@ -4,10 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.http_response import DirectResponse
 from tandem.frontend.open_bodies import BodyShare, OpenBodies
 from tandem.frontend.openai.errors import TooManyRequestsError
 from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
@@ -118,6 +121,30 @@ async def test_a_client_of_http_1_0_gets_no_chunks(stack: Stack, stream: bool) -
 async def test_a_page_of_http_1_0_ends_with_its_connection(stack: Stack) -> None:
     answer = await answer_to(stack, b"GET /live HTTP/1.0\r\n\r\n")
     assert answer.endswith(b'{"status":"live"}')
+
+
+async def test_a_client_that_leaves_after_a_large_body_cancels_its_worker(stack: Stack) -> None:
+    stack.worker.script = one_token_then_wait
+    body = BODY + b" " * 200_000  # more than is read without a pause
+    async with connected(stack) as (reader, writer):
+        writer.write(head("1.1", "host: x", length=len(body)) + body)
+        await reader.readuntil(b"\r\n\r\n")
+    await eventually(lambda: stack.worker.contexts[0].is_cancelled)
+
+
+@pytest.mark.parametrize("header", [(b"x-name", b"a\r\nb: c"), (b"x name", b"a")])
+async def test_no_header_of_a_response_has_a_character_that_none_may_have(
+    header: tuple[bytes, bytes],
+) -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [header]})
+
+    cycle = Mock(disconnected=False, response_started=False, response_complete=False)
+    cycle.flow.write_paused = False
+    cycle.default_headers = [(b"date", b"now")]
+    with pytest.raises(RuntimeError):
+        await DirectResponse(app, cycle)({}, Mock(), Mock())
+    cycle.transport.write.assert_not_called()
 
 
 async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.exchange import CONNECTION
 from tandem.frontend.ui import collector, pages
 from tandem.frontend.ui import state as state_module
 from tandem.frontend.ui.files import PAGE_PATHS
@@ -307,6 +309,6 @@ async def test_a_page_that_reads_nothing_leaves_its_place(
         await never.wait()
         raise AssertionError
 
-    scope = {"type": "http", "headers": []}
+    scope = {"type": "http", "headers": [], CONNECTION: Mock()}
     await pages.StateStream(page.server.collector)(scope, receive, send)
     assert not page.server.recent.is_open

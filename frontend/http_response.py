@@ -1,0 +1,91 @@
+"""The writing of one response: ASGI's `send` in a part of the time that uvicorn's takes.
+
+A body of known length goes out with its head. Without a length it has chunks; a client of HTTP/1.0
+does not know chunks, and gets a body that ends with the connection.
+"""
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    RequestResponseCycle,
+)
+
+_WITHOUT_BODY = (204, 304)  # statuses
+
+
+class DirectResponse:
+    """The application for one request, with its response written by this class.
+
+    The state of the response stays in uvicorn's cycle. Not for HEAD.
+    """
+
+    __slots__ = ("_app", "_cycle", "_has_chunks", "_head", "_num_left")
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._head = b""  # until it is written
+        self._num_left: int | None = None  # bytes of the body to come; None: not known
+        self._has_chunks = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        assert not cycle.response_complete, "a message after the end of the response"
+        if cycle.response_started:
+            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+        else:
+            self._begin(message["status"], message.get("headers", ()))
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        cycle = self._cycle
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        headers = [*cycle.default_headers, *headers]
+        names, values = zip(*headers, strict=True)
+        if any(map(HEADER_RE.search, names)) or HEADER_VALUE_RE.search(b"".join(values)):
+            raise RuntimeError("a header of the response has a character that none may have")
+        given = dict(headers)
+        if b"content-length" in given:
+            self._num_left = int(given[b"content-length"])
+        elif status not in _WITHOUT_BODY and cycle.scope["http_version"] != "1.0":
+            self._has_chunks = True
+            headers.append((b"transfer-encoding", b"chunked"))
+        if given.get(b"connection") == b"close":
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers.append((b"connection", b"close"))
+        self._head = STATUS_LINE[status] + b"\r\n".join(map(b": ".join, headers)) + b"\r\n\r\n"
+        if self._num_left is None:
+            cycle.transport.write(self._head)
+            self._head = b""
+
+    def _write(self, body: bytes, *, is_last: bool) -> None:
+        cycle = self._cycle
+        if self._num_left is not None:
+            self._num_left -= len(body)
+            assert (self._num_left == 0) if is_last else (self._num_left >= 0), "wrong length"
+            body, self._head = self._head + body, b""
+        elif self._has_chunks:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if is_last:
+                body += b"0\r\n\r\n"
+        if body:
+            cycle.transport.write(body)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
