@@ -191,10 +191,7 @@ def _named_after(section: Section, figure: Figure) -> Figure:
 
 
 def in_own_process(
-    module: str,
-    section: Section,
-    options: SectionOptions,
-    seconds_left: float,
+    module: str, section: Section, options: SectionOptions, seconds_left: float
 ) -> tuple[list[Figure], str, str]:
     """Return a section's figures up to its end, the reason of an early end, and its log's end."""
     patience = DRY_PATIENCE if is_cpu(options.device) else 1.0

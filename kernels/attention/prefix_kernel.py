@@ -3,15 +3,7 @@
 import triton
 import triton.language as tl
 
-from tandem.kernels.attention.decode_kernel import (
-    LANES,
-    LEVELS,
-    STATS,
-    attend,
-    cut,
-    locate,
-    shared,
-)
+from tandem.kernels.attention.decode_kernel import LANES, LEVELS, STATS, attend, cut, locate, shared
 from tandem.kernels.dependent_launch import wait_for_predecessor
 
 
