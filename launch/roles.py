@@ -50,10 +50,7 @@ def run_page(effective: EffectiveConfig, port: int) -> None:
 
 
 def run_worker_role(
-    role: WorkerRole,
-    effective: EffectiveConfig,
-    model: ModelOptions,
-    gpu: str | None,
+    role: WorkerRole, effective: EffectiveConfig, model: ModelOptions, gpu: str | None
 ) -> None:
     """Block until a signal ends the worker, which begins in `role`.
 

@@ -47,11 +47,7 @@ def with_byte_level(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def write_tokenizer(
-    path: Path,
-    tokenizer: Tokenizer,
-    *,
-    max_length_tokens: int,
-    chat_template: str = CHAT_TEMPLATE,
+    path: Path, tokenizer: Tokenizer, *, max_length_tokens: int, chat_template: str = CHAT_TEMPLATE
 ) -> None:
     """Write tokenizer.json and tokenizer_config.json into the folder `path`."""
     tokenizer.save(str(path / "tokenizer.json"))

@@ -4,12 +4,7 @@ from hashlib import blake2b
 
 
 def deployment_id(
-    namespace: str,
-    model_name: str,
-    weights: str,
-    kv_form: str,
-    layout_digest: str,
-    transport: str,
+    namespace: str, model_name: str, weights: str, kv_form: str, layout_digest: str, transport: str
 ) -> str:
     """Return the id: 16 hex characters.
 

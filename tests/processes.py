@@ -1,6 +1,8 @@
 """Output of child processes that were started with pipes."""
 
 import asyncio
+import re
+import subprocess
 
 from tandem.launch.supervise.child_process import ChildProcess
 
@@ -14,3 +16,13 @@ async def output_of(child: ChildProcess) -> tuple[bytes, bytes]:
     out, err = await asyncio.gather(rest(child.stdout), rest(child.stderr))
     await child.wait()
     return out, err
+
+
+def line_until(pattern: str, process: subprocess.Popen[str], lines: list[str]) -> re.Match[str]:
+    """Add lines of a process to `lines` until one matches. Fail at the process's end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"no line matched {pattern!r} in:\n{''.join(lines)}")

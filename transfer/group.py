@@ -235,11 +235,9 @@ class TransferGroup:
     async def write(self, link: Link, order: WriteOrder) -> bytes:
         """Checksum and write blocks; return the notice once all of it is in the peer's memory."""
         ranks, layers = order.ranks, order.layers
-        agent = self._agents[ranks.prefill_rank]
         parts = self.layout.span_parts(ranks.prefill_heads, layers)
-
         with _breaking(link):
-            return await agent.transfer(
+            return await self._agents[ranks.prefill_rank].transfer(
                 "WRITE",
                 link.peer_rank(ranks),
                 self._selection(link, ranks, layers, order.boundaries),

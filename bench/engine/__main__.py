@@ -1,4 +1,4 @@
-"""The engine on one GPU: steps, prompts, overlap, chunks, loading and the whole stack, measured.
+"""The engine on one GPU: steps, prompts, overlap and chunks, measured.
 
 Weights are random, of Qwen3-8B's shape. On a machine without this package installed, from the
 repository's root:
@@ -7,10 +7,8 @@ make typing-links && PYTHONPATH=build/typing:$PYTHONPATH python3 -m tandem.bench
 """
 
 import sys
-import tempfile
 from collections.abc import Sequence
 
-from tandem.bench.engine.setting import FOLDER_VARIABLE
 from tandem.bench.report.options import parse
 from tandem.bench.report.sections import Section, SectionOptions, SectionProgram, run_sections
 
@@ -41,13 +39,6 @@ HOW = {
     "begin while the one before ends, in turns",
     "engine's host time": "CPU time of scheduling, launching and postprocessing one step, with "
     "a runner that computes nothing",
-    "weights": "files in safetensors to fused tensors on the device; the ceiling is the best read "
-    "of the same files by threads, their pages dropped before if the file system allows it",
-    "TTFT, ITL": "by a client of the HTTP server: due to first token, and every gap between "
-    "two pieces of an answer; one frontend, one decode and one prefill worker on this one device, "
-    "K/V handed over by NIXL; prompts of 1500 tokens on average, answers of 64; medians of the "
-    "rounds, in which loads and policies take turns. Two workers on one device share it in slices "
-    "of about 2 ms, which overstates the cost of disaggregation",
     "profiles": "kernels by their share of the device's busy time, and calls per step",
 }
 PROGRAM = SectionProgram(
@@ -57,24 +48,20 @@ PROGRAM = SectionProgram(
         Section("ceilings", "tandem.bench.kernels.ceilings:run", 45.0),
         Section("host", f"{MODULE}.host:run", 40.0),
         Section("decode", f"{MODULE}.decode:run", 100.0),
-        Section("served", f"{MODULE}.served:run", 165.0),
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
         Section("switches", f"{MODULE}.variants:switches", 70.0, only_named=True),
         Section("products", f"{MODULE}.variants:products", 120.0, only_named=True),
-        Section("load", f"{MODULE}.load:run", 90.0, only_named=True),
     ),
     how=HOW,
-    budget_s=460.0,  # so that a run ends within eight minutes
+    budget_s=295.0,  # so that a run ends within five minutes
     once_rounds=1,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the engine; 1 when a section or a figure failed."""
-    options = parse(SectionOptions, MODULE, arguments)
-    with tempfile.TemporaryDirectory(prefix="tandem-engine-") as folder:
-        return run_sections(PROGRAM, options, {FOLDER_VARIABLE: folder})
+    return run_sections(PROGRAM, parse(SectionOptions, MODULE, arguments))
 
 
 if __name__ == "__main__":

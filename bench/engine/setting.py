@@ -11,7 +11,6 @@ from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.rope_config import RopeConfig
 
 MAX_ROUNDS = 3
-FOLDER_VARIABLE = "TANDEM_BENCH_ENGINE_FOLDER"  # which the sections of a run share
 QWEN3_8B = ModelConfig(
     architecture=QWEN3,
     hidden_size=4096,

@@ -4,13 +4,13 @@ import asyncio
 import json
 import random
 import re
+import tempfile
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvloop
 
-from tandem.bench.engine.model import work_folder
-from tandem.bench.engine.served import add_binaries_to_path
 from tandem.bench.report.figures import Figure, at_least, counted
 from tandem.bench.report.setting import Setting
 from tandem.bench.stack.served_stack import served
@@ -24,7 +24,6 @@ DRY_FLAGS = ("--engine.device=cpu", "--engine.num_blocks=256", "--disagg.policy=
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Yield the differences, the share of remote prefills, and what the logs warn of."""
-    add_binaries_to_path()
     draw = random.Random(0)
     prompts = [
         [draw.randrange(3, 1000) for _ in range(draw.randint(20, setting.size(1500, 90)))]
@@ -57,8 +56,8 @@ async def _serve(
 ) -> tuple[list[str], list[str], str]:
     """Return the answers, the places of their prefills, and the logs of all processes."""
     flags = DRY_FLAGS if setting.is_dry else FLAGS
-    with work_folder() as folder:
-        turns = asyncio.Semaphore(NUM_AT_ONCE)
+    with tempfile.TemporaryDirectory(prefix="tandem-served-") as name:
+        folder, turns = Path(name), asyncio.Semaphore(NUM_AT_ONCE)
         async with served(BUNDLED_MODEL, topology, flags, folder) as stack:
 
             async def ask(prompt: list[int]) -> tuple[str, str]:
@@ -66,10 +65,13 @@ async def _serve(
                     return await asyncio.to_thread(_ask, stack.url, prompt)
 
             answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
-        found = (path.read_text(errors="replace") for path in sorted(folder.rglob("*.log")))
-        logs = "\n".join(found)
+        logs = _logs_in(folder)
     texts, places = zip(*answers, strict=True)
     return list(texts), list(places), logs
+
+
+def _logs_in(folder: Path) -> str:
+    return "\n".join(path.read_text(errors="replace") for path in sorted(folder.rglob("*.log")))
 
 
 def _ask(url: str, prompt: list[int]) -> tuple[str, str]:

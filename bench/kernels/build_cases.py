@@ -38,11 +38,7 @@ NUM_DECODES = 64
 AttentionShape = tuple[int, int, int]  # (head dim, block size, query heads per KV head)
 ATTENTION_SHAPES = tuple((*shape, 4) for shape in HEAD_SHAPES)
 # (experts, of them chosen, hidden size, width of an expert, with biases and clamped)
-EXPERT_SHAPES = (
-    (128, 8, 2048, 768, False),
-    (8, 2, 4096, 14336, False),
-    (32, 4, 2880, 2880, True),
-)
+EXPERT_SHAPES = ((128, 8, 2048, 768, False), (8, 2, 4096, 14336, False), (32, 4, 2880, 2880, True))
 # (code, inputs that share a scale, with zeros): FP8 by blocks and by row, GPTQ and AWQ
 QUANTIZED: tuple[tuple[Code, int, bool], ...] = (
     ("float8", 128, False),

@@ -1,4 +1,4 @@
-"""Steps of one token through layers on a CPU, in turns with dense layers of bfloat16 or float32.
+"""Steps of one token through layers of experts on a CPU, in turns with dense layers.
 
 python -m tandem.bench.kernels.cpu_layers
 """
@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -17,24 +16,20 @@ from tandem.kernels.cpu.experts import pack_experts, route
 from tandem.kernels.cpu.launch import silu_mul
 from tandem.kernels.cpu.linear import pack_linear
 from tandem.kernels.reference.experts import ExpertWeights
-from tandem.kernels.reference.quantized import BITS, Code, Matrix, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
 
 MODULE = "tandem.bench.kernels.cpu_layers"
 NUM_EXPERTS, ROUTING = 8, Routing(2)
 HIDDEN_SIZE, WIDTH = 1024, 1408  # of an expert; dense layers are as wide as the chosen ones
 NUM_LAYERS = 14  # more bytes than a cache holds, on every side
-CODES: tuple[tuple[Code, int], ...] = (("float8", 128), ("int4", 128), ("float4", 32))
-MOST_EXPERTS = 1.15  # times the dense layers that read the same bytes
-MOST_CODES = 1 / 1.3  # times those that read bfloat16
+MOST = 1.15  # times the dense layers, which read the same bytes
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
-Make = Callable[..., Matrix]  # a weight [out, in]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Time a token through 14 layers: 8 experts with 2 chosen, dense ones, and dense of codes."""
+    """Time a token through 14 layers of 8 experts with 2 chosen, and through dense ones."""
 
     rounds: int = option(40, "in each of which both take a turn")
     threads: int = option(2, "of the kernels")
@@ -42,13 +37,6 @@ class Options:
 
 def _numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(shape).mul_(shape[-1] ** -0.5).to(dtype)
-
-
-def _codes(code: Code, group_size: int, *shape: int) -> QuantizedMatrix:
-    rows, in_size = shape
-    codes = torch.randint(0, 120, (rows, in_size * BITS[code] // 8), dtype=torch.uint8)
-    scales = torch.rand(rows, in_size // group_size).mul_(1e-2).to(torch.bfloat16)
-    return QuantizedMatrix(code, codes, scales, group_size)
 
 
 def mixture(dtype: torch.dtype) -> Layer:
@@ -70,11 +58,11 @@ def mixture(dtype: torch.dtype) -> Layer:
     return compute
 
 
-def dense(make: Make) -> Layer:
+def dense(dtype: torch.dtype) -> Layer:
     """Return a feed-forward layer as wide as the chosen experts."""
     width = ROUTING.num_chosen * WIDTH
-    gate_up = pack_linear(make(2 * width, HIDDEN_SIZE))
-    down = pack_linear(make(HIDDEN_SIZE, width))
+    gate_up = pack_linear(_numbers(dtype, 2 * width, HIDDEN_SIZE))
+    down = pack_linear(_numbers(dtype, HIDDEN_SIZE, width))
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         hidden = gate_up(x)
@@ -93,22 +81,16 @@ def seconds(layers: Sequence[Layer], x: torch.Tensor) -> float:
     return perf_counter() - began
 
 
-def ratio(
-    name: str,
-    ours: Callable[[], Layer],
-    theirs: Callable[[], Layer],
-    dtype: torch.dtype,
-    rounds: int,
-) -> float:
+def ratio(dtype: torch.dtype, rounds: int) -> float:
     """Print the medians of both sides; return the median of the rounds' ratios of the times."""
-    sides = [[make() for _ in range(NUM_LAYERS)] for make in (ours, theirs)]
+    sides = [[make(dtype) for _ in range(NUM_LAYERS)] for make in (mixture, dense)]
     times = []
     for _ in range(rounds):
         x = torch.randn(1, HIDDEN_SIZE).to(dtype)
         times.append([seconds(side, x) for side in sides])
     median = statistics.median(our_s / their_s for our_s, their_s in times)
     our_ms, their_ms = (1e3 * statistics.median(side) for side in zip(*times, strict=True))
-    print(f"{name}: {our_ms:.1f} ms, dense {dtype}: {their_ms:.1f} ms, ratio {median:.2f}")
+    print(f"experts: {our_ms:.1f} ms, dense {dtype}: {their_ms:.1f} ms, ratio {median:.2f}")
     return median
 
 
@@ -116,16 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the medians; 1 when a ratio is above its bound."""
     options = parse(Options, MODULE, arguments)
     torch.set_num_threads(options.threads)
-    is_above = False
-    for dtype in (torch.float32, torch.bfloat16):
-        numbers = partial(dense, partial(_numbers, dtype))
-        found = ratio("experts", partial(mixture, dtype), numbers, dtype, options.rounds)
-        is_above |= found > MOST_EXPERTS
-    for code, group_size in CODES:
-        ours = partial(dense, partial(_codes, code, group_size))
-        found = ratio(f"dense {code}", ours, numbers, torch.bfloat16, options.rounds)
-        is_above |= found > MOST_CODES
-    return int(is_above)
+    ratios = [ratio(dtype, options.rounds) for dtype in (torch.float32, torch.bfloat16)]
+    return int(max(ratios) > MOST)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ class ClosedLoop:
     num_requests: int
     stream: bool = True
 
-    async def run(
-        self, client: OpenAIClient, content: str, seed: int = 0
-    ) -> tuple[LoadResult, Summary]:
+    async def run(self, client: OpenAIClient, content: str) -> tuple[LoadResult, Summary]:
         """Send all to the server's first model; prompts are a function of `content`.
 
         Raises ServiceError when a request failed.
@@ -32,7 +30,7 @@ class ClosedLoop:
             PreparedRequest(
                 body.encode(spec.prompt, spec.num_output_tokens), spec.num_output_tokens
             )
-            for spec in self.workload.prompts(Seeds(seed, content))
+            for spec in self.workload.prompts(Seeds(0, content))
         )
         plan = LoadPlan(concurrency=self.concurrency, num_requests=self.num_requests)
         result = await LoadRun(client, requests, plan).run()

@@ -8,14 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.bench.load.workload import (
-    InputFormat,
-    PromptSpec,
-    Seeds,
-    described,
-    text_of,
-    token_ids,
-)
+from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, described, text_of, token_ids
 from tandem.runtime.errors import ConfigError
 
 TRACE_BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace

@@ -82,13 +82,8 @@ class Findings:
     has_failed: bool = False
 
 
-def run_sections(
-    program: SectionProgram, options: SectionOptions, environment: Mapping[str, str] | None = None
-) -> int:
-    """Run a program's sections, print and write their figures; return 1 when one failed.
-
-    `environment` is added to that of every section.
-    """
+def run_sections(program: SectionProgram, options: SectionOptions) -> int:
+    """Run a program's sections, print and write their figures; return 1 when one failed."""
     known = [section.name for section in program.sections]
     for name in (*options.only, *filter(None, [options.section])):
         if name not in known:
@@ -99,7 +94,7 @@ def run_sections(
     started_at, before = utc_now(), gpu_state(gpu_id(options.device))
     output = options.output or results_path(gpu_name(options.device), program.results)
     findings, figures = Findings(), list[Figure]()
-    for _ in _measure_sections(program, options, environment or {}, findings):
+    for _ in _measure_sections(program, options, findings):
         figures = judged(findings.figures, is_dry=is_cpu(options.device))
         figures += judged(program.derive(figures), is_dry=is_cpu(options.device))
         failures = {each.name: each.failure for each in figures if each.failure}
@@ -157,10 +152,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _measure_sections(
-    program: SectionProgram,
-    options: SectionOptions,
-    environment: Mapping[str, str],
-    findings: Findings,
+    program: SectionProgram, options: SectionOptions, findings: Findings
 ) -> Iterator[None]:
     """Add the sections to `findings`; yield after each."""
     deadline = time.perf_counter() + (options.budget or program.budget_s)
@@ -171,7 +163,7 @@ def _measure_sections(
         load: list[UnderLoad] = []
         with watching_gpu(gpu_id(options.device), load):
             found, failure, log = in_own_process(
-                program.module, section, options, deadline - started_at, environment
+                program.module, section, options, deadline - started_at
             )
         known = {each.name for each in findings.figures}
         found = [_named_after(section, each) if each.name in known else each for each in found]
@@ -199,11 +191,7 @@ def _named_after(section: Section, figure: Figure) -> Figure:
 
 
 def in_own_process(
-    module: str,
-    section: Section,
-    options: SectionOptions,
-    seconds_left: float,
-    environment: Mapping[str, str],
+    module: str, section: Section, options: SectionOptions, seconds_left: float
 ) -> tuple[list[Figure], str, str]:
     """Return a section's figures up to its end, the reason of an early end, and its log's end."""
     patience = DRY_PATIENCE if is_cpu(options.device) else 1.0
@@ -214,7 +202,7 @@ def in_own_process(
     command += ["--once"] if options.once else []
     # Triton reads it when it is imported.
     interprets = {"TRITON_INTERPRET": "1" if is_cpu(options.device) else "0"}
-    ended = run_bounded(command, timeout_s, {**interprets, **environment, **section.environment})
+    ended = run_bounded(command, timeout_s, {**interprets, **section.environment})
     # The last line is whole only if the process ended by itself.
     lines = [line for line in ended.output.splitlines(keepends=True) if line.endswith(b"\n")]
     figures = (msgspec.json.decode(line, type=Figure) for line in lines)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,19 @@ async def served(
             *("--port", "0", "--run-dir", str(run_dir), *flags),
         ],
         run_dir / "serve.log",
+        env={**os.environ, "PATH": _search_path()},
     )
     try:
         cluster = await _ready(child)
         yield ServedStack(cluster, await _processes(cluster))
     finally:
         await child.stop(STOP_TIMEOUT_S)
+
+
+def _search_path() -> str:
+    """Return PATH with the programs of packages that lie on the module path alone."""
+    folders = [str(Path(entry) / "bin") for entry in sys.path if (Path(entry) / "bin").is_dir()]
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
 
 
 async def _ready(child: ChildProcess) -> LocalCluster:

@@ -19,13 +19,7 @@ from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.session import Run, Session
 from tandem.bench.load.trace import read_trace
 from tandem.bench.report.console import say
-from tandem.bench.report.document import (
-    document,
-    this_commit,
-    utc_now,
-    with_part,
-    write_document,
-)
+from tandem.bench.report.document import document, this_commit, utc_now, with_part, write_document
 from tandem.bench.report.options import parse
 from tandem.bench.stack.served_stack import ServedStack, served
 from tandem.bench.unsplit.cells import (

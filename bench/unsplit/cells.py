@@ -115,10 +115,7 @@ def chosen(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
 def capacity_load(trace: Path, options: Options) -> BenchOptions:
     """Return the load that tells how many of a trace's requests are answered per second."""
     return replace(
-        _shared(options),
-        concurrency=CAPACITY_CALLERS,
-        trace=trace,
-        duration=options.trace_seconds,
+        _shared(options), concurrency=CAPACITY_CALLERS, trace=trace, duration=options.trace_seconds
     )
 
 

@@ -16,7 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
-from tandem.kernels.attention.decode_kernel import STATS, paged_decode_kernel
+from tandem.kernels.attention.decode_kernel import STATS, DecodeShape, paged_decode_kernel
 from tandem.kernels.attention.prefix_kernel import shared_prefix_kernel
 from tandem.kernels.attention.prefixes import LEVELS, SharedPrefixes, share_prefixes
 from tandem.kernels.dependent_launch import launch_options
@@ -89,38 +89,26 @@ def paged_decode_attention(
     assert soft_cap >= 0 and window >= 0
     if config is None:
         config = config_for(kv_cache)
-    num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    group_size = num_heads // num_kv_heads
-    multiprocessors = num_multiprocessors(q.device)
-    least_splits = triton.cdiv(multiprocessors, num_kv_heads) if config.fills_alone else 0
-    num_parts = 1 if prefixes is None else 1 + LEVELS
-    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, config.tile_tokens)
-    max_splits = _max_splits(max_tiles, config.split_weight, least_splits, num_parts)
-    num_items = num_seqs * num_kv_heads * max_splits
-    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(group_size))
-    use_tma = _can_use_tma(kv_cache, config)
-    grid = (min(multiprocessors * config.blocks_per_sm, num_items),)
-    cache = _rows_descriptor(kv_cache, config.tile_tokens) if use_tma else kv_cache
+    shape = _shape(q, kv_cache, config, soft_cap, window)
+    max_blocks, num_parts = block_tables.shape[1], 1 if prefixes is None else 1 + LEVELS
+    max_splits = _max_splits(shape, max_blocks, num_parts)
+    num_seqs = len(context_lens)
+    num_items = num_seqs * shape.num_kv_heads * max_splits
+    grid = (min(num_multiprocessors(q.device) * config.blocks_per_sm, num_items),)
     partials = torch.empty(
-        (num_items if max_splits > 1 else 0, group_size, head_dim + STATS.value),
+        (num_items if max_splits > 1 else 0, shape.group_size, shape.head_dim + STATS.value),
         dtype=torch.float32,
         device=q.device,
     )
-    score_scale = scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E
-    strides = *q.stride()[:2], kv_cache.stride(0) // head_dim, block_tables.stride(0)
-    shape: dict[str, Any] = {
-        "num_kv_heads": num_kv_heads,
-        "group_size": group_size,
-        "block_size": block_size,
-        "head_dim": head_dim,
-        "soft_cap": soft_cap,
-        "split_weight": config.split_weight,
-        "least_splits": least_splits,
-        "USE_TMA": use_tma,
-        "BLOCK_N": config.tile_tokens,
-        "BLOCK_D": max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
-    }
+    cache = _rows_descriptor(kv_cache, shape) if shape.use_tma else kv_cache
+    sizes = (
+        scale * 2 * LOG2_E / soft_cap if soft_cap else scale * LOG2_E,
+        num_seqs,
+        max_splits,
+        *q.stride()[:2],
+        kv_cache.stride(0) // shape.head_dim,
+        block_tables.stride(0),
+    )
     if prefixes is not None:
         assert not window and prefixes.seqs.shape == (LEVELS, num_seqs)
         shared_prefix_kernel[grid](
@@ -131,16 +119,14 @@ def paged_decode_attention(
             prefixes.counts,
             prefixes.ends,
             partials,
-            score_scale,
-            num_seqs,
-            max_splits,
-            *strides,
-            **shape,
+            *sizes,
+            SHAPE=shape,
             BLOCK_R=_prefix_rows(kv_cache),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             **launch_options(),
         )
+    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(shape.group_size))
     paged_decode_kernel[grid](
         q,
         cache,
@@ -151,19 +137,39 @@ def paged_decode_attention(
         out,
         partials,
         arrivals(q.device),
-        score_scale,
-        num_seqs,
-        max_splits,
-        *strides,
+        *sizes,
         *out.stride()[:2],
-        **shape,
-        window=window,
+        SHAPE=shape,
         HAS_SINKS=sinks is not None,
         HAS_PREFIXES=prefixes is not None,
         BLOCK_R=padded_rows,
         num_warps=config.num_warps if padded_rows < 64 else 8,  # four would spill
         num_stages=config.num_stages,
         **launch_options(),
+    )
+
+
+def _shape(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    config: PagedAttentionConfig,
+    soft_cap: float,
+    window: int,
+) -> DecodeShape:
+    num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
+    alone = triton.cdiv(num_multiprocessors(q.device), num_kv_heads)
+    return DecodeShape(
+        num_kv_heads=num_kv_heads,
+        group_size=q.shape[1] // num_kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        padded_dim=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+        soft_cap=soft_cap,
+        window=window,
+        split_weight=config.split_weight,
+        least_splits=alone if config.fills_alone else 0,
+        use_tma=_can_use_tma(kv_cache, config),
+        tile_tokens=config.tile_tokens,
     )
 
 
@@ -230,12 +236,13 @@ def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
     )
 
 
-def _max_splits(max_tiles: int, split_weight: float, least_splits: int, num_parts: int) -> int:
-    """Return the most splits of up to so many tiles that are cut in parts before."""
+def _max_splits(shape: DecodeShape, max_blocks: int, num_parts: int) -> int:
+    """Return the most splits of a sequence of up to so many blocks, cut in parts before."""
+    max_tiles: int = triton.cdiv(max_blocks * shape.block_size, shape.tile_tokens)
     # The sum of the parts' roots is largest where they are equal; rounded down, a share of a part's
     # tiles makes less than twice the splits.
-    root = math.isqrt(int(num_parts * max(max_tiles - num_parts, 0) / split_weight))
-    return min(root + num_parts * (1 + 2 * least_splits), max(max_tiles, 1))
+    root = math.isqrt(int(num_parts * max(max_tiles - num_parts, 0) / shape.split_weight))
+    return min(root + num_parts * (1 + 2 * shape.least_splits), max(max_tiles, 1))
 
 
 def candidates(
@@ -280,9 +287,9 @@ def _can_use_tma(kv_cache: torch.Tensor, config: PagedAttentionConfig) -> bool:
     )
 
 
-def _rows_descriptor(kv_cache: torch.Tensor, tile_tokens: int) -> Any:
+def _rows_descriptor(kv_cache: torch.Tensor, shape: DecodeShape) -> Any:
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_rows = (num_blocks - 1) * (kv_cache.stride(0) // head_dim) + 2 * num_kv_heads * block_size
     assert num_rows < 2**31, "the copy engine counts rows in 32 bits"
-    tile = [tile_tokens, max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))]
+    tile = [shape.tile_tokens, shape.padded_dim]
     return TensorDescriptor(kv_cache, [num_rows, head_dim], [head_dim, 1], tile)

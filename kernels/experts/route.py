@@ -69,11 +69,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _open_groups(  # type: ignore[no-untyped-def]
-    choice,
-    experts,
-    size: tl.constexpr,
-    num_groups: tl.constexpr,
-    num_open_groups: tl.constexpr,
+    choice, experts, size: tl.constexpr, num_groups: tl.constexpr, num_open_groups: tl.constexpr
 ):
     # Only the groups with the largest sums of their two best remain.
     groups = experts // size

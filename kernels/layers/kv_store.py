@@ -253,10 +253,7 @@ def _load_scales(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _heads_of(  # type: ignore[no-untyped-def]
-    piece,
-    num_heads: tl.constexpr,
-    num_kv_heads: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
+    piece, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, BLOCK_HEADS: tl.constexpr
 ):
     """0 for a piece of the queries, 1 keys, 2 values; its heads; which of them there are."""
     Q_PIECES: tl.constexpr = (num_heads + BLOCK_HEADS - 1) // BLOCK_HEADS

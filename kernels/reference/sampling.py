@@ -62,9 +62,7 @@ def token_logprobs(
     _write_logprobs(logits.float().log_softmax(-1), out.token_ids, out)
 
 
-def _entry_places(
-    adjustments: TokenAdjustments,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _entry_places(adjustments: TokenAdjustments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return index, row and token id of every entry that belongs to a row."""
     lengths = adjustments.lengths.to(torch.int64)
     ends = lengths.cumsum(0)

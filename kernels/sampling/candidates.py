@@ -48,17 +48,10 @@ def nth_best(values, valid, rank):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gather_candidates(  # type: ignore[no-untyped-def]
-    row_logits,  # [vocab_size]
-    group_best,  # [NUM_GROUPS], a tile
     bound,
-    vocab_size,
-    num_groups,
-    extra_values,  # [num_extras] tokens that are not in the row's logits
-    extra_ids,  # int32 [num_extras]
-    num_extras,
-    group_list,  # [num_groups], overwritten
-    list_values,  # [CAPACITY], overwritten
-    list_ids,  # [CAPACITY], overwritten
+    row,  # its logits, vocab_size, the tile [NUM_GROUPS] of the groups' best, num_groups
+    extras,  # values, int32 ids and number of tokens that are not in the row's logits
+    lists,  # group_list [num_groups], values and ids [CAPACITY]: overwritten
     NUM_GROUPS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
@@ -66,6 +59,9 @@ def gather_candidates(  # type: ignore[no-untyped-def]
 
     A count above CAPACITY means that they do not fit, by any number.
     """
+    row_logits, vocab_size, group_best, num_groups = row
+    extra_values, extra_ids, num_extras = extras
+    group_list, list_values, list_ids = lists
     groups = tl.arange(0, NUM_GROUPS)
     chosen = (groups < num_groups) & (group_best >= bound)
     tl.store(group_list + tl.cumsum(chosen.to(tl.int32)) - 1, groups, mask=chosen)

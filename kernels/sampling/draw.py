@@ -92,25 +92,29 @@ def draw_kernel(  # type: ignore[no-untyped-def]
                 my_best, my_group_best, my_logits, vocab_size, my_extras, NUM_GROUPS, TILE
             )
         elif not IS_GREEDY:
-            my_token = _drawn(
-                my_temperature,
+            my_filters = (
                 tl.load(top_ks + my_row),
                 tl.load(top_ps + my_row),
                 tl.load(min_ps + my_row),
-                tl.load(seeds + my_row),
-                tl.load(positions + my_row).to(tl.int64),
-                my_logits,
-                my_best,
-                my_group_best,
-                chunk_best + my_row * num_chunks,
-                chunk_mass + my_row * num_chunks,
-                my_extras,
+            )
+            my_draw = (tl.load(seeds + my_row), tl.load(positions + my_row).to(tl.int64))
+            row = (my_logits, vocab_size, my_group_best, num_groups)
+            my_chunks = my_row * num_chunks
+            survey = (chunk_best + my_chunks, chunk_mass + my_chunks, num_chunks)
+            my_lists = (
                 group_list + my_row * num_groups,
                 list_values + my_row * CAPACITY,
                 list_ids + my_row * CAPACITY,
-                vocab_size,
-                num_groups,
-                num_chunks,
+            )
+            my_token = _drawn(
+                my_temperature,
+                my_filters,
+                my_draw,
+                my_best,
+                row,
+                survey,
+                my_extras,
+                my_lists,
                 MASS_UNIT,
                 CHUNK,
                 NUM_GROUPS,
@@ -147,23 +151,13 @@ def _first_at(value, group_best, row_logits, vocab_size, extras, NUM_GROUPS, TIL
 @triton.jit  # type: ignore[untyped-decorator]
 def _drawn(  # type: ignore[no-untyped-def]
     temperature,
-    top_k,
-    top_p,
-    min_p,
-    seed,
-    position,
-    row_logits,  # [vocab_size]
+    filters,  # top_k, top_p, min_p
+    draw,  # seed, position
     best,
-    group_best,  # [NUM_GROUPS], a tile
-    chunk_best,  # [num_chunks]
-    chunk_mass,  # [num_chunks]
+    row,  # as gather_candidates takes it, and the lists
+    survey,  # as cumulated_chunks takes it
     extras,
-    group_list,  # [num_groups]
-    list_values,  # [CAPACITY]
-    list_ids,  # [CAPACITY]
-    vocab_size,
-    num_groups,
-    num_chunks,
+    lists,
     MASS_UNIT: tl.constexpr,
     CHUNK: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -171,8 +165,13 @@ def _drawn(  # type: ignore[no-untyped-def]
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    top_k, top_p, min_p = filters
+    seed, position = draw
+    row_logits, vocab_size, group_best, num_groups = row
+    chunk_best, chunk_mass, num_chunks = survey
+    _group_list, list_values, list_ids = lists
     temperature = tl.maximum(temperature, _LEAST_TEMPERATURE)
-    scaling = (best, 1 / temperature * LOG2E)
+    scaling = (best, 1 / temperature * LOG2E, MASS_UNIT)
     rank = tl.where(top_k < vocab_size, tl.maximum(top_k, 0), 0).to(tl.int32)
     threshold = tl.full([], float("-inf"), tl.float32)
     if min_p > 0:
@@ -193,37 +192,14 @@ def _drawn(  # type: ignore[no-untyped-def]
             num_best = tl.where(rank > 0, rank, tl.maximum(num_groups // 2, 1))
             is_group = tl.arange(0, NUM_GROUPS) < num_groups
             low = tl.maximum(low, nth_best(group_best, is_group, num_best))
-        num_listed = gather_candidates(
-            row_logits,
-            group_best,
-            low,
-            vocab_size,
-            num_groups,
-            extra_values,
-            extra_ids,
-            num_extras,
-            group_list,
-            list_values,
-            list_ids,
-            NUM_GROUPS,
-            CAPACITY,
-        )
+        few_extras = (extra_values, extra_ids, num_extras)
+        num_listed = gather_candidates(low, row, few_extras, lists, NUM_GROUPS, CAPACITY)
         is_listed = num_listed <= CAPACITY
         if is_listed & is_share_of_all:
-            upto_chunks = cumulated_chunks(
-                threshold,
-                chunk_best,
-                chunk_mass,
-                num_chunks,
-                extras,
-                scaling,
-                MASS_UNIT,
-                CHUNK,
-                NUM_CHUNKS,
-            )
+            upto_chunks = cumulated_chunks(threshold, survey, extras, scaling, CHUNK, NUM_CHUNKS)
             total = tl.max(upto_chunks)
             items = (list_values, list_ids, num_listed, row_logits, 0, 0)
-            listed = mass_from(low, 0, vocab_size, items, scaling, MASS_UNIT, TILE)
+            listed = mass_from(low, 0, vocab_size, items, scaling, TILE)
             is_listed = listed >= _share_of(total, top_p)
     num_dense = tl.zeros([], tl.int32)
     if not is_listed:
@@ -238,14 +214,14 @@ def _drawn(  # type: ignore[no-untyped-def]
     if rank > 0:
         # Unless listed, fewer than `rank` may reach what min-p asks for.
         lowest = tl.where(is_listed, low, float("-inf"))
-        edge = least_with_less_above(rank, lowest, items, scaling, MASS_UNIT, TILE, False)
+        edge = least_with_less_above(rank, lowest, items, scaling, TILE, False)
         threshold = tl.maximum(threshold, edge)
     if top_p < 1:
         low = tl.maximum(low, threshold)
         if total == 0:
-            total = mass_from(low, 0, vocab_size, items, scaling, MASS_UNIT, TILE)
+            total = mass_from(low, 0, vocab_size, items, scaling, TILE)
         wanted = _share_of(total, top_p)
-        edge = least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, True)
+        edge = least_with_less_above(wanted, low, items, scaling, TILE, True)
         threshold = tl.maximum(threshold, edge)
 
     first_id = tl.zeros([], tl.int32)
@@ -256,30 +232,14 @@ def _drawn(  # type: ignore[no-untyped-def]
         # The chunk of the row first, then the token in it.
         if is_filtered:
             for chunk in range(num_chunks):
-                highest_id = tl.minimum((chunk + 1) * CHUNK, vocab_size) - 1
-                chunk_items = (
-                    extra_values,
-                    extra_ids,
-                    0,
-                    row_logits,
-                    chunk * CHUNK,
-                    highest_id + 1,
-                )
-                kept = mass_from(threshold, 0, highest_id, chunk_items, scaling, MASS_UNIT, TILE)
+                first = chunk * CHUNK
+                highest_id = tl.minimum(first + CHUNK, vocab_size) - 1
+                chunk_items = (extra_values, extra_ids, 0, row_logits, first, highest_id + 1)
+                kept = mass_from(threshold, 0, highest_id, chunk_items, scaling, TILE)
                 tl.store(chunk_best + chunk, best)
                 tl.store(chunk_mass + chunk, kept.to(tl.float32) / MASS_UNIT)
             tl.debug_barrier()
-        upto_chunks = cumulated_chunks(
-            threshold,
-            chunk_best,
-            chunk_mass,
-            num_chunks,
-            extras,
-            scaling,
-            MASS_UNIT,
-            CHUNK,
-            NUM_CHUNKS,
-        )
+        upto_chunks = cumulated_chunks(threshold, survey, extras, scaling, CHUNK, NUM_CHUNKS)
         point = _share(tl.max(upto_chunks), seed, position)
         passed = upto_chunks <= point
         point -= tl.max(tl.where(passed, upto_chunks, 0))
@@ -287,14 +247,12 @@ def _drawn(  # type: ignore[no-untyped-def]
         end_id = tl.minimum(first_id + CHUNK, vocab_size)
         highest_id = end_id - 1
     items = (list_values, list_ids, num_listed, row_logits, first_id, end_id)
-    total = mass_from(threshold, first_id, highest_id, items, scaling, MASS_UNIT, TILE)
+    total = mass_from(threshold, first_id, highest_id, items, scaling, TILE)
     if is_listed:
         point = _share(total, seed, position)
     # A chunk's sum in float32 and the exact one differ in the last digits.
     point = tl.minimum(point, total - 1)
-    return first_with_more_up_to(
-        point, threshold, first_id, highest_id, items, scaling, MASS_UNIT, TILE
-    )
+    return first_with_more_up_to(point, threshold, first_id, highest_id, items, scaling, TILE)
 
 
 @triton.jit

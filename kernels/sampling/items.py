@@ -2,8 +2,8 @@
 
 `items` is (values, ids, num_listed, row_logits, first_id, end_id): a list of num_listed tokens in
 any order, and the row's own tokens with ids in [first_id, end_id); either may be empty. `scaling`
-is (best, scale): the row's best logit, and log2(e) / temperature. A token's mass is a fixed-point
-integer relative to the best token's, MASS_UNIT, so that sums are exact whatever their order.
+is (best, scale, unit): the row's best logit, log2(e) / temperature, and the best token's mass. A
+mass is a fixed-point integer, so that sums are exact whatever their order.
 """
 
 import triton
@@ -16,10 +16,10 @@ SHORT = tl.constexpr(128)  # listed tokens that are compared pairwise, without s
 
 
 @triton.jit
-def mass_of(values, scaling, MASS_UNIT):  # type: ignore[no-untyped-def]
+def mass_of(values, scaling):  # type: ignore[no-untyped-def]
     """Return int64 masses of logits that are no larger than the best."""
-    best, scale = scaling
-    return (tl.exp2((values - best) * scale) * MASS_UNIT).to(tl.int64)
+    best, scale, unit = scaling
+    return (tl.exp2((values - best) * scale) * unit).to(tl.int64)
 
 
 @triton.jit
@@ -55,18 +55,18 @@ def is_short(items):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def mass_from(threshold, lowest_id, highest_id, items, scaling, MASS_UNIT, TILE):  # type: ignore[no-untyped-def]
+def mass_from(threshold, lowest_id, highest_id, items, scaling, TILE):  # type: ignore[no-untyped-def]
     """Sum the mass of ids in [lowest_id, highest_id] whose value is at least `threshold`."""
     total = tl.zeros([], tl.int64)
     for slot in range(0, num_slots(items, TILE), TILE):
         values, ids = load_slots(slot, items, TILE)
         kept = (values >= threshold) & (ids >= lowest_id) & (ids <= highest_id)
-        total += tl.sum(tl.where(kept, mass_of(values, scaling, MASS_UNIT), 0))
+        total += tl.sum(tl.where(kept, mass_of(values, scaling), 0))
     return total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS: tl.constexpr):  # type: ignore[no-untyped-def]
+def least_with_less_above(wanted, low, items, scaling, TILE, BY_MASS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Find the least value that has less than `wanted` above it, in tokens or in mass.
 
     `wanted` is at least 1, and at or above `low` stands no less than that.
@@ -76,7 +76,7 @@ def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS:
         few, few_ids = load_slots(0, items, SHORT)
         weights = tl.full([SHORT], 1, tl.int64)
         if BY_MASS:
-            weights = mass_of(few, scaling, MASS_UNIT)
+            weights = mass_of(few, scaling)
         above_few = tl.sum(tl.where(few[:, None] > few[None, :], weights[:, None], 0), 0)
         edge = tl.min(tl.where((above_few < wanted) & (few_ids >= 0), few, float("inf")))
     else:
@@ -94,7 +94,7 @@ def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS:
                 values, _ = load_slots(slot, items, TILE)
                 above = values > middle
                 if BY_MASS:
-                    weight += tl.sum(tl.where(above, mass_of(values, scaling, MASS_UNIT), 0))
+                    weight += tl.sum(tl.where(above, mass_of(values, scaling), 0))
                 else:
                     weight += tl.sum(above.to(tl.int32))
                 over = tl.minimum(over, tl.min(tl.where(above, values, float("inf"))))
@@ -108,9 +108,7 @@ def least_with_less_above(wanted, low, items, scaling, MASS_UNIT, TILE, BY_MASS:
 
 
 @triton.jit
-def first_with_more_up_to(  # type: ignore[no-untyped-def]
-    point, threshold, lowest_id, highest_id, items, scaling, MASS_UNIT, TILE
-):
+def first_with_more_up_to(point, threshold, lowest_id, highest_id, items, scaling, TILE):  # type: ignore[no-untyped-def]
     """Find the first id in [lowest_id, highest_id] up to which there is more mass than `point`.
 
     Counted are values of at least `threshold`; in all they have more than `point`.
@@ -119,7 +117,7 @@ def first_with_more_up_to(  # type: ignore[no-untyped-def]
     if is_short(items):
         few, few_ids = load_slots(0, items, SHORT)
         few_kept = (few >= threshold) & (few_ids >= lowest_id) & (few_ids <= highest_id)
-        few_masses = tl.where(few_kept, mass_of(few, scaling, MASS_UNIT), 0)
+        few_masses = tl.where(few_kept, mass_of(few, scaling), 0)
         no_later = few_ids[:, None] <= few_ids[None, :]
         upto = tl.sum(tl.where(no_later, few_masses[:, None], 0), 0)
         found = tl.min(tl.where((few_masses > 0) & (upto > point), few_ids, highest_id))
@@ -132,7 +130,7 @@ def first_with_more_up_to(  # type: ignore[no-untyped-def]
             following = highest_id
             for slot in range(0, num_slots(items, TILE), TILE):
                 values, ids = load_slots(slot, items, TILE)
-                masses = mass_of(values, scaling, MASS_UNIT)
+                masses = mass_of(values, scaling)
                 kept = (values >= threshold) & (masses > 0)
                 before = kept & (ids >= lowest_id) & (ids <= middle)
                 mass += tl.sum(tl.where(before, masses, 0))
@@ -148,28 +146,26 @@ def first_with_more_up_to(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def cumulated_chunks(  # type: ignore[no-untyped-def]
     threshold,
-    chunk_best,  # [num_chunks]
-    chunk_mass,  # [num_chunks] sums of exp2((logit - the chunk's best) * scale)
-    num_chunks,
+    survey,  # chunk_best, chunk_mass: sums of exp2((logit - the chunk's best) * scale), num_chunks
     extras,  # items that are in no chunk's sum
     scaling,
-    MASS_UNIT,
     CHUNK,
     NUM_CHUNKS: tl.constexpr,
 ):
     """Return [NUM_CHUNKS], the mass of all ids below each chunk's end, `extras` included."""
-    best, scale = scaling
+    chunk_best, chunk_mass, num_chunks = survey
+    best, scale, unit = scaling
     chunks = tl.arange(0, NUM_CHUNKS)
     bests = tl.load(chunk_best + chunks, mask=chunks < num_chunks, other=float("-inf"))
     sums = tl.load(chunk_mass + chunks, mask=chunks < num_chunks, other=0.0)
-    masses = (sums * tl.exp2((bests - best) * scale) * MASS_UNIT).to(tl.int64)
+    masses = (sums * tl.exp2((bests - best) * scale) * unit).to(tl.int64)
     # Where even the best token's mass is 0, a chunk has none to draw.
-    masses = tl.where(mass_of(bests, scaling, MASS_UNIT) > 0, masses, 0)
+    masses = tl.where(mass_of(bests, scaling) > 0, masses, 0)
     cumulated = tl.cumsum(masses)
     ends = (chunks + 1) * CHUNK
     for slot in range(0, num_slots(extras, PREFIX_TILE), PREFIX_TILE):
         values, ids = load_slots(slot, extras, PREFIX_TILE)
-        listed = tl.where(values >= threshold, mass_of(values, scaling, MASS_UNIT), 0)
+        listed = tl.where(values >= threshold, mass_of(values, scaling), 0)
         before = ids[:, None] < ends[None, :]
         cumulated += tl.sum(tl.where(before, listed[:, None], 0), 0)
     return cumulated

@@ -18,11 +18,7 @@ from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.sampling.candidates import GROUP
 from tandem.kernels.sampling.draw import draw_kernel
 from tandem.kernels.sampling.logprobs import logprobs_kernel
-from tandem.kernels.sampling.rows import (
-    SampledRows,
-    SamplingRows,
-    TokenAdjustments,
-)
+from tandem.kernels.sampling.rows import SampledRows, SamplingRows, TokenAdjustments
 from tandem.kernels.sampling.survey import adjust_kernel, survey_kernel
 from tandem.kernels.tuned import tuned_config
 
@@ -225,11 +221,7 @@ def _adjust_inplace(
         **launch_options(),
     )
     return _Entries(
-        adjustments.starts,
-        adjustments.lengths,
-        adjustments.token_ids,
-        adjusted_values,
-        raw_values,
+        adjustments.starts, adjustments.lengths, adjustments.token_ids, adjusted_values, raw_values
     )
 
 

@@ -64,21 +64,11 @@ def logprobs_kernel(  # type: ignore[no-untyped-def]
         my_ids = list_ids + my_place * CAPACITY
         num_listed = tl.full([], CAPACITY + 1, tl.int32)
         if num_top <= num_groups:
-            num_listed = gather_candidates(
-                my_logits,
-                my_group_best,
-                nth_best(my_group_best, is_group, num_top),
-                vocab_size,
-                num_groups,
-                my_values,
-                my_ids,
-                0,
-                group_list + my_place * num_groups,
-                my_values,
-                my_ids,
-                NUM_GROUPS,
-                CAPACITY,
-            )
+            bound = nth_best(my_group_best, is_group, num_top)
+            row = (my_logits, vocab_size, my_group_best, num_groups)
+            lists = (group_list + my_place * num_groups, my_values, my_ids)
+            extras = (my_values, my_ids, 0)
+            num_listed = gather_candidates(bound, row, extras, lists, NUM_GROUPS, CAPACITY)
         num_dense = tl.zeros([], tl.int32)
         if num_listed > CAPACITY:
             num_listed = tl.zeros([], tl.int32)

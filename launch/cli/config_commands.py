@@ -8,14 +8,12 @@ from tandem.launch.cli.options import Json, cluster_session, shares
 from tandem.launch.cli.session import Session
 
 config_app = typer.Typer(
-    help="Show the configuration, and change live keys of a running cluster.",
-    no_args_is_help=True,
+    help="Show the configuration, and change live keys of a running cluster.", no_args_is_help=True
 )
 
 Key = Annotated[str, typer.Argument(help="A live key, such as disagg.max_local_prefill_length.")]
 Model = Annotated[
-    str,
-    typer.Option(help="Only for this model: its own value goes before that of all models."),
+    str, typer.Option(help="Only for this model: its own value goes before that of all models.")
 ]
 
 

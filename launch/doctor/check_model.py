@@ -73,7 +73,5 @@ def _check_files(folder: Path) -> Iterator[Finding]:
         yield fail("model files", f"{folder} has no {', '.join(missing)}", "copy the whole folder")
     if not any(folder.glob("*.safetensors")):
         yield warn(
-            "model files",
-            f"{folder} has no *.safetensors",
-            "convert the weights to safetensors",
+            "model files", f"{folder} has no *.safetensors", "convert the weights to safetensors"
         )

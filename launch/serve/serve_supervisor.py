@@ -15,12 +15,7 @@ from tandem.launch.serve.plan import make_plan
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.serve.topology import Topology, load_topology, workers_topology
 from tandem.launch.supervise.reporter import Reporter
-from tandem.launch.supervise.supervisor import (
-    Supervisor,
-    local_instance,
-    local_pid,
-    with_free_port,
-)
+from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView, instances_prefix

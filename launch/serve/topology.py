@@ -7,13 +7,7 @@ from typing import Literal, get_args
 import yaml
 
 from tandem.launch.config.model import find_field
-from tandem.launch.config.sources import (
-    Setting,
-    entries,
-    is_empty,
-    plain_value,
-    read_yaml,
-)
+from tandem.launch.config.sources import Setting, entries, is_empty, plain_value, read_yaml
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.messages import Role
 from tandem.runtime.names import did_you_mean

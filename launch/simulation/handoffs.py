@@ -110,11 +110,7 @@ class Handoffs:
     # ---- a ticket -------------------------------------------------------------------------
 
     def start(
-        self,
-        home: VirtualWorker,
-        seq: PlannedSequence,
-        request: PlannedRequest,
-        decision: Decision,
+        self, home: VirtualWorker, seq: PlannedSequence, request: PlannedRequest, decision: Decision
     ) -> None:
         """Put a ticket for `seq`, whose blocks are reserved, on the queue."""
         config, num_uncached = self._config, seq.num_given_tokens - seq.num_cached_tokens

@@ -217,8 +217,7 @@ class VirtualWorker:
             if end - start > 1 or end <= seq.num_given_tokens:
                 return 1  # of a prompt
             num_left = min(
-                seq.max_num_tokens - 1 - end,
-                (seq.num_published_blocks + 1) * block_size - end + 1,
+                seq.max_num_tokens - 1 - end, (seq.num_published_blocks + 1) * block_size - end + 1
             )
             num_steps = min(num_steps, num_left)
         return max(1, num_steps)

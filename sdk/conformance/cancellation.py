@@ -52,8 +52,7 @@ async def drop(subject: Subject) -> None:
         stream.drop()
         if not await stream.ended(timeout_s):
             raise ConformanceError(
-                Failure.DropFailed,
-                f"a stream did not end within {timeout_s:g} s of closing it",
+                Failure.DropFailed, f"a stream did not end within {timeout_s:g} s of closing it"
             )
         if stream.error is not None:
             raise ConformanceError(
@@ -134,10 +133,7 @@ async def _abort(subject: Subject, stream: Stream) -> None:
 
 
 async def _check_leaks(
-    subject: Subject,
-    abandon: Callable[[Stream], Awaitable[None]],
-    leaked: Failure,
-    done: str,
+    subject: Subject, abandon: Callable[[Stream], Awaitable[None]], leaked: Failure, done: str
 ) -> None:
     """Abandon more answers than the engine has room for, then ask for a whole one."""
     settings = subject.settings

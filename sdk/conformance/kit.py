@@ -100,9 +100,7 @@ class ConformanceReport:
 
 
 async def run_conformance(
-    factory: EngineFactory,
-    argv: Sequence[str] = (),
-    settings: ConformanceSettings | None = None,
+    factory: EngineFactory, argv: Sequence[str] = (), settings: ConformanceSettings | None = None
 ) -> ConformanceReport:
     """Make all checks. Raise the first failure, a ConformanceError, with the others as notes.
 
@@ -118,9 +116,7 @@ async def run_conformance(
 
 
 async def examine(
-    factory: EngineFactory,
-    argv: Sequence[str] = (),
-    settings: ConformanceSettings | None = None,
+    factory: EngineFactory, argv: Sequence[str] = (), settings: ConformanceSettings | None = None
 ) -> ConformanceReport:
     """Make all checks and return their report.
 
@@ -237,8 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     usual = ConformanceSettings()
     parser = argparse.ArgumentParser(
-        prog="tandem conformance",
-        description="Checks an engine against the contract of LLMEngine.",
+        prog="tandem conformance", description="Checks an engine against the contract of LLMEngine."
     )
     parser.add_argument("engine", help="module:Class, a subclass of LLMEngine")
     parser.add_argument(

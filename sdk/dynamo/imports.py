@@ -143,11 +143,7 @@ TABLE: tuple[Names, ...] = (
         "`tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support "
         "(tool_call_parser, media_decoder, ...) are errors when they are set.",
     ),
-    _names(
-        _BACKEND,
-        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
-        _SDK,
-    ),
+    _names(_BACKEND, "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration", _SDK),
     _names(
         f"{_BACKEND}.engine",
         "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",

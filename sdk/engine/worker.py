@@ -52,10 +52,7 @@ class EngineWorker:
     """
 
     def __init__(
-        self,
-        engine: LLMEngine,
-        config: WorkerConfig,
-        runtime_config: RuntimeConfig | None = None,
+        self, engine: LLMEngine, config: WorkerConfig, runtime_config: RuntimeConfig | None = None
     ) -> None:
         config.check()
         self.engine = engine

@@ -60,9 +60,7 @@ class KvSources:
 
 
 async def open_kv_sources(
-    target: Component | Endpoint,
-    sources: Sequence[KvEventSource],
-    kv_block_size: int | None,
+    target: Component | Endpoint, sources: Sequence[KvEventSource], kv_block_size: int | None
 ) -> KvSources:
     """Publish the events of the sources as those of this process, a worker of `target`.
 

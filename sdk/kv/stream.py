@@ -87,12 +87,7 @@ class KvStream:
     ) -> KvEvent:
         runtime = self._runtime
         return KvEvent(
-            runtime.instance_id,
-            runtime.epoch,
-            self._event_id,
-            list(stored),
-            list(removed),
-            cleared,
+            runtime.instance_id, runtime.epoch, self._event_id, list(stored), list(removed), cleared
         )
 
     async def _beat(self) -> None:

@@ -1,10 +1,5 @@
 """Transfers of KV blocks between engines with their own cache."""
 
-from tandem.sdk.nixl.connector import (
-    BlockTransfer,
-    NixlConnector,
-    nixl_agent,
-    nixl_agent_config,
-)
+from tandem.sdk.nixl.connector import BlockTransfer, NixlConnector, nixl_agent, nixl_agent_config
 
 __all__ = ["BlockTransfer", "NixlConnector", "nixl_agent", "nixl_agent_config"]

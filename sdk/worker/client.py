@@ -163,11 +163,7 @@ class Client:
         return await self._call(request, annotated, context, choose)
 
     async def direct(
-        self,
-        request: Any,
-        instance_id: str,
-        annotated: bool = True,
-        context: Context | None = None,
+        self, request: Any, instance_id: str, annotated: bool = True, context: Context | None = None
     ) -> Responses:
         """Call one instance. Raise NotFoundError when it is unknown, ConnectionLostError."""
         instance = self._view.items.get(instance_id)

@@ -1,6 +1,5 @@
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,22 +12,11 @@ from tandem.transfer import group as group_module
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.layout import KvLayout
-from tandem.transfer.link import Link, LinkRates
+from tandem.transfer.link import LinkRates
+from tests.transfer.groups import LOOPBACK, MakePool, Start, loopback_pair, write
 from tests.transfer.pools import Pool
 
-MakePool = Callable[..., Pool]
-Start = Callable[..., Any]
-
-LOOPBACK = TransferConfig(backend="loopback")
 DEEP = KvLayout(num_layers=4, num_kv_heads=2, block_size=4, head_dim=8, dtype="float32")
-
-
-async def write(
-    group: TransferGroup, link: Link, pairs: list[tuple[int, int]], notice: bytes
-) -> bytes:
-    layers = range(group.layout.num_layers)
-    order = WriteOrder(link.rank_pairs[0], layers, pairs, lambda sums: notice)
-    return await group.write(link, order)
 
 
 @pytest.mark.parametrize("widths", [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -136,14 +124,6 @@ def bits(pool: Pool) -> torch.Tensor:
 
 
 # ---- measuring ----------------------------------------------------------------------------------
-
-
-async def loopback_pair(
-    make_pool: MakePool, start_group: Start, num_spare_blocks: int = 4
-) -> tuple[TransferGroup, TransferGroup]:
-    pools = [make_pool(8, num_spare_blocks=num_spare_blocks) for _ in range(2)]
-    p = await start_group("p", [pools[0]], config=LOOPBACK)
-    return p, await start_group("d", [pools[1]], config=LOOPBACK)
 
 
 async def test_without_spare_blocks_nothing_is_measured_and_transfers_go(

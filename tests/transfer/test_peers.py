@@ -9,25 +9,12 @@ import pytest
 from tandem.runtime.errors import TransferError
 from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup, WriteOrder
+from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.link import Link
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.transport import BlockGrid
-from tests.transfer.pools import Pool
-
-MakePool = Callable[..., Pool]
-Start = Callable[..., Any]
-
-LOOPBACK = TransferConfig(backend="loopback")
-
-
-async def write(
-    group: TransferGroup, link: Link, pairs: list[tuple[int, int]], notice: bytes
-) -> bytes:
-    layers = range(group.layout.num_layers)
-    order = WriteOrder(link.rank_pairs[0], layers, pairs, lambda sums: notice)
-    return await group.write(link, order)
+from tests.transfer.groups import LOOPBACK, MakePool, Start, loopback_pair, write
 
 
 async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) -> list[int]:
@@ -121,14 +108,6 @@ async def test_a_stopped_peer_delays_nobody_else_neither_at_first_contact_nor_la
     assert await stopped.notification() == ("d1.0", b"again")  # and never "hangs"
     found = await peer_checksums(stopped, "d1.0", layout, [2])
     assert found == await own_checksums(p, link, [2])
-
-
-async def loopback_pair(
-    make_pool: MakePool, start_group: Start, num_spare_blocks: int = 4
-) -> tuple[TransferGroup, TransferGroup]:
-    pools = [make_pool(8, num_spare_blocks=num_spare_blocks) for _ in range(2)]
-    p = await start_group("p", [pools[0]], config=LOOPBACK)
-    return p, await start_group("d", [pools[1]], config=LOOPBACK)
 
 
 async def test_a_peer_is_connected_once_however_often_and_concurrently_it_is_met(

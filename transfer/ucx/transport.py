@@ -256,10 +256,8 @@ class UcxTransport:
         identity = decode_identity(message.body)
         if message.session in self._sessions:
             return
-        for session in [
-            session for session in self._sessions.values() if session.name == identity.name
-        ]:
-            if not session.is_own:
+        for session in list(self._sessions.values()):
+            if session.name == identity.name and not session.is_own:
                 self._forget(session, "replaced by a new connection")
         endpoint = self._port.connect(identity.address)
         self._sessions[message.session] = UcxSession(
@@ -309,10 +307,8 @@ class UcxTransport:
     def _serve(self, session: UcxSession) -> None:
         for transfer in [t for t in session.transfers.values() if t.settle()]:
             del session.transfers[transfer.transfer_id]
-            if transfer.error:
-                self._send_message(
-                    session, Kind.FAIL, transfer.transfer_id, transfer.error.encode()
-                )
+            if error := transfer.error:
+                self._send_message(session, Kind.FAIL, transfer.transfer_id, error.encode())
             elif transfer.kind is Kind.WRITE:
                 self._inbox.append((session.name, transfer.notice))
                 self._send_message(session, Kind.DONE, transfer.transfer_id)

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +7,10 @@ import pytest
 
 from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
-from tandem.bench.engine import load as engine_load
 from tandem.bench.engine import prefill as engine_prefill
-from tandem.bench.engine import served as engine_served
 from tandem.bench.engine import variants as engine_variants
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
-from tandem.bench.engine.load import forget, read_all
 from tandem.bench.engine.profile import Idle
 from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals_s
 from tandem.bench.engine.setting import QWEN3_8B
@@ -183,31 +179,3 @@ def test_decode_steps_of_every_variant_are_measured() -> None:
         assert products[f"decode_b2_ctx32_{variant}"].bound is not None
     assert switches["decode_b2_ctx32_graphs_on_overlap_off_host"].samples[0] > 0
     assert not any(each.failure for each in (*products.values(), *switches.values()))
-
-
-def test_all_bytes_of_the_files_are_read(tmp_path: Path) -> None:
-    files = [tmp_path / "a", tmp_path / "b"]
-    files[0].write_bytes(bytes(engine_load.PIECE_BYTES + 5))
-    files[1].write_bytes(b"xyz")
-    forget(files)
-    assert read_all(files) == engine_load.PIECE_BYTES + 8
-
-
-def test_loading_is_held_against_reading() -> None:
-    found = dry(engine_load)
-    assert found["weights_load"].ceiling == max(found["storage_read"].samples)
-    assert found["weights_load"].samples[0] > 0
-
-
-@pytest.mark.slow
-def test_policies_are_measured_through_the_whole_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = engine_served.loads_for(DRY)[-1:]
-    monkeypatch.setattr(engine_served, "loads_for", lambda _: largest)
-    found = dry(engine_served)
-    assert len(found) == 3 * 4
-    remote, local = (
-        found[f"served_c4_{policy}_ttft_p50"] for policy in ("always_remote", "always_local")
-    )
-    assert remote.samples[0] > 0 and local.samples[0] > 0
-    assert "remotely: 100%" in found["served_c4_always_remote_output_tokens"].notes[0]
-    assert "remotely: 0%" in found["served_c4_always_local_output_tokens"].notes[0]

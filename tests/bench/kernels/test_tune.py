@@ -51,12 +51,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         launched: list[Config] = []
         module.candidates = candidates
         case = Case(
-            name="made up",
-            label="made up",
-            work=1.0,
-            launch=launch,
-            check=check,
-            error_bound=0.1,
+            name="made up", label="made up", work=1.0, launch=launch, check=check, error_bound=0.1
         )
         tunable = Tunable(module, "made up", lambda: case)
         monkeypatch.setitem(FAMILIES, "made_up", lambda _: iter([tunable]))

@@ -6,12 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.bench.load.live_config import (
-    LiveConfig,
-    cluster_config,
-    frontend_url,
-    parse_settings,
-)
+from tandem.bench.load.live_config import LiveConfig, cluster_config, frontend_url, parse_settings
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (

@@ -6,14 +6,7 @@ import pytest
 
 from tandem.bench.load.trace import read_trace
 from tandem.bench.load.workload import Seeds
-from tandem.bench.unsplit.cells import (
-    SHARES,
-    Options,
-    chosen,
-    grid_cells,
-    trace_cells,
-    trace_names,
-)
+from tandem.bench.unsplit.cells import SHARES, Options, chosen, grid_cells, trace_cells, trace_names
 from tandem.runtime.errors import ConfigError
 
 OPTIONS = Options(seed=1)

@@ -229,13 +229,16 @@ def test_the_twin_reads_a_narrower_pool_and_keeps_a_plan(make_paged, lens: list[
         torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=2e-5)
 
 
-def test_more_sequences_than_are_planned_at_a_time(
-    make_paged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lanes = decode_kernel.LANES.value
-    if architecture() == INTERPRETED:  # a build keeps the number that it was made with
-        lanes = 16
-        monkeypatch.setattr(decode_kernel, "LANES", tl.constexpr(lanes))
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many sequences are planned at a time."""
+    if architecture() != INTERPRETED:  # a build keeps the number that it was made with
+        return int(decode_kernel.LANES.value)
+    monkeypatch.setattr(decode_kernel, "LANES", tl.constexpr(16))
+    return 16
+
+
+def test_more_sequences_than_are_planned_at_a_time(make_paged, lanes: int) -> None:
     lens = [1 + i % 3 for i in range(lanes - 1)] + [40, 0, 35, 2]
     paged = make_padded(make_paged, lens, num_kv_heads=1)
     check(partial(default, config=SMALL), paged, num_heads=1)
@@ -371,13 +374,7 @@ def test_sequences_that_share_nothing_get_the_bits_of_plain_attention(
     assert torch.equal(out, plain)
 
 
-def test_prefixes_of_more_sequences_than_are_planned_at_a_time(
-    make_paged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lanes = decode_kernel.LANES.value
-    if architecture() == INTERPRETED:  # a build keeps the number that it was made with
-        lanes = 16
-        monkeypatch.setattr(decode_kernel, "LANES", tl.constexpr(lanes))
+def test_prefixes_of_more_sequences_than_are_planned_at_a_time(make_paged, lanes: int) -> None:
     lens = [17 + row % 5 for row in range(lanes + 4)]
     paged = make_paged(lens, num_kv_heads=1, stale=7.0)
     share(paged, {row: (row % 3, 1) for row in range(3, len(lens))})

@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -26,6 +25,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
+from tests.processes import line_until
 
 READY_TIMEOUT_S = 60.0
 
@@ -47,13 +47,7 @@ class Served:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Reads on until a line matches. The process's end, or the test's timeout, fails it."""
-        output: IO[str] | None = self.process.stdout
-        assert output is not None
-        for line in output:
-            self.lines.append(line)
-            if match := re.search(pattern, line):
-                return match
-        raise AssertionError(f"no line matched {pattern!r} in:\n{''.join(self.lines)}")
+        return line_until(pattern, self.process, self.lines)
 
     def children(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]

@@ -176,8 +176,7 @@ def test_prompts_of_a_trace_share_the_blocks_of_equal_hash_ids(tmp_path: Path) -
 
 def test_requests_with_a_common_prefix_go_to_the_worker_that_has_it(tmp_path: Path) -> None:
     trace = write_trace(
-        tmp_path / "trace.jsonl",
-        *((i * 1000.0, 600, 4, [i % 2, 10 + i]) for i in range(20)),
+        tmp_path / "trace.jsonl", *((i * 1000.0, 600, 4, [i % 2, 10 + i]) for i in range(20))
     )
     records = simulate(layout("unsplit", 2), setup_of(), load_of(trace=trace))
     assert [record.num_cached_tokens for record in records[2:]] == [512] * 18

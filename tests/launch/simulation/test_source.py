@@ -8,11 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.launch.simulation.source import (
-    figures_in,
-    figures_of_cluster,
-    with_engine_settings,
-)
+from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext

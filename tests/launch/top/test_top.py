@@ -183,9 +183,7 @@ async def test_latencies_that_need_a_key_are_a_line_and_sigterm_restores_the_ter
 
 
 @pytest.mark.slow
-async def test_without_the_cluster_it_waits_and_can_be_ended(
-    runtime_config: RuntimeConfig,
-) -> None:
+async def test_without_the_cluster_it_waits_and_can_be_ended(runtime_config: RuntimeConfig) -> None:
     away = {"etcd_endpoints": f"http://127.0.0.1:{free_port()}"}
     with top(runtime_config.model_copy(update=away)) as (terminal, process):
         await terminal.wait_for("not reachable", "q quit")

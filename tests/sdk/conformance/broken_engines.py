@@ -32,10 +32,17 @@ def last(request: GenerateRequest, num_tokens: int, reason: str, *, is_cut: bool
     }
 
 
+BROKEN: dict[type["HonestEngine"], Failure] = {}  # engine |-> the failure of its rule
+
+
 class HonestEngine(LLMEngine):
     """Counts; has few seats, so that one which is not given back is missed."""
 
     mode = DisaggregationMode.AGGREGATED
+
+    def __init_subclass__(cls, breaks: Failure | None = None) -> None:
+        if breaks is not None:
+            BROKEN[cls] = breaks
 
     def __init__(self) -> None:
         self.seats: asyncio.Semaphore | None = None
@@ -56,9 +63,13 @@ class HonestEngine(LLMEngine):
         self.seated.add(context.id())
         try:
             async for chunk in self.count(request, context):
+                self.alter(chunk, request)
                 yield chunk
         finally:
             self.give_back(context)
+
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        """Break a chunk, or leave it as it is."""
 
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         max_tokens = request["stop_conditions"]["max_tokens"]
@@ -107,19 +118,19 @@ class TextEngine(HonestEngine):
 # ---- start ------------------------------------------------------------------------------------
 
 
-class FailsToStart(HonestEngine):
+class FailsToStart(HonestEngine, breaks=Failure.StartFailed):
     async def start(self, worker_id: int) -> EngineConfig:
         await super().start(worker_id)
         raise OSError("no such weights")
 
 
-class ForgetsItsModel(HonestEngine):
+class ForgetsItsModel(HonestEngine, breaks=Failure.EmptyModelInConfig):
     async def start(self, worker_id: int) -> EngineConfig:
         await super().start(worker_id)
         return EngineConfig(model=" ")
 
 
-class HasNoContext(HonestEngine):
+class HasNoContext(HonestEngine, breaks=Failure.WrongConfigValue):
     async def start(self, worker_id: int) -> EngineConfig:
         await super().start(worker_id)
         return EngineConfig(model="honest", context_length=0)
@@ -128,79 +139,67 @@ class HasNoContext(HonestEngine):
 # ---- generate ---------------------------------------------------------------------------------
 
 
-class Raises(HonestEngine):
+class Raises(HonestEngine, breaks=Failure.GenerateFailed):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         yield {"token_ids": [1], "index": 0}
         raise GeneratorExit("not today")
 
 
-class SaysNothing(HonestEngine):
+class SaysNothing(HonestEngine, breaks=Failure.NoChunksYielded):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         return
         yield
 
 
-class YieldsTensors(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            chunk["token_ids"] = tuple(chunk["token_ids"])  # type: ignore[typeddict-item]
-            yield chunk
+class YieldsTensors(HonestEngine, breaks=Failure.MalformedChunk):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        chunk["token_ids"] = tuple(chunk["token_ids"])  # type: ignore[typeddict-item]
 
 
-class InventsAFinishReason(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            if "finish_reason" in chunk:
-                chunk["finish_reason"] = "done"
-            yield chunk
+class InventsAFinishReason(HonestEngine, breaks=Failure.UnknownFinishReason):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        if "finish_reason" in chunk:
+            chunk["finish_reason"] = "done"
 
 
-class NeverSaysTheEnd(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            chunk.pop("finish_reason", None)
-            yield chunk
+class NeverSaysTheEnd(HonestEngine, breaks=Failure.NoTerminalChunk):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        chunk.pop("finish_reason", None)
 
 
-class GoesOnAfterTheEnd(HonestEngine):
+class GoesOnAfterTheEnd(HonestEngine, breaks=Failure.ChunkAfterTerminal):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         async for chunk in super().count(request, context):
             yield chunk
         yield {"token_ids": [], "index": 0}
 
 
-class ForgetsUsage(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            chunk.pop("completion_usage", None)
-            yield chunk
+class ForgetsUsage(HonestEngine, breaks=Failure.TerminalMissingUsage):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        chunk.pop("completion_usage", None)
 
 
-class MiscountsTokens(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            if "completion_usage" in chunk:
-                chunk["completion_usage"]["completion_tokens"] -= 1
-                chunk["completion_usage"]["total_tokens"] -= 1
-            yield chunk
+class MiscountsTokens(HonestEngine, breaks=Failure.UsageDoesNotAddUp):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        if "completion_usage" in chunk:
+            chunk["completion_usage"]["completion_tokens"] -= 1
+            chunk["completion_usage"]["total_tokens"] -= 1
 
 
-class MiscountsTheSum(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            if "completion_usage" in chunk:
-                chunk["completion_usage"]["total_tokens"] += 1
-            yield chunk
+class MiscountsTheSum(HonestEngine, breaks=Failure.UsageDoesNotAddUp):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        if "completion_usage" in chunk:
+            chunk["completion_usage"]["total_tokens"] += 1
 
 
-class SaysTooMuch(HonestEngine):
+class SaysTooMuch(HonestEngine, breaks=Failure.MaxTokensExceeded):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         request["stop_conditions"] = {"max_tokens": request["stop_conditions"]["max_tokens"] + 1}
         async for chunk in super().count(request, context):
             yield chunk
 
 
-class TiresEarly(HonestEngine):
+class TiresEarly(HonestEngine, breaks=Failure.AnswerTooShort):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         few = GenerateRequest(**request)
         few["stop_conditions"] = {"max_tokens": min(4, request["stop_conditions"]["max_tokens"])}
@@ -208,19 +207,17 @@ class TiresEarly(HonestEngine):
             yield chunk
 
 
-class MisalignsLogprobs(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            if "logprobs" in request.get("output_options", {}):
-                chunk["log_probs"] = [-0.5, -0.5]
-            yield chunk
+class MisalignsLogprobs(HonestEngine, breaks=Failure.LogprobsMisaligned):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        if "logprobs" in request.get("output_options", {}):
+            chunk["log_probs"] = [-0.5, -0.5]
 
 
-class ForgetsTheHandoff(HonestEngine):
+class ForgetsTheHandoff(HonestEngine, breaks=Failure.PrefillParamsMissing):
     mode = DisaggregationMode.PREFILL
 
 
-class MixesAnswersUp(HonestEngine):
+class MixesAnswersUp(HonestEngine, breaks=Failure.ConcurrentGenerateFailed):
     """Keeps the request it works on in the engine, where the next one overwrites it."""
 
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
@@ -236,7 +233,7 @@ class MixesAnswersUp(HonestEngine):
         yield last(self.current, number, "cancelled", is_cut=True)
 
 
-class FailsItsOwnProbe(HonestEngine):
+class FailsItsOwnProbe(HonestEngine, breaks=Failure.HealthCheckFailed):
     async def health_check_payload(self) -> dict[str, Any] | None:
         return {"token_ids": [1], "stop_conditions": {}}  # this engine needs max_tokens
 
@@ -244,34 +241,32 @@ class FailsItsOwnProbe(HonestEngine):
 # ---- cancellation -----------------------------------------------------------------------------
 
 
-class NeverLooksUp(HonestEngine):
+class NeverLooksUp(HonestEngine, breaks=Failure.CancellationIgnored):
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
         async for chunk in super().count(request, Context()):
             await asyncio.sleep(0.005)
             yield chunk
 
 
-class CallsItStopped(HonestEngine):
-    async def count(self, request: GenerateRequest, context: Context) -> Answer:
-        async for chunk in super().count(request, context):
-            if chunk.get("finish_reason") == "cancelled":
-                chunk["finish_reason"] = "stop"
-            yield chunk
+class CallsItStopped(HonestEngine, breaks=Failure.CancellationNotObserved):
+    def alter(self, chunk: GenerateChunk, request: GenerateRequest) -> None:
+        if chunk.get("finish_reason") == "cancelled":
+            chunk["finish_reason"] = "stop"
 
 
-class AbortsOnlyWhatRuns(HonestEngine):
+class AbortsOnlyWhatRuns(HonestEngine, breaks=Failure.AbortFailed):
     async def abort(self, context: Context) -> None:
         self.seated.remove(context.id())
         assert self.seats is not None
         self.seats.release()
 
 
-class ForgetsWhomItAborts(HonestEngine):
+class ForgetsWhomItAborts(HonestEngine, breaks=Failure.AbortLeaked):
     async def abort(self, context: Context) -> None:
         self.seated.discard(context.id())  # and leaks the seat
 
 
-class TalksWhenClosed(HonestEngine):
+class TalksWhenClosed(HonestEngine, breaks=Failure.DropFailed):
     async def generate(self, request: GenerateRequest, context: Context) -> Answer:
         try:
             async for chunk in super().generate(request, context):
@@ -282,7 +277,7 @@ class TalksWhenClosed(HonestEngine):
                 yield last(request, 0, "cancelled", is_cut=True)
 
 
-class LeavesSeatsToAbort(HonestEngine):
+class LeavesSeatsToAbort(HonestEngine, breaks=Failure.DropLeaked):
     async def generate(self, request: GenerateRequest, context: Context) -> Answer:
         assert self.seats is not None
         await self.seats.acquire()
@@ -298,12 +293,12 @@ class LeavesSeatsToAbort(HonestEngine):
 # ---- the end ----------------------------------------------------------------------------------
 
 
-class FailsToDrain(HonestEngine):
+class FailsToDrain(HonestEngine, breaks=Failure.DrainFailed):
     async def drain(self) -> None:
         assert not self.seated, "somebody still sits here"
 
 
-class DrainsByCutting(HonestEngine):
+class DrainsByCutting(HonestEngine, breaks=Failure.DrainCutStream):
     is_cut = False
 
     async def count(self, request: GenerateRequest, context: Context) -> Answer:
@@ -316,7 +311,7 @@ class DrainsByCutting(HonestEngine):
         self.is_cut = True
 
 
-class NeverComesToRest(HonestEngine):
+class NeverComesToRest(HonestEngine, breaks=Failure.NotQuiescent):
     is_draining = False
 
     async def drain(self) -> None:
@@ -326,7 +321,7 @@ class NeverComesToRest(HonestEngine):
         return not self.is_draining
 
 
-class CannotEndUnstarted(HonestEngine):
+class CannotEndUnstarted(HonestEngine, breaks=Failure.CleanupWithoutStartFailed):
     async def start(self, worker_id: int) -> EngineConfig:
         self.seats = asyncio.Semaphore(NUM_SEATS)
         return await super().start(worker_id)
@@ -335,7 +330,7 @@ class CannotEndUnstarted(HonestEngine):
         self.seats.release()  # type: ignore[union-attr]
 
 
-class CannotEndHalfStarted(HonestEngine):
+class CannotEndHalfStarted(HonestEngine, breaks=Failure.PartialStartCleanupFailed):
     is_loading = False
     weights: list[int] | None = None
 
@@ -350,14 +345,14 @@ class CannotEndHalfStarted(HonestEngine):
             self.weights.clear()  # type: ignore[union-attr]
 
 
-class FailsToClean(HonestEngine):
+class FailsToClean(HonestEngine, breaks=Failure.CleanupFailed):
     async def cleanup(self) -> None:
         if self.seats is not None:
             await super().cleanup()
             raise OSError("the device is busy")
 
 
-class CleansTwice(HonestEngine):
+class CleansTwice(HonestEngine, breaks=Failure.SecondCleanupFailed):
     is_clean = False
 
     async def cleanup(self) -> None:
@@ -366,7 +361,7 @@ class CleansTwice(HonestEngine):
             self.is_clean = True
 
 
-class LeavesATask(HonestEngine):
+class LeavesATask(HonestEngine, breaks=Failure.TasksLeaked):
     task: asyncio.Task[None] | None = None
 
     async def start(self, worker_id: int) -> EngineConfig:
@@ -378,7 +373,7 @@ class LeavesATask(HonestEngine):
         await asyncio.Event().wait()
 
 
-class LeavesAThread(HonestEngine):
+class LeavesAThread(HonestEngine, breaks=Failure.ThreadsLeaked):
     released = threading.Event()  # for the test, which wants to end
 
     async def start(self, worker_id: int) -> EngineConfig:
@@ -386,40 +381,3 @@ class LeavesAThread(HonestEngine):
         self.released.clear()
         threading.Thread(target=self.released.wait, name="publisher").start()
         return config
-
-
-BROKEN: dict[type[HonestEngine], Failure] = {
-    FailsToStart: Failure.StartFailed,
-    ForgetsItsModel: Failure.EmptyModelInConfig,
-    HasNoContext: Failure.WrongConfigValue,
-    Raises: Failure.GenerateFailed,
-    SaysNothing: Failure.NoChunksYielded,
-    YieldsTensors: Failure.MalformedChunk,
-    InventsAFinishReason: Failure.UnknownFinishReason,
-    NeverSaysTheEnd: Failure.NoTerminalChunk,
-    GoesOnAfterTheEnd: Failure.ChunkAfterTerminal,
-    ForgetsUsage: Failure.TerminalMissingUsage,
-    MiscountsTokens: Failure.UsageDoesNotAddUp,
-    MiscountsTheSum: Failure.UsageDoesNotAddUp,
-    SaysTooMuch: Failure.MaxTokensExceeded,
-    TiresEarly: Failure.AnswerTooShort,
-    MisalignsLogprobs: Failure.LogprobsMisaligned,
-    ForgetsTheHandoff: Failure.PrefillParamsMissing,
-    MixesAnswersUp: Failure.ConcurrentGenerateFailed,
-    FailsItsOwnProbe: Failure.HealthCheckFailed,
-    NeverLooksUp: Failure.CancellationIgnored,
-    CallsItStopped: Failure.CancellationNotObserved,
-    AbortsOnlyWhatRuns: Failure.AbortFailed,
-    ForgetsWhomItAborts: Failure.AbortLeaked,
-    TalksWhenClosed: Failure.DropFailed,
-    LeavesSeatsToAbort: Failure.DropLeaked,
-    FailsToDrain: Failure.DrainFailed,
-    DrainsByCutting: Failure.DrainCutStream,
-    NeverComesToRest: Failure.NotQuiescent,
-    CannotEndUnstarted: Failure.CleanupWithoutStartFailed,
-    CannotEndHalfStarted: Failure.PartialStartCleanupFailed,
-    FailsToClean: Failure.CleanupFailed,
-    CleansTwice: Failure.SecondCleanupFailed,
-    LeavesATask: Failure.TasksLeaked,
-    LeavesAThread: Failure.ThreadsLeaked,
-}

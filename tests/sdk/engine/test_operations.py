@@ -110,9 +110,7 @@ async def test_the_system_server_reports_health_and_runs_commands(quick: Runtime
         assert (await http.get("/engine/control/pause")).status_code == 405
 
 
-async def test_metrics_have_the_engines_own_with_labels_and_its_cache(
-    quick: RuntimeConfig,
-) -> None:
+async def test_metrics_have_the_engines_own_with_labels_and_its_cache(quick: RuntimeConfig) -> None:
     engine = Observed()
     async with serving(engine, config_of(metrics_labels=[("team", "a")]), quick) as worker:
         engine.publisher.publish(0, ComponentSnapshot(2, 8, 0.25, 0, kv_cache_hit_rate=0.5))

@@ -121,8 +121,7 @@ async def test_other_topics_media_and_sizes_are_left_alone(listening: Pair, engi
 async def test_adapters_are_part_of_the_name(listening: Pair, engine: Engine) -> None:
     engine.send(stored(TOKENS[:4], [1], None, 3), stored(TOKENS[:4], [2], None, 3, "GPU", "mine"))
     await held(
-        listening,
-        [block_hashes(TOKENS[:4], BLOCK, adapter=each)[0] for each in ("3", "mine")],
+        listening, [block_hashes(TOKENS[:4], BLOCK, adapter=each)[0] for each in ("3", "mine")]
     )
 
 

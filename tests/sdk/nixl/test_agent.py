@@ -84,9 +84,7 @@ def test_memory_of_the_host_is_no_vram() -> None:
     agent.close()
 
 
-def test_the_cuda_driver_decides_the_kind_of_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cuda_driver_decides_the_kind_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         """Device memory at 1, pinned memory of the host at 2; all else it does not know."""
 

@@ -292,9 +292,6 @@ print(agent.transfer(agent.make_prepped_xfer("WRITE", here, [0], there, [0], "ne
 """
     with decode.stopped():
         ended = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S
         )
     assert ended.returncode == 0 and "PROC" in ended.stdout.splitlines(), ended

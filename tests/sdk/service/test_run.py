@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
 
 from tandem.launch.cli.main import main
+from tests.processes import line_until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 END_TIMEOUT_S = 60.0
@@ -46,13 +46,7 @@ class Running:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Read lines until one matches. Fail at the process's end."""
-        output: IO[str] | None = self.process.stdout
-        assert output is not None
-        for line in output:
-            self.lines.append(line)
-            if match := re.search(pattern, line):
-                return match
-        raise AssertionError(f"no line matched {pattern!r} in:\n{''.join(self.lines)}")
+        return line_until(pattern, self.process, self.lines)
 
     def pid_of(self, name: str) -> int:
         """Return the pid of an instance, from the status lines."""
