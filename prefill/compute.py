@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from bisect import bisect_right
 
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
+from tandem.engine.schedule.windows import first_read
 from tandem.prefill.tools import PromptTools
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import TandemError, TransferError
@@ -73,7 +75,7 @@ class PromptComputation:
                 tools.puller.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
                 tools.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
             num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
-            num_layers = tools.group.layout.num_layers
+            num_layers = len(tools.layer_groups.places)
             progress = LayerProgress(self._request_id, num_tokens, num_layers, None)
             writer.write_ready(self._computed(seq, progress))
             if is_last:  # after the write, which takes longer to arrive
@@ -86,17 +88,21 @@ class PromptComputation:
         num_blocks = num_tokens // self._tools.block_size
         if num_tokens == seq.num_given_tokens:
             num_blocks = num_blocks_of(num_tokens, self._tools.block_size)
+        # Blocks of all groups are cut alike, for one table of descriptors.
+        ends = layer_boundaries(layout.num_layers, seq.num_layer_groups)
+        num_stored = self._tools.layer_groups.num_stored(progress.num_layers)
         return ComputedBlocks(
             seq.block_table,
             num_blocks * layout.num_groups,
-            progress.num_layers,
-            layer_boundaries(layout.num_layers, seq.num_layer_groups),
+            [(0, *ends)[bisect_right(ends, num)] for num in num_stored],
+            ends,
             progress.event,
         )
 
     def _sequence(self) -> Sequence:
         grant = self._writer.machine.grant
         token_ids = checked_token_ids(grant, self._tools.vocab_size)
+        self._check_fill(len(token_ids))
         return Sequence(
             request_id=self._request_id,
             token_ids=token_ids,
@@ -105,19 +111,28 @@ class PromptComputation:
             stop=grant.stop,
             cache_salt=grant.cache_salt,
             prefill_only=True,
-            num_layer_groups=self._num_layer_groups(len(grant.fill)),
+            num_layer_groups=self._num_layer_groups(len(token_ids)),
         )
 
-    def _num_layer_groups(self, num_fill_blocks: int) -> int:
-        """Return the number of parts, by layers, in which the prompt's last chunk is written.
+    def _check_fill(self, num_tokens: int) -> None:
+        """Raise TransferError for a block that a window passes, which is freed with it."""
+        windows = self._tools.group.layout.windows
+        starts = [first_read(each, num_tokens - 1, self._tools.block_size) for each in windows]
+        for ordinal, _ in self._writer.machine.grant.fill:
+            if ordinal // len(starts) < starts[ordinal % len(starts)]:
+                raise TransferError(f"a window has passed block {ordinal}, which is to be filled")
 
-        Blocks of several groups of layers are written whole.
-        """
+    def _num_layer_groups(self, num_tokens: int) -> int:
+        """Return the number of parts, by layers, in which the prompt's last chunk is written."""
         tools, layout, rates = self._tools, self._tools.group.layout, self._writer.link.rates
-        if rates is None or not tools.transfer.stream_layers or layout.num_groups > 1:
+        if rates is None or not tools.transfer.stream_layers:
             return 1
-        num_blocks = min(num_fill_blocks, -(-tools.max_chunk_tokens // tools.block_size))
-        return rates.num_groups(num_blocks, layout.block_bytes, layout.num_layers)
+        begin = num_blocks_of(num_tokens, tools.block_size) * layout.num_groups
+        begin -= num_blocks_of(tools.max_chunk_tokens, tools.block_size) * layout.num_groups
+        num_blocks = sum(ordinal >= begin for ordinal, _ in self._writer.machine.grant.fill)
+        return rates.num_groups(
+            num_blocks, layout.block_bytes, layout.num_layers, layout.num_groups
+        )
 
     async def _pull_prefix(self, seq: Sequence) -> int:
         """READ the decode worker's cached prefix if that is faster; return its tokens."""

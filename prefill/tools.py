@@ -14,6 +14,7 @@ from tandem.transfer.handoff.sender import SenderTools
 
 if TYPE_CHECKING:  # other engines than Tandem's have jobs, too
     from tandem.engine.loop import EngineLoop
+    from tandem.engine.models.layer_groups import LayerGroups
     from tandem.engine.outputs import SequenceOutput
     from tandem.engine.schedule.sequence import LayerProgress, Sequence
     from tandem.engine.step.masks import Matcher
@@ -42,6 +43,7 @@ class PromptTools:
     puller: "PrefixPuller"
     matcher_of: "Callable[[Grammar | None, Sequence], Awaitable[Matcher | None]]"
     block_size: int
+    layer_groups: "LayerGroups"
     vocab_size: int
     max_chunk_tokens: int  # that one step computes
     transfer: TransferConfig

@@ -143,6 +143,7 @@ class PrefillRole:
         """Take tickets up to the budget of jobs and of uncached tokens."""
         config, settings = self._config, self._worker.settings
         block_size = self.engine.block_pool.block_size
+        model_config = self.engine.runner.model_config
         prompt_tools = PromptTools(
             group=self._group,
             loop=self.loop,
@@ -151,7 +152,8 @@ class PrefillRole:
             puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
             matcher_of=self._worker.matcher_of,
             block_size=block_size,
-            vocab_size=self.engine.runner.model_config.vocab_size,
+            layer_groups=model_config.layer_groups,
+            vocab_size=model_config.vocab_size,
             max_chunk_tokens=self.engine.scheduler.max_num_batched_tokens,
             transfer=settings.transfer,
         )

@@ -22,6 +22,7 @@ from tandem.runtime.node import Node
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
+from tandem.transfer.link import LinkRates
 
 MODEL = "tiny"
 BLOCK_SIZE = 4
@@ -30,13 +31,24 @@ TRANSFER = TransferConfig(backend="loopback", grace_ms=100, lease_margin_ms=10)
 QUEUE = QueueConfig(ack_wait_s=1.0)
 
 
-def write_tiny_model(folder: Path, window: int = 0) -> Path:
-    """A model whose text changes with every token of its prompt. The last layer has the window."""
+# As if any write cost nothing but its bytes: as many groups of layers as there may be.
+FREE_WRITES = LinkRates(
+    overhead_s=1e-7,
+    descriptor_s=0.0,
+    s_per_byte=1e-6,
+    read_s_per_byte=1e-6,
+    wire_bytes_per_s=1e6,
+    core_share=0.0,
+)
+
+
+def write_tiny_model(folder: Path, window: int = 0, layers: str = "fw") -> Path:
+    """A model whose text changes with every token of its prompt. Layers "w" have the window."""
     write_random_model(
         folder,
         vocab_size=320,
         hidden_size=32,
-        num_layers=2,
+        num_layers=len(layers),
         num_heads=2,
         num_kv_heads=1,
         head_dim=16,
@@ -45,7 +57,8 @@ def write_tiny_model(folder: Path, window: int = 0) -> Path:
     )
     if window:
         path = folder / "config.json"
-        changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+        kinds = [{"f": "full_attention", "w": "sliding_attention"}[each] for each in layers]
+        changes = {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
 

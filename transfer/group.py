@@ -127,9 +127,9 @@ class TransferGroup:
         for link in self.links.values():
             if (rates := link.rates) is None:
                 continue
-            num_blocks = None
-            if layout.num_groups == 1:  # else blocks are written whole
-                num_blocks = rates.min_streaming_blocks(layout.block_bytes, layout.num_layers)
+            num_blocks = rates.min_streaming_blocks(
+                layout.block_bytes, layout.num_layers, layout.num_groups
+            )
             found.append(
                 LinkReport(
                     decode_instance=link.peer.instance_id,
@@ -137,7 +137,7 @@ class TransferGroup:
                     memory=self.pool.memory,
                     write_bytes_per_s=rates.wire_bytes_per_s,
                     overhead_us=rates.overhead_s * 1e6,
-                    min_streaming_tokens=num_blocks and num_blocks * layout.block_size,
+                    min_streaming_tokens=num_blocks and layout.num_tokens(num_blocks),
                     is_broken=link.is_broken,
                 )
             )

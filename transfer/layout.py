@@ -5,6 +5,7 @@ block is one contiguous record over all layers of a group. A model has one group
 layers have a window.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -75,6 +76,20 @@ class KvLayout:
     def token_bytes(self) -> float:
         """Bytes of a rank that each further token of a long prompt adds to a handoff."""
         return max(1, self.windows.count(0)) * self.block_bytes / self.block_size
+
+    def num_tokens(self, num_blocks: int) -> int | None:
+        """Return the fewest tokens, in whole blocks, of a handoff of `num_blocks`. None: no such.
+
+        A group with a window adds no more blocks than a window touches.
+        """
+        limits = [-(-window // self.block_size) + 1 for window in self.windows if window]
+        num_full = self.windows.count(0)
+
+        def num_blocks_of(num_ordinals: int) -> int:
+            return num_full * num_ordinals + sum(min(num_ordinals, limit) for limit in limits)
+
+        found = bisect_left(range(num_blocks + 1), num_blocks, key=num_blocks_of)
+        return found * self.block_size if found <= num_blocks else None
 
     @property
     def heads_per_rank(self) -> int:

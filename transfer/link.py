@@ -33,27 +33,43 @@ class LinkRates:
         moving_s = num_descriptors * self.descriptor_s + num_bytes * self.read_s_per_byte
         return 2 * self.overhead_s + moving_s
 
-    def exposed_s(self, num_groups: int, num_blocks: int, block_bytes: int) -> float:
+    def exposed_s(
+        self, num_groups: int, num_blocks: int, block_bytes: int, num_kinds: int = 1
+    ) -> float:
         """Return the time that writing a last chunk in groups of layers adds to its prefill.
 
         It is the last group's write, and the computing time that the other writes take. A whole
-        block is adjacent to the next one; a group of its layers is not.
+        block is adjacent to the next one; a group of its layers is not. Where there are blocks of
+        several kinds, which hold different layers, a group is two writes rather than one: the end
+        of one kind and the begin of another.
         """
         num_bytes = num_blocks * block_bytes
         if num_groups == 1:
             return self.write_s(num_bytes)
         group_s = self.write_s(num_bytes // num_groups, num_blocks)
+        if num_kinds > 1:
+            group_s += self.overhead_s
         return group_s + (num_groups - 1) * group_s * self.core_share
 
-    def num_groups(self, num_blocks: int, block_bytes: int, num_layers: int) -> int:
-        """Return the number of groups of layers that delivers a last chunk soonest."""
-        counts = [count for count in GROUP_COUNTS if count <= num_layers]
-        return min(counts, key=lambda count: self.exposed_s(count, num_blocks, block_bytes))
+    def num_groups(
+        self, num_blocks: int, block_bytes: int, num_layers: int, num_kinds: int = 1
+    ) -> int:
+        """Return the number of groups of layers that delivers a last chunk soonest.
 
-    def min_streaming_blocks(self, block_bytes: int, num_layers: int) -> int | None:
+        A block of each of `num_kinds` has `num_layers` layers.
+        """
+
+        def exposed_s(count: int) -> float:
+            return self.exposed_s(count, num_blocks, block_bytes, num_kinds)
+
+        return min((n for n in GROUP_COUNTS if n <= num_kinds * num_layers), key=exposed_s)
+
+    def min_streaming_blocks(
+        self, block_bytes: int, num_layers: int, num_kinds: int = 1
+    ) -> int | None:
         """Return the fewest blocks, a power of two, that are written by layers; None: none are."""
         for exponent in range(17):
-            if self.num_groups(1 << exponent, block_bytes, num_layers) > 1:
+            if self.num_groups(1 << exponent, block_bytes, num_layers, num_kinds) > 1:
                 return 1 << exponent
         return None
 

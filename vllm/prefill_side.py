@@ -66,7 +66,7 @@ class TicketPrompt:
         if is_last:
             num_blocks = num_blocks_of(num_tokens, blocks.block_size)
         table = blocks.table(progress.block_ids[:num_blocks])
-        self._writer.write_ready(ComputedBlocks(table, len(table), 1, (1,), event))
+        self._writer.write_ready(ComputedBlocks(table, len(table), (1,), (1,), event))
 
     def advance(self, progress: Progress, event: "Event | None") -> None:
         """Handle a step of vLLM's that computed a part of the prompt."""

@@ -123,8 +123,7 @@ _NOTES = """\
 - A layer with a sliding window computes over its window alone, and keeps only the blocks that later
   tokens read: the others go back to the pool as the window passes, where the prefix cache has them
   until their place is needed, and a handoff sends none of them. A prefix is found again while the
-  blocks of its last window are there. The last chunk of a prompt is not written layer by layer
-  where only some layers have a window. A window that is not shorter than
+  blocks of its last window are there. A window that is not shorter than
   `max_position_embeddings` is none.
 - LongRoPE has factors for short sequences and for long ones. The short ones are in use when
   `engine.max_model_len`, or else `max_position_embeddings`, is at most

@@ -18,6 +18,16 @@ class LayerGroups:
     size: int  # layers that a block has room for
     places: tuple[tuple[int, int], ...]  # of each layer: its group, and its place in a block
 
+    def num_stored(self, num_layers: int) -> list[int]:
+        """Return the leading layers of each group's blocks that the first `num_layers` complete.
+
+        A group with room for more layers than it has is complete with the last that it has.
+        """
+        num_stored = [self.size] * len(self.windows)
+        for group, place in reversed(self.places[num_layers:]):
+            num_stored[group] = place
+        return num_stored
+
 
 @cache
 def group_layers(windows: tuple[int, ...], longest: int) -> LayerGroups:

@@ -18,9 +18,8 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.transfer.handoff import claimant
-from tandem.transfer.link import LinkRates
 from tandem.transfer.loopback import LoopbackFabric
-from tests.handoff_peer import BLOCK_SIZE, TRANSFER
+from tests.handoff_peer import BLOCK_SIZE, FREE_WRITES, TRANSFER
 from tests.prefill.decode_peer import Offer, Stage, fresh_prompt
 from tests.services import NatsServer, eventually
 
@@ -429,16 +428,6 @@ async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_b
             await eventually(lambda: stage.peer.node.nats.connected)
             await stage.text(await stage.offer(fresh_prompt(9)))
             await stage.balanced()
-
-
-FREE_WRITES = LinkRates(
-    overhead_s=1e-7,
-    descriptor_s=0.0,
-    s_per_byte=1e-6,
-    read_s_per_byte=1e-6,
-    wire_bytes_per_s=1e6,
-    core_share=0.0,
-)
 
 
 async def test_the_end_of_a_prompt_goes_by_groups_of_layers_where_that_is_faster(

@@ -181,6 +181,34 @@ async def test_rates_are_of_the_bytes_that_go_where_ranks_share_a_part_of_their_
     assert measured == [(3 * halves.block_bytes,) * 2]
 
 
+@pytest.mark.parametrize(
+    ("windows", "num_tokens"), [((0,), 16), ((0, 8, 8), 40), ((0, 0), 32), ((4,), None)]
+)
+async def test_a_report_says_from_how_many_tokens_on_layers_are_streamed(
+    make_pool: MakePool,
+    start_group: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    windows: tuple[int, ...],
+    num_tokens: int | None,
+) -> None:
+    layout = replace(DEEP, windows=windows)
+    overhead_s = 1.5 * layout.block_bytes  # 4 blocks are worth cutting, or 16 of several kinds
+
+    async def measure(spare: Any, memory: str) -> LinkRates:
+        return LinkRates(overhead_s, 0.0, 1.0, 1.0, 1.0, 0.5)
+
+    monkeypatch.setattr(group_module, "measure", measure)
+    p: TransferGroup = await start_group(
+        "p", [make_pool(8, layout, num_spare_blocks=4)], layout, config=LOOPBACK
+    )
+    d: TransferGroup = await start_group(
+        "d", [make_pool(8, layout, num_spare_blocks=4)], layout, config=LOOPBACK
+    )
+    await p.measure(await p.connect(d.metadata()))
+    (report,) = p.reports()
+    assert report.min_streaming_tokens == num_tokens
+
+
 @pytest.mark.parametrize(("expected", "is_slow"), [(1e15, True), (1.0, False)])
 async def test_a_way_far_below_its_memory_s_kind_is_warned_of_once_and_no_other(
     expected: float,

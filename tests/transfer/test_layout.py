@@ -49,6 +49,27 @@ def test_windows_are_in_the_layouts_of_models_that_have_some_alone() -> None:
     assert windowed.token_bytes == LAYOUT.block_bytes / 16
 
 
+@pytest.mark.parametrize(
+    ("windows", "num_blocks", "num_tokens"),
+    [
+        ((0,), 8, 128),
+        ((0, 20), 2, 16),
+        ((0, 20), 5, 48),
+        ((0, 20), 6, 48),  # the window touches three blocks
+        ((0, 20), 8, 80),
+        ((0, 20, 20), 9, 48),
+        ((0, 0), 9, 80),
+        ((20,), 3, 48),
+        ((20,), 4, None),
+    ],
+)
+def test_a_handoff_of_so_many_blocks_has_the_fewest_tokens_that_need_them(
+    windows: tuple[int, ...], num_blocks: int, num_tokens: int | None
+) -> None:
+    layout = replace(LAYOUT, windows=windows)
+    assert layout.block_size == 16 and layout.num_tokens(num_blocks) == num_tokens
+
+
 def test_workers_of_different_widths_agree_on_the_layout() -> None:
     assert replace(LAYOUT, tp_size=4).digest() == LAYOUT.digest()
 

@@ -38,6 +38,14 @@ def test_what_is_exposed_is_the_last_group_and_what_the_others_take_from_computi
     assert link.exposed_s(4, 4, 8) == group_s + 3 * 0.25 * group_s
 
 
+def test_a_group_of_layers_is_two_writes_where_blocks_hold_different_layers() -> None:
+    link = LinkRates(1.0, 0.5, 2.0, 3.0, 1.0, 0.25)
+    assert link.exposed_s(1, 4, 8, num_kinds=7) == link.write_s(32)
+    group_s = link.write_s(8, 4) + 1.0
+    assert link.exposed_s(4, 4, 8, num_kinds=7) == group_s + 3 * 0.25 * group_s
+    assert replace(link, overhead_s=0.0, core_share=0.0).num_groups(64, 64, 1, num_kinds=4) == 4
+
+
 @given(rates, sizes, st.integers(1, 80))
 def test_the_groups_chosen_are_never_later_than_no_streaming_nor_more_than_the_layers(
     link: LinkRates, size: tuple[int, int], num_layers: int

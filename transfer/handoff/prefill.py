@@ -77,12 +77,16 @@ class PrefillHandoff:
         """Some layer of some block has not been posted yet."""
         return self._num_unposted > 0
 
-    def ready(self, num_blocks: int, num_layers: int) -> dict[int, list[int]]:
-        """Return first unposted layer |-> ordinals, up to these numbers of blocks and layers."""
-        found: dict[int, list[int]] = {}
+    def ready(self, num_blocks: int, num_layers: Sequence[int]) -> dict[range, list[int]]:
+        """Return unposted layers |-> ordinals, up to these numbers of blocks and layers.
+
+        The layers are those of blocks of each group: ordinals take turns through the groups.
+        """
+        found: dict[range, list[int]] = {}
         for ordinal, num_posted in self._num_layers_posted.items():
-            if ordinal < num_blocks and num_posted < num_layers:
-                found.setdefault(num_posted, []).append(ordinal)
+            num_ready = num_layers[ordinal % len(num_layers)]
+            if ordinal < num_blocks and num_posted < num_ready:
+                found.setdefault(range(num_posted, num_ready), []).append(ordinal)
         return found
 
     def post(

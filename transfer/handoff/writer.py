@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 class ComputedBlocks:
     """The part of a prompt that is in the pool, once `event` has happened where there is one.
 
-    The first `num_blocks` of `block_table` have their layers below `num_layers`. A block below 0
-    is in the pool no more. `boundaries` are the ends of the groups of layers that are written
-    apart.
+    The first `num_blocks` of `block_table`, which take turns through the groups of layers, have
+    their group's number of `num_layers`. `boundaries` are the ends of the layers of a block that
+    are written apart.
     """
 
     block_table: Sequence[int]
     num_blocks: int
-    num_layers: int
+    num_layers: Sequence[int]
     boundaries: Sequence[int]
     event: "Event | None" = None
 
@@ -60,11 +60,7 @@ class BlockWriter:
         """Post what is computed and not posted yet."""
         machine, longest_s = self.machine, self._group.longest_write_s
         ready = machine.ready(computed.num_blocks, computed.num_layers)
-        for first_layer, ordinals in ready.items():
-            if any(computed.block_table[ordinal] < 0 for ordinal in ordinals):
-                machine.stop("a window has passed a block that is to be filled")
-                return
-            layers = range(first_layer, computed.num_layers)
+        for layers, ordinals in ready.items():
             for write in machine.post(ordinals, layers, time.perf_counter(), longest_s):
                 self.spawn(self._write(write, computed))
 

@@ -4,8 +4,7 @@ import pytest
 
 from tandem.engine.models.layer_groups import group_layers
 
-
-@pytest.mark.parametrize(
+SHAPES = pytest.mark.parametrize(
     ("windows", "longest", "expected", "size"),
     [
         ([0] * 36, 131_072, (0,), 36),
@@ -18,6 +17,9 @@ from tandem.engine.models.layer_groups import group_layers
         ([0] * 27 + [512], 32_768, (0,), 28),  # groups of one layer would be too many
     ],
 )
+
+
+@SHAPES
 def test_groups_have_one_window_and_one_size(
     windows: list[int], longest: int, expected: tuple[int, ...], size: int
 ) -> None:
@@ -26,3 +28,15 @@ def test_groups_have_one_window_and_one_size(
     assert len(set(groups.places)) == len(windows)
     for window, (group, place) in zip(windows, groups.places, strict=True):
         assert place < size and groups.windows[group] in (window, 0)
+
+
+@SHAPES
+def test_a_layer_is_stored_in_its_group_s_block_once_it_is_computed(
+    windows: list[int], longest: int, expected: tuple[int, ...], size: int
+) -> None:
+    groups = group_layers(tuple(windows), longest)
+    for num_layers in range(len(windows) + 1):
+        num_stored = groups.num_stored(num_layers)
+        stored = [place < num_stored[group] for group, place in groups.places]
+        assert stored == [layer < num_layers for layer in range(len(windows))]
+    assert num_stored == [size] * len(expected)  # places without a layer among them

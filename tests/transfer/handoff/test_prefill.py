@@ -60,15 +60,25 @@ def test_p_posts_each_ordinal_once_and_settles_when_all_have_landed() -> None:
 
 def test_blocks_are_ready_layer_by_layer_and_below_what_is_computed() -> None:
     handoff = prefill_handoff()
-    assert handoff.ready(4, 4) == {}  # the decode worker holds these
-    assert handoff.ready(5, 4) == {0: [4]}
+    assert handoff.ready(4, [4]) == {}  # the decode worker holds these
+    assert handoff.ready(5, [4]) == {WHOLE: [4]}
     handoff.post([4], WHOLE, 1.0)
-    assert handoff.ready(7, 2) == {0: [5, 6]}
+    assert handoff.ready(7, [2]) == {range(2): [5, 6]}
     handoff.post([5], range(2), 1.0)
-    assert handoff.ready(7, 2) == {0: [6]}
-    assert handoff.ready(7, 4) == {2: [5], 0: [6]}
+    assert handoff.ready(7, [2]) == {range(2): [6]}
+    assert handoff.ready(7, [4]) == {range(2, 4): [5], WHOLE: [6]}
     with pytest.raises(AssertionError, match="once"):
         handoff.post([6], range(2, 4), 1.0)
+
+
+def test_layers_of_each_kind_of_block_are_ready_for_themselves() -> None:
+    handoff = prefill_handoff()
+    assert handoff.ready(6, [4, 0]) == {WHOLE: [4]}
+    assert handoff.ready(7, [3, 1]) == {range(3): [4, 6], range(1): [5]}
+    handoff.post([4, 6], range(3), 1.0)
+    handoff.post([5], range(1), 1.0)
+    assert handoff.ready(7, [3, 1]) == {}
+    assert handoff.ready(7, [4, 4]) == {range(3, 4): [4, 6], range(1, 4): [5]}
 
 
 def test_groups_of_layers_are_pinned_until_the_last_is_written() -> None:

@@ -178,7 +178,7 @@ def test_a_worker_that_was_refused_does_not_settle_for_the_claimant() -> None:
     job = stage.run_of(case)
     [write] = stage.post(job)
     stage.processes[0].frozen_until = stage.now + 0.1  # so that its ticket comes to another
-    other = stage.take_ticket(stage.processes[1], case, [(4, 2)])
+    other = stage.take_ticket(stage.processes[1], case, [(4, (2,))])
     assert other is not None
     stage.claim(other, 1)
     stage.hear_nothing(other)  # it was refused, and the answer was lost

@@ -7,7 +7,7 @@ from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.clock import TICK_SLACK_S, pass_time
 from tests.transfer.schedules.decode import GRACE_MS
-from tests.transfer.schedules.parts import WATCH_S, Case, Job, Write
+from tests.transfer.schedules.parts import WATCH_S, Case, Job, Plan, Write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,17 +49,19 @@ def publish(schedule: "Schedule") -> None:
     world.claim(job, tp_size)
 
 
-def plan(schedule: "Schedule", case: Case) -> list[tuple[int, int]]:
-    """(blocks, layers) that are computed step by step: chunks, and groups of layers of the last."""
-    num_layers, num_blocks = schedule.world.shape.num_layers, len(case.blocks)
+def plan(schedule: "Schedule", case: Case) -> Plan:
+    """What is computed step by step: chunks, and groups of layers of the last."""
+    shape, num_blocks = schedule.world.shape, len(case.blocks)
     steps = []
     done = 0
     while done < num_blocks:
         done = min(num_blocks, done + 1 + int(schedule.chance() * 4))
-        steps.append((done, num_layers))
-    for layer in range(num_layers - 1, 0, -1):
+        steps.append((done, (shape.num_layers,) * shape.num_kinds))
+    kinds = list(range(shape.num_kinds)) * shape.num_layers  # layer by layer
+    for layer in range(len(kinds) - 1, 0, -1):
         if schedule.chance() < 0.5:
-            steps.insert(len(steps) - 1, (num_blocks, layer))
+            num_layers = tuple(kinds[:layer].count(kind) for kind in range(shape.num_kinds))
+            steps.append((num_blocks, num_layers))
     return sorted(steps)
 
 

@@ -25,11 +25,15 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What two workers share: ranks on both sides and layers; one head per pair of ranks."""
+    """What two workers share: ranks on both sides and layers; one head per pair of ranks.
+
+    Blocks are of `num_kinds`, in turns, each of so many other layers of the model.
+    """
 
     prefill_tp: int
     decode_tp: int
     num_layers: int
+    num_kinds: int = 1
 
     @property
     def num_heads(self) -> int:

@@ -13,6 +13,7 @@ from tests.transfer.schedules.memory import Flight, Words
 
 WATCH_S = 0.05  # between looks at whether a claimant stands still
 
+Plan = list[tuple[int, tuple[int, ...]]]
 Place = Literal["fill", "quarantine", "decoding", "gone"]
 Fate = Literal["posted", "landed", "failed"]
 
@@ -73,12 +74,15 @@ class Case:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One run of a ticket on a prefill worker. `plan`: (blocks, layers) computed step by step."""
+    """One run of a ticket on a prefill worker.
+
+    `plan`: (blocks, layers of each kind of block) computed step by step.
+    """
 
     process: Process
     case: Case
     run: int
-    plan: list[tuple[int, int]]
+    plan: Plan
     machine: PrefillHandoff | None = None
     source: dict[int, int] = field(default_factory=dict)  # ordinal |-> own block
     num_layers: dict[int, int] = field(default_factory=dict)  # ordinal |-> computed by now

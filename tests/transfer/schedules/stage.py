@@ -26,7 +26,7 @@ class Stage(World):
 
     def run_of(self, case: Case, worker: int = 0, steps: Sequence[int] = (2, 4)) -> Job:
         """A prefill worker takes the ticket and claims; the decode worker's answer is handled."""
-        job = self.take_ticket(self.processes[worker], case, [(step, 2) for step in steps])
+        job = self.take_ticket(self.processes[worker], case, [(step, (2,)) for step in steps])
         assert job is not None
         self.claim(job, 1)
         message = self.sent("claim", job)

@@ -44,7 +44,7 @@ class Schedule:
         self.draw = draw
         self.chance = draw.random
         self.log = log
-        shape = Shape(*self.pick(WIDTHS), self.pick((1, 2, 3, 4)))
+        shape = Shape(*self.pick(WIDTHS), self.pick((1, 2, 3, 4)), self.pick((1, 1, 2)))
         verify = self.chance() < 0.7
         self.world = World(
             shape, memory or WordMemory(), verify=verify, longest_s=self.pick((0.0, 0.0, 0.15))

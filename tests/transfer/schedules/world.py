@@ -10,7 +10,7 @@ from tandem.transfer.handoff.prefill import PrefillHandoff
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide
 from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
-from tests.transfer.schedules.parts import Case, Job, Message, Process, Write
+from tests.transfer.schedules.parts import Case, Job, Message, Plan, Process, Write
 
 NUM_BLOCKS = 12  # of a prefill worker
 MARGIN_MS = 100
@@ -45,7 +45,7 @@ class World(DecodeSide):
         claim = Claim(machine.handoff_id, 1, *job.process.who, tp_size, job.name)
         self.wire.append(Message("claim", job, claim, self.now))
 
-    def take_ticket(self, process: Process, case: Case, plan: list[tuple[int, int]]) -> Job | None:
+    def take_ticket(self, process: Process, case: Case, plan: Plan) -> Job | None:
         """None: the process has it in hands already, and lets the second delivery be."""
         if any(job.case is case for job in process.jobs):
             return None
@@ -95,21 +95,19 @@ class World(DecodeSide):
         is_last = job.num_steps == len(job.plan)
         prompt = job.case.prompt
         for ordinal, block_id in job.source.items():
-            begin = job.num_layers[ordinal]
-            if ordinal < num_blocks and begin < num_layers:
-                layers = range(begin, num_layers)
+            layers = range(job.num_layers[ordinal], num_layers[ordinal % len(num_layers)])
+            if ordinal < num_blocks and layers:
                 job.process.words.compute(block_id, layers, prompt, ordinal, job.run)
-                job.num_layers[ordinal] = num_layers
+                job.num_layers[ordinal] = layers.stop
         if is_last and not machine.error:
             first = FirstToken(machine.handoff_id, 1, machine.grant.secret, job.name, TOKEN)
             self.wire.append(Message("first", job, first))
             job.is_telling = True
         if not (post or is_last):
             return
-        for first_layer, ordinals in machine.ready(num_blocks, num_layers).items():
+        for layers, ordinals in machine.ready(num_blocks, num_layers).items():
             if backwards:
                 ordinals.reverse()
-            layers = range(first_layer, num_layers)
             has_stopped = machine.error
             writes = machine.post(ordinals, layers, self.now, self.longest_s)
             assert not (has_stopped and writes), "posts although it has stopped"
