@@ -12,7 +12,6 @@ from tandem.runtime.messages import (
     Claimed,
     FirstToken,
     Instance,
-    PrefillJob,
     SamplingParams,
     pack_tokens,
 )
@@ -99,18 +98,13 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         blocks: VllmBlocks,
         thresholds: Callable[[], DisaggConfig],
         transfer: TransferConfig,
-        deployment: str,
         prefill_instances: Mapping[str, Instance],
         ends: Ends,
     ) -> None:
-        super().__init__(transfer)
+        super().__init__(transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
-        self._node = node
-        self._queue = queue
         self._blocks = blocks
         self._thresholds = thresholds
-        self._transfer = transfer
-        self._deployment = deployment
         self._ends = ends
         self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
 
@@ -126,32 +120,22 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         """Publish a ticket for the prompt."""
         config = self._thresholds()
         num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._blocks.block_size
-        timeout_ms = config.handoff_timeout_of(num_uncached)
-        machine = self._machine(offer, timeout_ms)
+        grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
+        machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)
         handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
         self.add(handoff)
         self.begin(handoff, config.claim_timeout_ms)
-        job = PrefillJob(
-            handoff_id=machine.handoff_id,
-            attempt=machine.attempt,
-            deployment=self._deployment,
-            decode_instance=self._node.instance_id,
-            decode_epoch=self._node.epoch,
-            num_tokens=len(offer.token_ids),
-            num_uncached_tokens=num_uncached,
-            deadline_ms=timeout_ms,
-        )
-        self.spawn(self.publish(handoff, job, self._queue.publish))
+        self.spawn(self.publish(handoff, len(offer.token_ids), num_uncached))
 
     def cancel(self, key: str) -> None:
         """End the handoff of a request that is over; one that has ended is none."""
         if (handoff := self.find(bytes.fromhex(key))) is not None:
             handoff.cancel()
 
-    def _machine(self, offer: Offer, timeout_ms: int) -> DecodeHandoff:
+    def _grant(self, offer: Offer, timeout_ms: int) -> Claimed:
         table = self._blocks.table(offer.block_ids)
         num_cached = offer.num_cached_blocks * self._blocks.num_layers
-        grant = Claimed(
+        return Claimed(
             secret=secrets.token_bytes(16),
             lease_ms=timeout_ms,
             token_ids=pack_tokens(offer.token_ids),
@@ -159,14 +143,4 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
             fill=list(enumerate(table))[num_cached:],
             cached_ordinals=[],  # records in vLLM's cache are not READ
             cache_salt=offer.cache_salt,
-        )
-        return DecodeHandoff(
-            bytes.fromhex(offer.key),
-            1,
-            grant,
-            deadline=time.perf_counter() + timeout_ms / 1e3,
-            grace_ms=self._transfer.grace_ms,
-            num_layers=1,
-            verify=self._transfer.verify,
-            awaits_first=False,
         )

@@ -123,7 +123,6 @@ class Member:
             blocks=self._blocks,
             thresholds=lambda: self._thresholds.current,
             transfer=self._settings.transfer,
-            deployment=node.deployment,
             prefill_instances=self._prefill_instances.items,
             ends=self._ends,
         )
