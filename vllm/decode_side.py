@@ -23,9 +23,8 @@ from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.transfer.peers import is_dead, is_stopped
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks
-from tandem.vllm.step_messages import Offer
+from tandem.vllm.kv_layout import VllmPool
+from tandem.vllm.step_messages import Ends, LoadEnd, Offer, Released
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class VllmHandoff(HandoffReceiver):
         self._tools.spawn(self._watch_for_a_stop())
 
     def on_admitted(self, first: FirstToken | None) -> None:
-        self._ends.loaded(self.request_id)
+        self._ends.append(LoadEnd(self.request_id, self._offer.key))
         duration_ms = (time.perf_counter() - self._began_at) * 1e3
         key, name = self._offer.key, self.request_id
         logger.debug("request %s, ticket %s: loaded in %.1f ms", name, key, duration_ms)
@@ -69,12 +68,12 @@ class VllmHandoff(HandoffReceiver):
 
     def on_ended(self) -> None:
         if self._is_quarantined:
-            self._ends.released(self._offer.key)
+            self._ends.append(Released(self._offer.key))
         self._remove(self)
 
     def _give_up(self, reason: str | None, *, quarantined: bool) -> None:
         self._is_quarantined = quarantined
-        self._ends.given_up(self.request_id, self._offer.key, reason, quarantined=quarantined)
+        self._ends.append(LoadEnd(self.request_id, self._offer.key, reason, quarantined))
 
     async def _watch_for_a_stop(self) -> None:
         """Give up once the claimant's process is dead or stopped, before its heartbeats tell."""
@@ -95,7 +94,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         node: Node,
         queue: PrefillQueue,
         group: TransferGroup,
-        blocks: VllmBlocks,
+        pool: VllmPool,
         thresholds: Callable[[], DisaggConfig],
         transfer: TransferConfig,
         prefill_instances: Mapping[str, Instance],
@@ -103,9 +102,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     ) -> None:
         super().__init__(transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
-        self._blocks = blocks
-        self._thresholds = thresholds
-        self._ends = ends
+        self._pool, self._thresholds, self._ends = pool, thresholds, ends
         self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
 
     def remove(self, receiver: VllmHandoff) -> None:
@@ -119,7 +116,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     def start(self, offer: Offer) -> None:
         """Publish a ticket for the prompt."""
         config = self._thresholds()
-        num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._blocks.block_size
+        num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._pool.layout.block_size
         grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
         machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)
         handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
@@ -133,14 +130,13 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
             handoff.cancel()
 
     def _grant(self, offer: Offer, timeout_ms: int) -> Claimed:
-        table = self._blocks.table(offer.block_ids)
-        num_cached = offer.num_cached_blocks * self._blocks.num_layers
+        num_cached = offer.num_cached_blocks * self._pool.layout.num_groups
         return Claimed(
             secret=secrets.token_bytes(16),
             lease_ms=timeout_ms,
             token_ids=pack_tokens(offer.token_ids),
             sampling=SamplingParams(),
-            fill=list(enumerate(table))[num_cached:],
+            fill=list(enumerate(self._pool.table(offer.block_ids)))[num_cached:],
             cached_ordinals=[],  # records in vLLM's cache are not READ
             cache_salt=offer.cache_salt,
         )
