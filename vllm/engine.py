@@ -148,10 +148,10 @@ class VllmEngine(LLMEngine):
 
     async def _serve_prompts(self) -> None:
         """Compute prompts for the connector, if it takes tickets of other workers."""
-        transfer = self._arguments.kv_transfer_config
-        if transfer is None or not _is_ours(transfer) or not transfer.is_kv_producer:
+        connector = self._connector
+        if connector is None or not connector.is_kv_producer:
             return
-        extra = transfer.kv_connector_extra_config
+        extra = connector.kv_connector_extra_config
         self._prompts = RequestServer(connector_config(extra).runtime, new_id())
         self._prompts.register(COMPUTE, self._compute_prompt)
         await self._prompts.start()
@@ -241,12 +241,18 @@ class VllmEngine(LLMEngine):
 
     def _transfer_params(self, request: GenerateRequest, name: str) -> dict[str, str] | None:
         """Return the request's part for the connector, which reports its prompt's place."""
-        transfer = self._arguments.kv_transfer_config
-        if transfer is None or not _is_ours(transfer):
+        if self._connector is None:
             return None
         self._load.reports[name] = None
         place = (request.get("extra_args") or {}).get("prefill_place")
         return {REPORT: name} | ({PLACE: place} if place else {})
+
+    @property
+    def _connector(self) -> KVTransferConfig | None:
+        """The configuration of vLLM's connector, if it is Tandem's."""
+        given = self._arguments.kv_transfer_config
+        is_ours = given is not None and given.kv_connector_module_path == CONNECTOR
+        return given if is_ours else None
 
     async def abort(self, context: Context) -> None:
         if self._llm is not None:
@@ -286,10 +292,6 @@ async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
         for process in multiprocessing.active_children():
             process.terminate()
         await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
-
-
-def _is_ours(transfer: KVTransferConfig) -> bool:
-    return bool(transfer.kv_connector_module_path == CONNECTOR)
 
 
 def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
