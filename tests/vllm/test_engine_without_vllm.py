@@ -30,6 +30,7 @@ from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.context import Context
 from tandem.vllm import versions
 from tandem.vllm.step_messages import COMPUTE, ComputePrompt
+from tests.services import eventually
 from tests.vllm import fake_vllm
 from tests.vllm.fake_vllm import AsyncLLM
 
@@ -286,9 +287,10 @@ async def test_a_ticket_that_comes_before_the_end_of_the_start_waits_for_it(
     rank = Rank(engine)
     computing = asyncio.create_task(rank.compute("a-ticket", [1, 2, 3]))
     left = asyncio.create_task(rank.compute("one that its rank has left", [4]))
-    await asyncio.wait([computing, left], timeout=0.1)
-    assert not computing.done()
+    await eventually(lambda: len(engine._prompts.running) == 2)
     left.cancel()
+    await eventually(lambda: len(engine._prompts.running) == 1)
+    assert not computing.done()
     goes_on.set()
     await starting
     await computing
