@@ -5,8 +5,7 @@ Runs on the event loop.
 
 import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -19,7 +18,6 @@ from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
-from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
     Ack,
@@ -36,7 +34,6 @@ from tandem.runtime.request_bounds import check_token_id
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
-from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.worker.load_reports import OwnPrompts
 
@@ -50,12 +47,11 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         self,
         *,
         node: Node,
-        queue: PrefillQueue,
+        publish: Callable[[PrefillJob], Awaitable[None]],
         group: TransferGroup,
         loop: EngineLoop,
         thresholds: Callable[[], DisaggConfig],
         transfer: TransferConfig,
-        deployment: str,
         prefill_instances: Mapping[str, Instance],
         metrics: DecodeMetrics,
         transfer_cost: TransferCost,
@@ -63,13 +59,8 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         own_prompts: OwnPrompts,
         is_still_remote: Callable[[Engine, RemotePrefill], bool],  # on the engine thread
     ) -> None:
-        super().__init__(transfer)
-        self._node = node
-        self._queue = queue
-        self._group = group
+        super().__init__(transfer, node, group, publish)
         self._thresholds = thresholds
-        self._transfer = transfer
-        self._deployment = deployment
         self._vocab_size = vocab_size
         self._is_still_remote = is_still_remote
         self._tools = HandoffTools(
@@ -94,7 +85,8 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         num_uncached = active.seq.num_given_tokens - reservation.num_cached_tokens
         config = self._thresholds()
         timeout_ms = config.handoff_timeout_of(num_uncached)
-        machine = self._machine(active, reservation, timeout_ms)
+        grant = self._grant(active, reservation, timeout_ms)
+        machine = self.machine(secrets.token_bytes(16), grant)
         table = active.seq.block_table
         cached_blocks = {ordinal: table[ordinal] for ordinal in reservation.cached_ordinals}
         remote = RemotePrefill(self._tools, active, machine, num_uncached, cached_blocks)
@@ -109,13 +101,11 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         decision = active.decision
         assert decision is not None
         self.begin(remote, decision.claim_timeout_ms or config.claim_timeout_ms)
-        self.spawn(self._publish(remote, timeout_ms))
+        self.spawn(self._publish_ticket(remote))
 
-    def _machine(
-        self, active: ActiveRequest, reservation: Reservation, timeout_ms: int
-    ) -> DecodeHandoff:
-        request, layout = active.request, self._group.layout
-        grant = Claimed(
+    def _grant(self, active: ActiveRequest, reservation: Reservation, timeout_ms: int) -> Claimed:
+        request = active.request
+        return Claimed(
             secret=secrets.token_bytes(16),
             lease_ms=timeout_ms,
             token_ids=pack_tokens(active.seq.token_ids),
@@ -127,31 +117,11 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
             num_generated=request.num_generated,
             grammar=request.grammar,
         )
-        return DecodeHandoff(
-            secrets.token_bytes(16),
-            1,
-            grant,
-            deadline=time.perf_counter() + timeout_ms / 1e3,
-            grace_ms=self._transfer.grace_ms,
-            num_layers=layout.num_layers,
-            tp_size=layout.tp_size,
-            verify=self._transfer.verify,
-        )
 
-    async def _publish(self, remote: RemotePrefill, timeout_ms: int) -> None:
-        active, machine = remote.active, remote.machine
-        job = PrefillJob(
-            handoff_id=machine.handoff_id,
-            attempt=machine.attempt,
-            deployment=self._deployment,
-            decode_instance=self._node.instance_id,
-            decode_epoch=self._node.epoch,
-            num_tokens=active.seq.num_given_tokens,
-            num_uncached_tokens=remote.num_uncached_tokens,
-            deadline_ms=timeout_ms,
-            trace=active.span.begin_handoff(),
-        )
-        if await self.publish(remote, job, self._queue.publish):
+    async def _publish_ticket(self, remote: RemotePrefill) -> None:
+        active, num_uncached = remote.active, remote.num_uncached_tokens
+        trace = active.span.begin_handoff()
+        if await self.publish(remote, active.seq.num_given_tokens, num_uncached, trace):
             active.timeline.mark("queued")
 
     def unclaimed(self, receiver: RemotePrefill) -> None:

@@ -147,12 +147,11 @@ class DecodeRole:
         worker = self._worker
         self.remote = RemotePrefills(
             node=self.node,
-            queue=self.queue,
+            publish=self.queue.publish,
             group=worker.group,
             loop=self.loop,
             thresholds=lambda: self.thresholds.current,
             transfer=worker.settings.transfer,
-            deployment=worker.deployment,
             prefill_instances=self._prefill_instances.items,
             metrics=self.metrics,
             transfer_cost=self._transfer_cost,

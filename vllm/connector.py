@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.vllm.kv_layout import blocks_of, check_supported, layout_of, pool_of
+from tandem.vllm.kv_layout import check_supported, layout_of, pool_of
 from tandem.vllm.scheduler_side import SchedulerSide
 from tandem.vllm.settings import connector_settings
 from tandem.vllm.step_messages import Orders
@@ -52,10 +52,11 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            block_size = blocks_of(kv_cache_config).block_size
             transfer = vllm_config.kv_transfer_config
             self._scheduler = SchedulerSide(
-                block_size, offers=transfer.is_kv_consumer, takes=transfer.is_kv_producer
+                layout_of(kv_cache_config).block_size,
+                offers=transfer.is_kv_consumer,
+                takes=transfer.is_kv_producer,
             )
         else:
             self._worker = WorkerSide(connector_settings(vllm_config))
@@ -82,8 +83,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        news = connector_output.kv_connector_worker_meta
-        self._at_scheduler.heard(news, connector_output.finished_recving or ())
+        self._at_scheduler.heard(connector_output.kv_connector_worker_meta)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -107,8 +107,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # ---- of the rank --------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        config = self._kv_cache_config
-        self._at_rank.join(pool_of(config, kv_caches), layout_of(config), blocks_of(config))
+        self._at_rank.join(pool_of(self._kv_cache_config, kv_caches))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._at_rank.begin_loads(self._get_connector_metadata())

@@ -12,7 +12,6 @@ from tandem.runtime.messages import (
     Claimed,
     FirstToken,
     Instance,
-    PrefillJob,
     SamplingParams,
     pack_tokens,
 )
@@ -24,9 +23,8 @@ from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.transfer.peers import is_dead, is_stopped
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks
-from tandem.vllm.step_messages import Offer
+from tandem.vllm.kv_layout import VllmPool
+from tandem.vllm.step_messages import Ends, LoadEnd, Offer, Released
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class VllmHandoff(HandoffReceiver):
         self._tools.spawn(self._watch_for_a_stop())
 
     def on_admitted(self, first: FirstToken | None) -> None:
-        self._ends.loaded(self.request_id)
+        self._ends.append(LoadEnd(self.request_id, self._offer.key))
         duration_ms = (time.perf_counter() - self._began_at) * 1e3
         key, name = self._offer.key, self.request_id
         logger.debug("request %s, ticket %s: loaded in %.1f ms", name, key, duration_ms)
@@ -70,12 +68,12 @@ class VllmHandoff(HandoffReceiver):
 
     def on_ended(self) -> None:
         if self._is_quarantined:
-            self._ends.released(self._offer.key)
+            self._ends.append(Released(self._offer.key))
         self._remove(self)
 
     def _give_up(self, reason: str | None, *, quarantined: bool) -> None:
         self._is_quarantined = quarantined
-        self._ends.given_up(self.request_id, self._offer.key, reason, quarantined=quarantined)
+        self._ends.append(LoadEnd(self.request_id, self._offer.key, reason, quarantined))
 
     async def _watch_for_a_stop(self) -> None:
         """Give up once the claimant's process is dead or stopped, before its heartbeats tell."""
@@ -96,22 +94,15 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         node: Node,
         queue: PrefillQueue,
         group: TransferGroup,
-        blocks: VllmBlocks,
+        pool: VllmPool,
         thresholds: Callable[[], DisaggConfig],
         transfer: TransferConfig,
-        deployment: str,
         prefill_instances: Mapping[str, Instance],
         ends: Ends,
     ) -> None:
-        super().__init__(transfer)
+        super().__init__(transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
-        self._node = node
-        self._queue = queue
-        self._blocks = blocks
-        self._thresholds = thresholds
-        self._transfer = transfer
-        self._deployment = deployment
-        self._ends = ends
+        self._pool, self._thresholds, self._ends = pool, thresholds, ends
         self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
 
     def remove(self, receiver: VllmHandoff) -> None:
@@ -125,48 +116,27 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     def start(self, offer: Offer) -> None:
         """Publish a ticket for the prompt."""
         config = self._thresholds()
-        num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._blocks.block_size
-        timeout_ms = config.handoff_timeout_of(num_uncached)
-        machine = self._machine(offer, timeout_ms)
+        num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._pool.layout.block_size
+        grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
+        machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)
         handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
         self.add(handoff)
         self.begin(handoff, config.claim_timeout_ms)
-        job = PrefillJob(
-            handoff_id=machine.handoff_id,
-            attempt=machine.attempt,
-            deployment=self._deployment,
-            decode_instance=self._node.instance_id,
-            decode_epoch=self._node.epoch,
-            num_tokens=len(offer.token_ids),
-            num_uncached_tokens=num_uncached,
-            deadline_ms=timeout_ms,
-        )
-        self.spawn(self.publish(handoff, job, self._queue.publish))
+        self.spawn(self.publish(handoff, len(offer.token_ids), num_uncached))
 
     def cancel(self, key: str) -> None:
         """End the handoff of a request that is over; one that has ended is none."""
         if (handoff := self.find(bytes.fromhex(key))) is not None:
             handoff.cancel()
 
-    def _machine(self, offer: Offer, timeout_ms: int) -> DecodeHandoff:
-        table = self._blocks.table(offer.block_ids)
-        num_cached = offer.num_cached_blocks * self._blocks.num_layers
-        grant = Claimed(
+    def _grant(self, offer: Offer, timeout_ms: int) -> Claimed:
+        num_cached = offer.num_cached_blocks * self._pool.layout.num_groups
+        return Claimed(
             secret=secrets.token_bytes(16),
             lease_ms=timeout_ms,
             token_ids=pack_tokens(offer.token_ids),
             sampling=SamplingParams(),
-            fill=list(enumerate(table))[num_cached:],
+            fill=list(enumerate(self._pool.table(offer.block_ids)))[num_cached:],
             cached_ordinals=[],  # records in vLLM's cache are not READ
             cache_salt=offer.cache_salt,
-        )
-        return DecodeHandoff(
-            bytes.fromhex(offer.key),
-            1,
-            grant,
-            deadline=time.perf_counter() + timeout_ms / 1e3,
-            grace_ms=self._transfer.grace_ms,
-            num_layers=1,
-            verify=self._transfer.verify,
-            awaits_first=False,
         )

@@ -15,7 +15,13 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from tandem.runtime.errors import ConfigError
+import msgspec
+
+from tandem.runtime.address import new_id
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConfigError, InternalError
+from tandem.runtime.messages import Ack, encode, unpack_tokens
+from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
@@ -33,10 +39,10 @@ from tandem.sdk.exceptions import (
 from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
-from tandem.vllm.prompts import PromptServer
 from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
-from tandem.vllm.settings import PROMPTS
+from tandem.vllm.settings import PROMPTS, connector_config
+from tandem.vllm.step_messages import COMPUTE, ComputePrompt
 from tandem.vllm.versions import check_version
 
 VLLM_VERSION = check_version()
@@ -74,7 +80,7 @@ class VllmEngine(LLMEngine):
         self._starting: asyncio.Task[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of sockets
-        self._prompts: PromptServer | None = None  # at a prefill worker
+        self._prompts: RequestServer | None = None  # at a prefill worker
         self._load = LoadLogger()
 
     @classmethod
@@ -116,7 +122,7 @@ class VllmEngine(LLMEngine):
 
     async def start(self, worker_id: int) -> EngineConfig:
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
-        await self._serve_prompts(self._folder.name)
+        await self._serve_prompts()
         if self._arguments.kv_events_config is None:
             endpoint = f"ipc://{self._folder.name}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
@@ -140,30 +146,47 @@ class VllmEngine(LLMEngine):
             supports_grammar=True,
         )
 
-    async def _serve_prompts(self, folder: str) -> None:
+    async def _serve_prompts(self) -> None:
         """Compute prompts for the connector, if it takes tickets of other workers."""
-        transfer = self._arguments.kv_transfer_config
-        if transfer is None or not _is_ours(transfer) or not transfer.is_kv_producer:
+        connector = self._connector
+        if connector is None or not connector.is_kv_producer:
             return
-        self._prompts = PromptServer(f"{folder}/prompts", self._compute_prompt)
-        transfer.kv_connector_extra_config[PROMPTS] = self._prompts.path
+        extra = connector.kv_connector_extra_config
+        self._prompts = RequestServer(connector_config(extra).runtime, new_id())
+        self._prompts.register(COMPUTE, self._compute_prompt)
         await self._prompts.start()
+        extra[PROMPTS] = self._prompts.address
 
-    async def _compute_prompt(self, key: str, token_ids: list[int], cache_salt: str) -> None:
+    async def _compute_prompt(
+        self, payload: bytes, context: RequestContext, answer: Responder
+    ) -> None:
+        """Answer once the prompt is computed; a rank that leaves ends it."""
+        prompt = msgspec.msgpack.decode(payload, type=ComputePrompt)
+        computing = asyncio.create_task(self._compute(prompt))
+
+        def leave() -> None:
+            computing.cancel()
+
+        context.on_cancel(leave)
+        try:
+            await computing
+        except Exception as error:  # of the engine's, of any kind
+            raise InternalError(f"{error!r}"[:500]) from error
+        answer.send(encode(Ack()))
+
+    async def _compute(self, prompt: ComputePrompt) -> None:
         if self._starting is None:
             raise EngineShutdown("vLLM's engine has ended")
         llm = await asyncio.shield(self._starting)  # the connector takes tickets before its end
-        tokens = TokensPrompt(prompt_token_ids=token_ids)
-        if cache_salt:
-            tokens["cache_salt"] = cache_salt
         sampling = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {TICKET: key}},
+            extra_args={"kv_transfer_params": {TICKET: prompt.key}},
         )
-        async with aclosing(llm.generate(tokens, sampling, key)) as outputs:
+        tokens = _tokens(unpack_tokens(prompt.token_ids), prompt.cache_salt)
+        async with aclosing(llm.generate(tokens, sampling, prompt.key)) as outputs:
             async for _ in outputs:
                 pass
 
@@ -179,7 +202,7 @@ class VllmEngine(LLMEngine):
             with suppress(Exception):  # of a start that failed, or was given up
                 await asyncio.to_thread((await starting).shutdown, SHUTDOWN_S)
         if self._prompts is not None:
-            await self._prompts.close()
+            await self._prompts.stop()
             self._prompts = None
         if self._folder is not None:
             self._folder.cleanup()
@@ -192,10 +215,7 @@ class VllmEngine(LLMEngine):
     ) -> AsyncGenerator[GenerateChunk, None]:
         llm = self._running()
         prompt, num_tokens = request["token_ids"], 0
-        salt = (request.get("extra_args") or {}).get("cache_salt")
-        tokens = TokensPrompt(prompt_token_ids=prompt)
-        if salt:
-            tokens["cache_salt"] = salt
+        tokens = _tokens(prompt, (request.get("extra_args") or {}).get("cache_salt"))
         trace = telemetry.engine_trace_kwargs(context)
         name, reports = context.id(), self._load.reports
         transfer = self._transfer_params(request, name)
@@ -221,12 +241,18 @@ class VllmEngine(LLMEngine):
 
     def _transfer_params(self, request: GenerateRequest, name: str) -> dict[str, str] | None:
         """Return the request's part for the connector, which reports its prompt's place."""
-        transfer = self._arguments.kv_transfer_config
-        if transfer is None or not _is_ours(transfer):
+        if self._connector is None:
             return None
         self._load.reports[name] = None
         place = (request.get("extra_args") or {}).get("prefill_place")
         return {REPORT: name} | ({PLACE: place} if place else {})
+
+    @property
+    def _connector(self) -> KVTransferConfig | None:
+        """The configuration of vLLM's connector, if it is Tandem's."""
+        given = self._arguments.kv_transfer_config
+        is_ours = given is not None and given.kv_connector_module_path == CONNECTOR
+        return given if is_ours else None
 
     async def abort(self, context: Context) -> None:
         if self._llm is not None:
@@ -268,10 +294,6 @@ async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
         await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
 
 
-def _is_ours(transfer: KVTransferConfig) -> bool:
-    return bool(transfer.kv_connector_module_path == CONNECTOR)
-
-
 def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
     """Set what Tandem needs. Raise ConfigError naming an argument that a worker cannot serve."""
     if arguments.data_parallel_size != 1:
@@ -297,6 +319,13 @@ def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
     folder = Path(arguments.model).expanduser()
     if folder.is_dir():
         arguments.model = str(folder.resolve())
+
+
+def _tokens(token_ids: list[int], cache_salt: str | None) -> TokensPrompt:
+    tokens = TokensPrompt(prompt_token_ids=token_ids)
+    if cache_salt:
+        tokens["cache_salt"] = cache_salt
+    return tokens
 
 
 def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> SamplingParams:

@@ -6,7 +6,6 @@ A layer of a block is one contiguous record, so a layer stands for a group of la
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tandem.runtime.errors import ConfigError
@@ -17,34 +16,22 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class VllmBlocks:
-    """The size of vLLM's pool, and the way from its blocks to records."""
-
-    num_blocks: int
-    num_layers: int
-    block_size: int  # tokens
-
-    def records(self, block_id: int) -> list[int]:
-        """Return the records of a block, by layer."""
-        return [layer * self.num_blocks + block_id for layer in range(self.num_layers)]
-
-    def table(self, block_ids: Sequence[int]) -> list[int]:
-        """Return the block table of a handoff: ordinal `i * num_layers + layer` is a record."""
-        return [record for block_id in block_ids for record in self.records(block_id)]
-
-
-@dataclass(slots=True)
 class VllmPool:
     """vLLM's memory as a `KvMemory` of records, without spare blocks."""
 
-    tensor: "torch.Tensor"  # [num_layers * num_blocks, record bytes]
-    base_address: int
-    block_bytes: int
-    num_blocks: int
-    num_spare_blocks: int
-    memory: Memory
-    device_id: int
+    def __init__(self, tensor: "torch.Tensor", layout: KvLayout) -> None:
+        self.tensor = tensor  # [num_layers * num_blocks, record bytes]
+        self.layout = layout
+        self.base_address = tensor.data_ptr()
+        self.num_blocks, self.block_bytes = tensor.shape
+        self.num_spare_blocks = 0
+        self.memory: Memory = "VRAM" if tensor.is_cuda else "DRAM"
+        self.device_id = tensor.device.index or 0
+
+    def table(self, block_ids: Sequence[int]) -> list[int]:
+        """Return the block table of a handoff: ordinal `i * num_layers + layer` is a record."""
+        layers = range(0, self.num_blocks, self.num_blocks // self.layout.num_groups)
+        return [first + block_id for block_id in block_ids for first in layers]
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -88,13 +75,6 @@ def _is_by_layers(tensor: Any, page_bytes: int, kv_cache_config: Any) -> bool:
     )
 
 
-def blocks_of(kv_cache_config: Any) -> VllmBlocks:
-    """Return the size of the pool."""
-    group = kv_cache_config.kv_cache_groups[0]
-    num_layers, block_size = len(group.layer_names), group.kv_cache_spec.block_size
-    return VllmBlocks(kv_cache_config.num_blocks, num_layers, block_size)
-
-
 def layout_of(kv_cache_config: Any) -> KvLayout:
     """Return the layout of a record, which has one layer."""
     group = kv_cache_config.kv_cache_groups[0]
@@ -116,21 +96,13 @@ def pool_of(kv_cache_config: Any, kv_caches: "dict[str, torch.Tensor]") -> VllmP
     """Return the pool over the registered tensors, which are views of one piece of memory."""
     import torch
 
-    blocks, layout = blocks_of(kv_cache_config), layout_of(kv_cache_config)
-    num_records = blocks.num_layers * blocks.num_blocks
+    layout = layout_of(kv_cache_config)
+    num_records = layout.num_groups * kv_cache_config.num_blocks
     first = kv_caches[kv_cache_config.kv_cache_tensors[0].layers[0]]
     flat = torch.empty(0, dtype=torch.uint8, device=first.device)
     flat.set_(first.untyped_storage())
     records = flat[: num_records * layout.block_bytes].view(num_records, layout.block_bytes)
-    return VllmPool(
-        tensor=records,
-        base_address=records.data_ptr(),
-        block_bytes=layout.block_bytes,
-        num_blocks=num_records,
-        num_spare_blocks=0,
-        memory="VRAM" if first.device.type == "cuda" else "DRAM",
-        device_id=first.device.index or 0,
-    )
+    return VllmPool(records, layout)
 
 
 def _refused(name: str, reason: str) -> ConfigError:

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.decode.thresholds import LiveThresholds
+from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
+from tandem.prefill.running_jobs import RunningJobs
 from tandem.prefill.tools import JobTools
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -36,15 +39,12 @@ from tandem.runtime.tasks import keep_running
 from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.sender import SenderTools
-from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
 from tandem.vllm.decode_side import VllmHandoffs
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks, VllmPool
-from tandem.vllm.prefill_side import TicketPrompts, Tickets, stopped_ancestor
-from tandem.vllm.prompts import PromptClient
+from tandem.vllm.kv_layout import VllmPool
+from tandem.vllm.prefill_side import TicketPrompt, TicketPrompts, stopped_ancestor
 from tandem.vllm.settings import ConnectorSettings
-from tandem.vllm.step_messages import Orders, PrefillView
+from tandem.vllm.step_messages import Ends, Orders, PrefillView
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -60,43 +60,37 @@ class Member:
     `view` is replaced as a whole, so any thread may read it.
     """
 
-    def __init__(
-        self,
-        settings: ConnectorSettings,
-        pool: VllmPool,
-        layout: KvLayout,
-        blocks: VllmBlocks,
-        ends: Ends,
-    ) -> None:
-        self.view = PrefillView(settings.disagg)
-        self._settings = settings
-        self._blocks = blocks
-        self._ends = ends
-        confine_ucx(settings.runtime.host)
+    def __init__(self, settings: ConnectorSettings, pool: VllmPool, ends: Ends) -> None:
+        self._settings, self._pool, self._ends = settings, pool, ends
+        self._config = config = settings.config
+        self.view = PrefillView(config.disagg)
+        confine_ucx(config.runtime.host)
         role: WorkerRole = "both" if settings.takes and settings.offers else "decode"
         self._role: WorkerRole = "prefill" if settings.takes and not settings.offers else role
         # Its metrics are served by nothing: the port is that of the worker whose engine this is
-        alone = settings.runtime.model_copy(update={"metrics_port": None})
+        alone = config.runtime.model_copy(update={"metrics_port": None})
         self.node = node = Node(alone, component=self._role, model=settings.model)
-        self._group = TransferGroup(settings.transfer, layout, [pool], node.instance_id, node.epoch)
-        namespace = settings.runtime.namespace
+        self._group = group = TransferGroup(
+            config.transfer, pool.layout, [pool], node.instance_id, node.epoch
+        )
+        self._namespace = namespace = config.runtime.namespace
         node.deployment = deployment_id(
             namespace,
             settings.model,
             settings.weights,
             settings.kv_form,
-            self._group.layout.digest(),
-            settings.transfer.backend,
+            group.layout.digest(),
+            config.transfer.backend,
         )
         self._queue = JetStreamQueue(
-            node.nats, settings.queue, namespace, settings.model, node.deployment
+            node.nats, config.queue, namespace, settings.model, node.deployment
         )
         self._endpoint = EndpointAddress(namespace, "prefill", "prefill")
         self._thresholds: LiveThresholds
         self._prefill_instances: TypedView[Instance]
         self._handoffs: VllmHandoffs
-        self._prompts: TicketPrompts | None = None  # at a prefill worker
-        self._tickets: Tickets | None = None
+        self._prompts = TicketPrompts(node.client, settings.prompts, pool, ends)
+        self._jobs = RunningJobs()  # at a prefill worker
         self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -110,20 +104,19 @@ class Member:
             raise
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
-        node, namespace = self.node, self._settings.runtime.namespace
+        node = self.node
         stack.push_async_callback(node.close)
         await node.connect()
         await self._queue.start()
         stack.push_async_callback(self._queue.close)
-        await self._watch(stack, namespace)
+        await self._watch(stack)
         self._handoffs = VllmHandoffs(
             node=node,
             queue=self._queue,
             group=self._group,
-            blocks=self._blocks,
+            pool=self._pool,
             thresholds=lambda: self._thresholds.current,
-            transfer=self._settings.transfer,
-            deployment=node.deployment,
+            transfer=self._config.transfer,
             prefill_instances=self._prefill_instances.items,
             ends=self._ends,
         )
@@ -134,56 +127,51 @@ class Member:
         stack.push_async_callback(self._handoffs.close)
         if self._settings.offers:
             metadata = self._group.metadata(node.server.address, node.model, node.deployment)
-            await register_transfer(node, namespace, metadata)
+            await register_transfer(node, self._namespace, metadata)
         if self._settings.takes:
-            await self._take_tickets(stack, namespace)
+            await self._take_tickets(stack)
         stack.callback(keep_running("the look at the queue", self._look_around).cancel)
         logger.info("vLLM's rank %s takes part as %s", node.instance_id, self._role)
 
-    async def _watch(self, stack: contextlib.AsyncExitStack, namespace: str) -> None:
-        discovery = self.node.discovery
+    async def _watch(self, stack: contextlib.AsyncExitStack) -> None:
+        discovery, namespace = self.node.discovery, self._namespace
         live = discovery.watch(config_prefix(namespace))
         stack.push_async_callback(live.close)
-        self._thresholds = LiveThresholds(
-            self._settings.disagg, live, namespace, self._settings.model
-        )
+        self._thresholds = LiveThresholds(self._config.disagg, live, namespace, self.node.model)
         stack.callback(self._thresholds.close)
         self._prefill_instances = watch_instances(discovery, namespace, "prefill")
         stack.push_async_callback(self._prefill_instances.close)
         await self._prefill_instances.ready()
 
-    async def _take_tickets(self, stack: contextlib.AsyncExitStack, namespace: str) -> None:
-        node, settings = self.node, self._settings
-        peers = watch_transfer(node.discovery, namespace)
+    async def _take_tickets(self, stack: contextlib.AsyncExitStack) -> None:
+        node, config = self.node, self._config
+        peers = watch_transfer(node.discovery, self._namespace)
         stack.push_async_callback(peers.close)
         await peers.ready()
-        client = PromptClient()
-        reader = await client.connect(settings.prompts)
-        stack.callback(client.close)
-        self._prompts = prompts = TicketPrompts(client, self._blocks, self._ends)
-        stack.callback(asyncio.create_task(self._listen(client, reader)).cancel)
-        metrics = PrefillMetrics(settings.model)
+        metrics = PrefillMetrics(node.model)
         sender = SenderTools(
             node=node,
             group=self._group,
             peers=peers,
-            transfer=settings.transfer,
+            transfer=config.transfer,
             deployment=node.deployment,
-            compute=prompts.compute,
+            compute=partial(TicketPrompt, self._prompts),
             on_written=metrics.written,
         )
         trace = TraceFile(None, "prefill", node.instance_id)
-        tools = JobTools(sender, metrics, trace, settings.queue.ack_wait_s / 3)
-        self._tickets = tickets = Tickets(tools, self._queue, settings.prefill)
-        stack.push_async_callback(tickets.jobs.end, "the prefill worker stopped")
+        tools = JobTools(sender, metrics, trace, config.queue.ack_wait_s / 3)
+        stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.callback(peers.subscribe(self._meet))
-        stack.callback(keep_running("the receiver of tickets", tickets.receive).cancel)
+        receiving = keep_running("the receiver of tickets", partial(self._receive, tools))
+        stack.callback(receiving.cancel)
         await register_instance(node, node.instance(self._endpoint))
 
-    async def _listen(self, client: PromptClient, reader: asyncio.StreamReader) -> None:
-        assert self._prompts is not None
-        await client.listen(reader)
-        self._prompts.fail_all("the engine's process has ended")
+    async def _receive(self, tools: JobTools) -> None:
+        """Take the next ticket and begin it, once the budget has room."""
+        config = self._config.prefill
+        await self._jobs.room(config)
+        for delivery in await self._queue.receive(1, config.receive_timeout_s):
+            await self._jobs.begin(Job(tools, delivery), delivery)
 
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to a decode worker before its first ticket comes; a ticket connects again."""
@@ -213,7 +201,6 @@ class Member:
 
     def take_progress(self, orders: Orders, event: "Event | None") -> None:
         """Have the blocks written that a step has completed once `event` has happened."""
-        assert self._prompts is not None, "prompts of tickets are computed by prefill workers"
         for progress in orders.progress:
             self._prompts.advance(progress, event)
         for key in orders.over:
@@ -238,7 +225,7 @@ class Member:
             queue_connected=self._queue.connected,
             num_queued_jobs=num_queued,
         )
-        if self._prompts is not None and (pid := stopped_ancestor()) is not None:
+        if self._prompts.open and (pid := stopped_ancestor()) is not None:
             self._prompts.fail_all(f"the engine's process {pid} is stopped")
         await asyncio.sleep(LOOK_INTERVAL_S)
 
@@ -248,8 +235,8 @@ class Member:
         details: dict[str, str | int | float | bool] = {
             "engine": "vllm",
             "num_open_handoffs": self._handoffs.num_open,
-            "num_jobs": 0 if self._tickets is None else len(self._tickets.jobs),
-            "num_tickets": 0 if self._tickets is None else self._tickets.jobs.num_begun,
+            "num_jobs": len(self._jobs),
+            "num_tickets": self._jobs.num_begun,
             "num_queued_jobs": self.view.num_queued_jobs,
         }
         details |= {f"handoffs.{end}": n for end, n in self._handoffs.num_ended.items()}

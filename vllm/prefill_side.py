@@ -5,21 +5,16 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import Job
-from tandem.prefill.running_jobs import RunningJobs
-from tandem.prefill.tools import JobTools
-from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.block_hash import num_blocks_of
-from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import unpack_tokens
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import TandemError, TransferError
+from tandem.runtime.messages import encode, unpack_tokens
+from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.timeline import Timeline
 from tandem.transfer.handoff.claimant import Claimant
 from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks
-from tandem.vllm.prompts import PromptClient
-from tandem.vllm.step_messages import Progress
+from tandem.vllm.kv_layout import VllmPool
+from tandem.vllm.step_messages import COMPUTE, ComputePrompt, Ends, Progress, Released
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -40,12 +35,12 @@ class TicketPrompt:
 
     async def run(self) -> None:
         grant, prompts = self._writer.machine.grant, self._prompts
-        token_ids = unpack_tokens(grant.token_ids)
-        num_prompt_tokens = len(token_ids)
+        num_prompt_tokens, num_tokens = len(unpack_tokens(grant.token_ids)), 0
         prompts.open[self._key] = self
+        computing = asyncio.create_task(
+            self._compute(ComputePrompt(self._key, grant.token_ids, grant.cache_salt))
+        )
         try:
-            prompts.client.compute(self._key, token_ids, grant.cache_salt)
-            num_tokens = 0
             while num_tokens < num_prompt_tokens and not self._writer.machine.error:
                 step = await self._steps.get()
                 if isinstance(step, str):
@@ -56,16 +51,26 @@ class TicketPrompt:
                     logger.debug("ticket %s: computed", self._key)
                 self._write(progress, num_tokens, num_tokens == num_prompt_tokens, event)
         finally:
+            computing.cancel()
             del prompts.open[self._key]
+
+    async def _compute(self, prompt: ComputePrompt) -> None:
+        """Have the engine compute the prompt, until this is cancelled."""
+        prompts = self._prompts
+        try:
+            async with RequestContext() as context:
+                await prompts.client.call(prompts.engine, COMPUTE, encode(prompt), context)
+        except TandemError as error:
+            self.stop(f"the engine failed: {error.message}")
 
     def _write(
         self, progress: Progress, num_tokens: int, is_last: bool, event: "Event | None"
     ) -> None:
-        blocks = self._prompts.blocks
-        num_blocks = num_tokens // blocks.block_size
+        pool = self._prompts.pool
+        num_blocks = num_tokens // pool.layout.block_size
         if is_last:
-            num_blocks = num_blocks_of(num_tokens, blocks.block_size)
-        table = blocks.table(progress.block_ids[:num_blocks])
+            num_blocks = num_blocks_of(num_tokens, pool.layout.block_size)
+        table = pool.table(progress.block_ids[:num_blocks])
         self._writer.write_ready(ComputedBlocks(table, len(table), (1,), (1,), event))
 
     def advance(self, progress: Progress, event: "Event | None") -> None:
@@ -74,31 +79,27 @@ class TicketPrompt:
 
     def stop(self, reason: str) -> None:
         self._steps.put_nowait(reason)
-        self._prompts.client.stop(self._key)
 
     def release(self) -> None:
-        self._prompts.ends.released(self._key)
+        self._prompts.ends.append(Released(self._key))
 
 
 class TicketPrompts:
-    """The prompts of tickets that are computed now, by key."""
+    """The prompts of tickets that are computed now, by key; `engine` is the address of theirs."""
 
-    def __init__(self, client: PromptClient, blocks: VllmBlocks, ends: Ends) -> None:
+    def __init__(self, client: RequestClient, engine: str, pool: VllmPool, ends: Ends) -> None:
         self.client = client
-        self.blocks = blocks
+        self.engine = engine
+        self.pool = pool
         self.ends = ends
         self.open: dict[str, TicketPrompt] = {}
-        client.on_failed = self.fail
-
-    def compute(self, claimant: Claimant, writer: BlockWriter, timeline: Timeline) -> TicketPrompt:
-        return TicketPrompt(self, claimant, writer, timeline)
 
     def advance(self, progress: Progress, event: "Event | None") -> None:
         """Have the blocks of a step written, or released if the ticket is over."""
         if (prompt := self.open.get(progress.key)) is not None:
             prompt.advance(progress, event)
         else:
-            self.ends.released(progress.key)
+            self.ends.append(Released(progress.key))
 
     def fail(self, key: str, reason: str) -> None:
         """End the computation of a ticket, if it still runs."""
@@ -106,24 +107,8 @@ class TicketPrompts:
             prompt.stop(reason)
 
     def fail_all(self, reason: str) -> None:
-        for key in list(self.open):
-            self.fail(key, reason)
-
-
-class Tickets:
-    """Takes tickets from the queue, up to the budget of jobs and of uncached tokens."""
-
-    def __init__(self, tools: JobTools, queue: PrefillQueue, config: PrefillConfig) -> None:
-        self.jobs = RunningJobs()
-        self._tools = tools
-        self._queue = queue
-        self._config = config
-
-    async def receive(self) -> None:
-        """Take the next ticket and begin it."""
-        await self.jobs.room(self._config)
-        for delivery in await self._queue.receive(1, self._config.receive_timeout_s):
-            await self.jobs.begin(Job(self._tools, delivery), delivery)
+        for prompt in self.open.values():
+            prompt.stop(reason)
 
 
 def stopped_ancestor() -> int | None:

@@ -7,14 +7,13 @@ pinned by a reference of their own, so whatever vLLM does with the request frees
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import Policy
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import PrefillPlace, PrefillReport
-from tandem.vllm.step_messages import News, Offer, Orders, PrefillView, Progress
+from tandem.vllm.step_messages import LoadEnd, News, Offer, Orders, PrefillView, Progress
 
 TICKET = "tandem_ticket"  # in the `kv_transfer_params` of a prompt that is computed for a ticket
 PLACE = "tandem_prefill"  # local or remote, in those of any other request
@@ -44,19 +43,6 @@ class BlockPool(Protocol):
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
 
 
-@dataclass(slots=True)
-class _Offered:
-    key: str
-    request: Request
-    block_ids: list[int]  # that are filled
-
-
-@dataclass(slots=True)
-class _Source:
-    key: str
-    request: Request
-
-
 class SchedulerSide:
     """Answers the scheduler's calls.
 
@@ -81,15 +67,11 @@ class SchedulerSide:
         self._view_at = 0.0
         self._asked_at: dict[str, float] = {}  # requests that wait for news
         self._decided: set[str] = set()  # requests that are not offered, or not again
-        self._offered: dict[str, _Offered] = {}  # by request, until vLLM names the request
-        self._sources: dict[str, _Source] = {}  # by request: prompts of tickets
+        self._offered: dict[str, tuple[Offer, Request]] = {}  # by request id, until its load ends
+        self._sources: dict[str, tuple[str, Request]] = {}  # by request id: those of tickets
         self._pinned: dict[str, list[int]] = {}  # by key
         self._orders = Orders()
         self._reports: dict[str, PrefillReport] = {}
-
-    @property
-    def num_pinned_blocks(self) -> int:
-        return sum(map(len, self._pinned.values()))
 
     @property
     def is_busy(self) -> bool:
@@ -159,23 +141,22 @@ class SchedulerSide:
         """Offer the prompt to the prefill workers if any of it is to be loaded."""
         request_id = request.request_id
         if (key := self._key_of(request)) is not None:
-            self._sources[request_id] = _Source(key, request)
+            self._sources[request_id] = key, request
         if not num_loaded:
             return
         num_tokens = request.num_prompt_tokens - 1
         num_cached_blocks, rest = divmod(num_tokens - num_loaded, self._block_size)
         assert not rest, "a load begins with a block"
-        table = list(block_ids[: num_blocks_of(num_tokens, self._block_size)])
         offer = Offer(
             key=secrets.token_hex(16),
             request_id=request_id,
             token_ids=list(request.all_token_ids[:num_tokens]),
             cache_salt=request.cache_salt or "",
             num_cached_blocks=num_cached_blocks,
-            block_ids=table,
+            block_ids=list(block_ids[: num_blocks_of(num_tokens, self._block_size)]),
         )
         self._decided.add(request_id)
-        self._offered[request_id] = _Offered(offer.key, request, table[num_cached_blocks:])
+        self._offered[request_id] = offer, request
         self._orders.offers.append(offer)
 
     def finished(self, request: Request) -> None:
@@ -183,10 +164,12 @@ class SchedulerSide:
         request_id = request.request_id
         self._decided.discard(request_id)
         self._asked_at.pop(request_id, None)
-        if (source := self._sources.pop(request_id, None)) is not None:
-            self._orders.over.append(source.key)
-        if (offered := self._offered.get(request_id)) is not None:
-            self._orders.cancelled.append(offered.key)
+        if request_id in self._sources:
+            key, _ = self._sources.pop(request_id)
+            self._orders.over.append(key)
+        if request_id in self._offered:
+            offer, _ = self._offered[request_id]
+            self._orders.cancelled.append(offer.key)
 
     def _key_of(self, request: Request) -> str | None:
         """Return the key of the ticket for which a prompt is computed; None without a ticket."""
@@ -200,33 +183,33 @@ class SchedulerSide:
     ) -> Orders:
         """Return the orders that go with a step. `table_of` returns a request's blocks."""
         orders, self._orders = self._orders, Orders()
-        for request_id, source in self._sources.items():
+        for request_id, (key, request) in self._sources.items():
             if (num_new := num_scheduled_tokens.get(request_id)) is None:
                 continue
             block_ids = list(table_of(request_id))
-            self._pin(source.key, block_ids)
-            num_tokens = source.request.num_computed_tokens + num_new
-            orders.progress.append(Progress(source.key, num_tokens, block_ids))
+            self._pin(key, block_ids)
+            num_tokens = request.num_computed_tokens + num_new
+            orders.progress.append(Progress(key, num_tokens, block_ids))
         return orders
 
-    def heard(self, news: News | None, named: Iterable[str]) -> None:
-        """Take a step's news; `named` are the requests whose loads have ended, well or not.
-
-        Called before vLLM frees any of their blocks.
-        """
+    def heard(self, news: News | None) -> None:
+        """Take a step's news, before vLLM frees any block of the requests whose loads ended."""
         if news is None:  # the rank has left
             return
         self._view, self._view_at = news.view, self._now()
-        for request_id in named:
-            if (offered := self._offered.pop(request_id, None)) is None:
-                continue
-            if offered.key in news.quarantined:
-                self._pin(offered.key, offered.block_ids)
-            if (reason := news.failed.get(request_id)) is not None:
-                fallback = Decision("local", PlacementCause.FALLBACK, detail=reason)
-                self._report(offered.request, fallback, 0)
-        for key in news.released:
-            self._release(key)
+        for end in news.ends:
+            if isinstance(end, LoadEnd):
+                self._load_ended(end)
+            else:
+                self._release(end.key)
+
+    def _load_ended(self, end: LoadEnd) -> None:
+        offer, request = self._offered.pop(end.request_id)
+        if end.quarantined:
+            self._pin(end.key, offer.block_ids[offer.num_cached_blocks :])
+        if end.reason is not None:
+            fallback = Decision("local", PlacementCause.FALLBACK, detail=end.reason)
+            self._report(request, fallback, 0)
 
     # ---- blocks -------------------------------------------------------------------------------
 

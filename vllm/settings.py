@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tandem.decode.config import DisaggConfig
 from tandem.prefill.config import PrefillConfig
@@ -19,27 +19,32 @@ from tandem.sdk.worker.cluster import find_cluster
 from tandem.transfer.config import TransferConfig
 from tandem.vllm.versions import check_version
 
-PROMPTS = "prompts"  # the socket of the process that has prompts computed, set by VllmEngine
-SECTIONS = ("runtime", "transfer", "queue", "disagg", "prefill")
-
-Section = TypeVar("Section", bound=BaseModel)
+PROMPTS = "prompts"  # the address of the engine that has prompts computed, set by VllmEngine
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorSettings:
-    """The settings of one rank."""
+class ConnectorConfig(BaseModel):
+    """The sections of Tandem's configuration that a rank has."""
+
+    model_config = ConfigDict(frozen=True)
 
     runtime: RuntimeConfig
     transfer: TransferConfig
     queue: QueueConfig
     disagg: DisaggConfig
     prefill: PrefillConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """The settings of one rank."""
+
+    config: ConnectorConfig
     model: str  # as it is served
     weights: str  # tells fine-tunes of a model apart
     kv_form: str  # of how K/V is computed with them
     offers: bool
     takes: bool
-    prompts: str  # a path; empty at a decode worker
+    prompts: str  # an address; empty at a decode worker
 
 
 def connector_settings(vllm_config: Any) -> ConnectorSettings:
@@ -47,10 +52,8 @@ def connector_settings(vllm_config: Any) -> ConnectorSettings:
     transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
     extra = dict(transfer.kv_connector_extra_config)
     prompts = str(extra.pop(PROMPTS, ""))
-    if unknown := sorted(extra.keys() - set(SECTIONS)):
-        hint = did_you_mean(unknown[0], SECTIONS)
-        raise _wrong(unknown[0], f"no such section; {hint}")
     takes = bool(transfer.is_kv_producer)
+    config = connector_config(extra)
     if takes and not prompts:
         raise ConfigError(
             f"kv_role {transfer.kv_role}: start prefill workers by `tandem engine vllm MODEL "
@@ -58,13 +61,8 @@ def connector_settings(vllm_config: Any) -> ConnectorSettings:
             param="kv_role",
         )
     names = model.served_model_name
-    runtime = find_cluster().model_dump() | _given(extra, "runtime")
     return ConnectorSettings(
-        runtime=_parsed(RuntimeConfig, "runtime", runtime),
-        transfer=_section(TransferConfig, "transfer", extra),
-        queue=_section(QueueConfig, "queue", extra),
-        disagg=_section(DisaggConfig, "disagg", extra),
-        prefill=_section(PrefillConfig, "prefill", extra),
+        config=config,
         model=names if isinstance(names, str) else names[0],
         weights=_weights(model),
         kv_form=f"vllm {check_version()} {model.dtype} {model.quantization} {model.hf_overrides}",
@@ -74,33 +72,28 @@ def connector_settings(vllm_config: Any) -> ConnectorSettings:
     )
 
 
+def connector_config(extra: Mapping[str, Any]) -> ConnectorConfig:
+    """Return the environment's configuration, overlaid with `extra`. Raise ConfigError."""
+    values: dict[str, Any] = {name: {} for name in ConnectorConfig.model_fields}
+    for key, _, text in config_variables(os.environ, list(values)):
+        section, _, field = key.partition(".")
+        if section in values:
+            values[section][field] = None if means_none(text) else text
+    values["runtime"] = find_cluster().model_dump()
+    for name, given in extra.items():
+        if name not in values:
+            raise _wrong(name, f"no such section; {did_you_mean(name, values)}")
+        values[name] = values[name] | given if isinstance(given, dict) else given
+    try:
+        return ConnectorConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _wrong(".".join(map(str, first["loc"])), first["msg"]) from error
+
+
 def _weights(model: Any) -> str:
     folder = Path(model.model)
     return weights_fingerprint(folder) if folder.is_dir() else f"{model.model}@{model.revision}"
-
-
-def _section(kind: type[Section], name: str, extra: Mapping[str, Any]) -> Section:
-    values: dict[str, Any] = {}
-    for key, _, text in config_variables(os.environ, SECTIONS):
-        section, _, field = key.partition(".")
-        if section == name:
-            values[field] = None if means_none(text) else text
-    return _parsed(kind, name, values | _given(extra, name))
-
-
-def _given(extra: Mapping[str, Any], name: str) -> dict[str, Any]:
-    given = extra.get(name, {})
-    if not isinstance(given, dict):
-        raise _wrong(name, "not an object of fields")
-    return given
-
-
-def _parsed(kind: type[Section], name: str, values: Mapping[str, Any]) -> Section:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise _wrong(".".join([name, *map(str, first["loc"])]), first["msg"]) from error
 
 
 def _wrong(field: str, reason: str) -> ConfigError:

@@ -1,12 +1,26 @@
 """The messages between the connector's two objects, which vLLM carries with each of its steps.
 
+One more goes from the rank to Tandem's engine of its process tree, which has prompts computed.
+
 Handoffs are named by keys: at a decode worker the hexadecimal handoff id, at a prefill worker the
 request id of the ticket's run.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from tandem.decode.config import DisaggConfig
+from tandem.runtime.messages import Message
+
+COMPUTE = "compute"  # the endpoint of the engine that answers once the prompt is computed
+
+
+class ComputePrompt(Message, frozen=True):
+    """A prompt to compute, for the ticket `key`; its KV stays in the engine's pool."""
+
+    key: str
+    token_ids: bytes
+    cache_salt: str = ""
 
 
 @dataclass(slots=True)
@@ -54,18 +68,36 @@ class PrefillView:
 
 
 @dataclass(slots=True)
-class News:
-    """From the rank's object to the scheduler's, after one step.
+class LoadEnd:
+    """vLLM gets the blocks of a request back: every one is proven, unless there is a `reason`.
 
-    `failed` are the reasons of loads that were given up, by request. `quarantined` handoffs were
-    given up while writes could still land; `released` ones have no write under way any more, in
-    either direction.
+    With a reason the prompt is computed anew. `quarantined`: the request is given up, or over, and
+    writes may land until the key is released.
     """
 
+    request_id: str
+    key: str
+    reason: str | None = None
+    quarantined: bool = False
+
+
+@dataclass(slots=True)
+class Released:
+    """No transfer of the handoff or of the ticket uses blocks of this process any more."""
+
+    key: str
+
+
+End = LoadEnd | Released
+Ends = deque[End]  # from the connector's thread to that of vLLM's engine, in their order
+
+
+@dataclass(slots=True)
+class News:
+    """From the rank's object to the scheduler's, after one step."""
+
     view: PrefillView
-    failed: dict[str, str] = field(default_factory=dict)
-    quarantined: list[str] = field(default_factory=list)
-    released: list[str] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
 
     def aggregate(self, other: "News") -> "News":
         """Refuse, because the connector has one rank."""

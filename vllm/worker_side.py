@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tandem.runtime.logs import setup_logging
-from tandem.transfer.layout import KvLayout
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks, VllmPool
+from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.member import Member
 from tandem.vllm.settings import ConnectorSettings
-from tandem.vllm.step_messages import News, Orders
+from tandem.vllm.step_messages import End, Ends, LoadEnd, News, Orders
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -31,22 +29,19 @@ class WorkerSide:
     def __init__(self, settings: ConnectorSettings) -> None:
         self._settings = settings
         self._ends = Ends()
-        # of the ends that were taken in this step
-        self._failed: dict[str, str] = {}
-        self._quarantined: list[str] = []
+        self._taken: list[End] = []  # in this step
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tandem", daemon=True)
         self._member: Member | None = None
         self._is_vram = False
 
-    def join(self, pool: VllmPool, layout: KvLayout, blocks: VllmBlocks) -> None:
+    def join(self, pool: VllmPool) -> None:
         """Join the cluster with these blocks, and return once peers can reach them."""
-        settings = self._settings
         self._is_vram = pool.memory == "VRAM"
         self._thread.start()
-        self._member = member = Member(settings, pool, layout, blocks, self._ends)
+        self._member = member = Member(self._settings, pool, self._ends)
         if not logging.getLogger().handlers:
-            runtime = settings.runtime
+            runtime = self._settings.config.runtime
             name = member.node.instance_id
             setup_logging(runtime.log_level, "connector", name, runtime.log_format)
             logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
@@ -78,16 +73,18 @@ class WorkerSide:
 
     def take_ends(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, and those of them that failed; each once."""
-        named, self._failed, self._quarantined = self._ends.take()
-        return named, set(self._failed)
+        fresh = [self._ends.popleft() for _ in range(len(self._ends))]
+        self._taken += fresh
+        loads = [end for end in fresh if isinstance(end, LoadEnd)]
+        failed = {end.request_id for end in loads if end.reason is not None}
+        return {end.request_id for end in loads}, failed
 
     def news(self) -> News | None:
         """Return the news of this step; `take_ends` comes before it."""
         if self._member is None:
             return None
-        news = News(self._member.view, self._failed, self._quarantined, self._ends.take_released())
-        self._failed, self._quarantined = {}, []
-        return news
+        taken, self._taken = self._taken, []
+        return News(self._member.view, taken)
 
     def _post(self, act: Callable[[Member], None]) -> None:
         if (member := self._member) is not None:

@@ -43,8 +43,10 @@ POINTS: dict[str, dict[str, Point]] = {
         "before settled": Point("tandem.transfer.handoff.claimant", "Claimant", "settle"),
     },
     "decode": {
-        "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish"),
-        "before claim": Point("tandem.decode.handoffs", "RemotePrefills", "_publish", after=True),
+        "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish_ticket"),
+        "before claim": Point(
+            "tandem.decode.handoffs", "RemotePrefills", "_publish_ticket", after=True
+        ),
         "after claim": Point("tandem.decode.handoff", "RemotePrefill", "claim", after=True),
         "mid-write": Point(
             "tandem.decode.handoffs", "RemotePrefills", "on_notification", after=True

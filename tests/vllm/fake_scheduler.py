@@ -11,9 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.vllm.ends import Ends
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET, SchedulerSide
-from tandem.vllm.step_messages import News, Offer, Orders, PrefillView, Progress
+from tandem.vllm.step_messages import (
+    Ends,
+    LoadEnd,
+    News,
+    Offer,
+    Orders,
+    PrefillView,
+    Progress,
+    Released,
+)
 
 BLOCK_SIZE = 4
 REMOTE = PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 1, True, 0)
@@ -160,14 +168,17 @@ class FakeVllm:
             scheduled[request.request_id] = num_new
 
     def _update(self) -> None:
-        named, failed, quarantined = self.ends.take()
-        self.side.heard(News(self.view, failed, quarantined, self.ends.take_released()), named)
-        for request_id in named:
-            assert request_id in self.requests, "vLLM's own assertion"
-            request = self.requests[request_id]
+        ends = list(self.ends)
+        self.ends.clear()
+        self.side.heard(News(self.view, ends))
+        for end in ends:
+            if isinstance(end, Released):
+                continue
+            assert end.request_id in self.requests, "vLLM's own assertion"
+            request = self.requests[end.request_id]
             if request.status == "finished":
                 self._free(request)
-            elif request_id in failed:
+            elif end.reason is not None:
                 request.status, request.num_computed_tokens = "waiting", 0
                 self.pool.free_blocks([self.pool.blocks[i] for i in request.block_ids])
                 request.block_ids = []
@@ -194,19 +205,19 @@ class FakeVllm:
         """Every block of the offer is proven: nothing writes into it any more."""
         offer = self.offers.pop(key)
         del self.writable[key]
-        self.ends.loaded(offer.request_id)
+        self.ends.append(LoadEnd(offer.request_id, key))
 
     def give_up(self, key: str, *, failed: bool = True, quarantined: bool) -> None:
         offer = self.offers.pop(key)
         if not quarantined:
             del self.writable[key]
         reason = "deadline" if failed else None
-        self.ends.given_up(offer.request_id, key, reason, quarantined=quarantined)
+        self.ends.append(LoadEnd(offer.request_id, key, reason, quarantined))
 
     def settle(self, key: str) -> None:
         """No write of an offer that was given up can land any more."""
         del self.writable[key]
-        self.ends.released(key)
+        self.ends.append(Released(key))
 
     # ---- what must hold -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.runtime.errors import ConfigError
 from tandem.vllm import versions
-from tandem.vllm.step_messages import News
+from tandem.vllm.step_messages import LoadEnd, News, Released
 from tests.vllm import fake_vllm
 from tests.vllm.fake_scheduler import REMOTE, FakeRequest, Pool, at
 from tests.vllm.fake_vllm import KVConnectorRole
@@ -34,7 +34,7 @@ def step(connector: Any, request: FakeRequest, **scheduled: int) -> Any:
     state = SimpleNamespace(resolve_block_ids=lambda request_id: (request.block_ids,))
     output = SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
     orders = connector.build_connector_meta(output)
-    news = SimpleNamespace(kv_connector_worker_meta=News(REMOTE), finished_recving=None)
+    news = SimpleNamespace(kv_connector_worker_meta=News(REMOTE))
     connector.update_connector_output(news)
     return orders
 
@@ -54,16 +54,12 @@ def test_the_schedulers_object_offers_a_prompt_and_frees_its_quarantine(
     (offer,) = step(connector, request).offers
     assert offer.block_ids == request.block_ids and not connector.has_pending_push_work()
     assert connector.request_finished(request, request.block_ids) == (False, None)
-    news = News(REMOTE, quarantined=[offer.key])
-    connector.update_connector_output(
-        SimpleNamespace(kv_connector_worker_meta=news, finished_recving={"r"})
-    )
+    news = News(REMOTE, [LoadEnd("r", offer.key, quarantined=True)])
+    connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=news))
     pool.free_blocks([pool.blocks[each] for each in request.block_ids])
     assert connector.has_pending_push_work() and len(pool.free) == BLOCKS - 3
-    connector.update_connector_output(
-        SimpleNamespace(kv_connector_worker_meta=News(REMOTE, released=[offer.key]),
-                        finished_recving=None)
-    )  # fmt: skip
+    news = News(REMOTE, [Released(offer.key)])
+    connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=news))
     assert not connector.has_pending_push_work() and len(pool.free) == BLOCKS
 
 

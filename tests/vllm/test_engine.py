@@ -9,13 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.vllm.vllm_cluster import ARGUMENTS, PATIENCE_S, VllmCluster, is_installed
+from tests.vllm.vllm_cluster import ARGUMENTS, NEEDS_VLLM, PATIENCE_S, VllmCluster
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(PATIENCE_S),
-    pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
-]
+pytestmark = NEEDS_VLLM
 SCHEMA = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}},

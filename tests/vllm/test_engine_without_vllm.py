@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.messages import PrefillReport
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConfigError, InternalError, TandemError
+from tandem.runtime.messages import PrefillReport, encode, pack_tokens
+from tandem.runtime.plane.client import RequestClient
 from tandem.sdk.conformance.kit import examine
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.engine.types import GenerateRequest
@@ -24,9 +26,11 @@ from tandem.sdk.exceptions import (
     StreamIncomplete,
     WorkerUnavailable,
 )
+from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.context import Context
 from tandem.vllm import versions
-from tandem.vllm.prompts import PromptClient
+from tandem.vllm.step_messages import COMPUTE, ComputePrompt
+from tests.services import eventually
 from tests.vllm import fake_vllm
 from tests.vllm.fake_vllm import AsyncLLM
 
@@ -44,6 +48,8 @@ def loaded() -> Iterator[Any]:
 @pytest.fixture
 def engine_class(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(AsyncLLM, "made", [])
+    monkeypatch.setenv("NATS_SERVER", "nats://here:1")  # not the cluster that may run here
+    monkeypatch.setenv("ETCD_ENDPOINTS", "http://here:2")
     return loaded.VllmEngine
 
 
@@ -234,27 +240,35 @@ async def test_a_mode_of_disaggregation_is_a_connector(
     await engine.cleanup()
 
 
+class Rank:
+    """A connector's rank, which has prompts computed."""
+
+    def __init__(self, engine: Any) -> None:
+        transfer = engine._arguments.kv_transfer_config
+        self._engine = transfer.kv_connector_extra_config["prompts"]
+        self.client = RequestClient(find_cluster(), "rank")
+
+    async def compute(self, key: str, token_ids: list[int], cache_salt: str = "") -> bytes:
+        prompt = ComputePrompt(key, pack_tokens(token_ids), cache_salt)
+        async with RequestContext() as context:
+            return await self.client.call(self._engine, COMPUTE, encode(prompt), context)
+
+
 async def test_a_prefill_engine_computes_the_prompts_that_its_connector_sends(
     engine_class: Any,
 ) -> None:
     engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "prefill"])
     await engine.start(1)
-    (llm,) = AsyncLLM.made
-    client, failed = PromptClient(), asyncio.Queue[tuple[str, str]]()
-    client.on_failed = lambda key, reason: failed.put_nowait((key, reason))
-    path = llm.arguments.kv_transfer_config.kv_connector_extra_config["prompts"]
-    listening = asyncio.create_task(client.listen(await client.connect(path)))
-    client.compute("a-ticket", [1, 2, 3], "salt")
-    client.compute("an-empty-one", [], "")
-    key, reason = await failed.get()
-    assert key == "an-empty-one" and "the prompt is empty" in reason
+    rank, (llm,) = Rank(engine), AsyncLLM.made
+    await rank.compute("a-ticket", [1, 2, 3], "salt")
+    with pytest.raises(InternalError, match="the prompt is empty"):
+        await rank.compute("an-empty-one", [])
     assert llm.prompts == [{"prompt_token_ids": [1, 2, 3], "cache_salt": "salt"}]
     (params,) = llm.params
     assert params.max_tokens == 1
     assert params.extra_args == {"kv_transfer_params": {"tandem_ticket": "a-ticket"}}
-    client.close()
+    await rank.client.close()
     await engine.cleanup()
-    listening.cancel()
 
 
 async def test_a_ticket_that_comes_before_the_end_of_the_start_waits_for_it(
@@ -270,21 +284,19 @@ async def test_a_ticket_that_comes_before_the_end_of_the_start_waits_for_it(
     engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "prefill"])
     starting = asyncio.create_task(engine.start(1))
     assert await asyncio.to_thread(begun.wait, 20)
-    client, failed = PromptClient(), asyncio.Queue[str]()
-    client.on_failed = lambda key, reason: failed.put_nowait(reason)
-    path = engine._arguments.kv_transfer_config.kv_connector_extra_config["prompts"]
-    listening = asyncio.create_task(client.listen(await client.connect(path)))
-    client.compute("a-ticket", [1, 2, 3], "")
-    client.compute("refused", [], "")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(failed.get(), 0.1)
+    rank = Rank(engine)
+    computing = asyncio.create_task(rank.compute("a-ticket", [1, 2, 3]))
+    left = asyncio.create_task(rank.compute("one that its rank has left", [4]))
+    await eventually(lambda: len(engine._prompts.running) == 2)
+    left.cancel()
+    await eventually(lambda: len(engine._prompts.running) == 1)
+    assert not computing.done()
     goes_on.set()
     await starting
-    assert "the prompt is empty" in await failed.get()
+    await computing
     assert AsyncLLM.made[0].prompts == [{"prompt_token_ids": [1, 2, 3]}]
-    client.close()
+    await rank.client.close()
     await engine.cleanup()
-    listening.cancel()
 
 
 async def test_the_callers_place_reaches_the_connector_and_its_report_the_caller(

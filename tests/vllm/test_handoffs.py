@@ -11,13 +11,9 @@ import aiohttp
 import pytest
 
 from tests.services import EtcdServer, NatsServer
-from tests.vllm.vllm_cluster import PATIENCE_S, VllmCluster, is_installed
+from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(PATIENCE_S),
-    pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
-]
+pytestmark = NEEDS_VLLM
 FALLBACK_S = 1.0  # from a loss to the beginning of the local prefill
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tandem.runtime.errors import ConfigError
-from tandem.vllm.kv_layout import blocks_of, check_supported, layout_of, pool_of
+from tandem.vllm.kv_layout import check_supported, layout_of, pool_of
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 5, 2, 4, 8
 PAGE_BYTES = HEADS * TOKENS * 2 * DIM * 4
@@ -60,11 +60,10 @@ def test_a_record_is_a_layer_of_a_block() -> None:
     layers = memory.view(LAYERS, BLOCKS, HEADS, TOKENS, 2 * DIM)
     config = cache_config()
     pool = pool_of(config, {f"layers.{i}": layers[i] for i in range(LAYERS)})
-    blocks = blocks_of(config)
     assert pool.block_bytes == layout_of(config).block_bytes == PAGE_BYTES
     assert pool.num_blocks == LAYERS * BLOCKS and pool.base_address == memory.data_ptr()
-    table = blocks.table([4, 1])
-    assert len(table) == 2 * LAYERS and table[LAYERS + 2] == blocks.records(1)[2]
+    table = pool.table([4, 1])
+    assert len(table) == 2 * LAYERS and table[LAYERS + 2] == 2 * BLOCKS + 1
     record = pool.tensor[table[LAYERS + 2]].view(torch.float32)
     assert torch.equal(record, layers[2, 1].flatten())
 

@@ -6,8 +6,8 @@ A fake engine computes prompts: it fills blocks of the prefill side's pool, and 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -16,27 +16,35 @@ from tandem.prefill.config import PrefillConfig
 from tandem.queue.config import QueueConfig
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import config_key
+from tandem.runtime.errors import InternalError
+from tandem.runtime.messages import Ack, encode, unpack_tokens
+from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair
-from tandem.vllm.ends import Ends
-from tandem.vllm.kv_layout import VllmBlocks, VllmPool
+from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.member import Member
-from tandem.vllm.prompts import PromptServer
-from tandem.vllm.settings import ConnectorSettings
-from tandem.vllm.step_messages import Offer, Orders, Progress
+from tandem.vllm.settings import ConnectorConfig, ConnectorSettings
+from tandem.vllm.step_messages import (
+    COMPUTE,
+    ComputePrompt,
+    Ends,
+    LoadEnd,
+    Offer,
+    Orders,
+    Progress,
+    Released,
+)
 from tests.services import EtcdServer, NatsServer, eventually
 
 LAYERS, NUM_BLOCKS, BLOCK_SIZE = 2, 32, 4
-BLOCKS = VllmBlocks(NUM_BLOCKS, LAYERS, BLOCK_SIZE)
 LAYOUT = KvLayout(1, 2, BLOCK_SIZE, 8, "float32", windows=(0,) * LAYERS)
 PATIENCE_S = 60.0
 
 
 def new_pool() -> VllmPool:
-    records = torch.zeros(LAYERS * NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8)
-    address = records.data_ptr()
-    return VllmPool(records, address, LAYOUT.block_bytes, len(records), 0, "DRAM", 0)
+    return VllmPool(torch.zeros(LAYERS * NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8), LAYOUT)
 
 
 class Side:
@@ -47,11 +55,13 @@ class Side:
     ) -> None:
         self.pool, self.ends = new_pool(), Ends()
         settings = ConnectorSettings(
-            runtime=runtime,
-            transfer=TransferConfig(grace_ms=300),
-            queue=QueueConfig(),
-            disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=60_000),
-            prefill=PrefillConfig(),
+            config=ConnectorConfig(
+                runtime=runtime,
+                transfer=TransferConfig(grace_ms=300),
+                queue=QueueConfig(),
+                disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=60_000),
+                prefill=PrefillConfig(),
+            ),
             model="random",
             weights="w",
             kv_form="f",
@@ -59,7 +69,7 @@ class Side:
             takes=bool(prompts),
             prompts=prompts,
         )
-        self.member = Member(settings, self.pool, LAYOUT, BLOCKS, self.ends)
+        self.member = Member(settings, self.pool, self.ends)
 
     def offer(self, num_tokens: int, block_ids: list[int], num_cached: int = 0) -> Offer:
         key = secrets.token_hex(16)
@@ -71,24 +81,32 @@ class Side:
 class Engine:
     """Computes a prompt into blocks 1, 2, ... of the prefill side, one block a step."""
 
-    def __init__(self, path: Path) -> None:
-        self.server = PromptServer(str(path), self.compute)
+    def __init__(self, runtime: RuntimeConfig) -> None:
+        self.server = RequestServer(runtime, new_id())
+        self.server.register(COMPUTE, self.compute)
         self.side: Side
         self.started = asyncio.Event()
         self.goes_on = asyncio.Event()
         self.goes_on.set()
-        self.error: Exception | None = None
+        self.fails = False
         self.num_stopped = 0
 
-    async def compute(self, key: str, token_ids: list[int], cache_salt: str) -> None:
+    async def compute(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        prompt = msgspec.msgpack.decode(payload, type=ComputePrompt)
+        computing = asyncio.create_task(self.steps(prompt.key, unpack_tokens(prompt.token_ids)))
+        context.on_cancel(computing.cancel)
+        await computing
+        answer.send(encode(Ack()))
+
+    async def steps(self, key: str, token_ids: list[int]) -> None:
         block_ids = list(range(1, 1 + -(-len(token_ids) // BLOCK_SIZE)))
         self.started.set()
         try:
             await self.goes_on.wait()
-            if self.error is not None:
-                raise self.error
+            if self.fails:
+                raise InternalError("too long")
             for i, block_id in enumerate(block_ids):
-                for record in BLOCKS.records(block_id):
+                for record in self.side.pool.table([block_id]):
                     self.side.pool.tensor[record] = record + len(token_ids)
                 num_tokens = min(len(token_ids), (i + 1) * BLOCK_SIZE)
                 progress = Progress(key, num_tokens, block_ids[: i + 1])
@@ -105,11 +123,11 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(nats: NatsServer, etcd: EtcdServer, tmp_path: Path) -> AsyncIterator[Pair]:
+async def pair(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[Pair]:
     runtime = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
-    engine = Engine(tmp_path / "prompts")
+    engine = Engine(runtime)
     await engine.server.start()
-    decode, prefill = Side(runtime), Side(runtime, engine.server.path)
+    decode, prefill = Side(runtime), Side(runtime, engine.server.address)
     engine.side = prefill
     await decode.member.start()
     await prefill.member.start()
@@ -118,27 +136,25 @@ async def pair(nats: NatsServer, etcd: EtcdServer, tmp_path: Path) -> AsyncItera
     engine.goes_on.set()
     await prefill.member.close()
     await decode.member.close()
-    await engine.server.close()
+    await engine.server.stop()
 
 
 async def ended(side: Side, offer: Offer) -> tuple[bool, bool]:
     """Wait for the end of an offer; return whether it failed, and is in quarantine."""
-    named: set[str] = set()
-    failed: set[str] = set()
-    quarantined: list[str] = []
+    await eventually(lambda: bool(side.ends))
+    end = side.ends.popleft()
+    assert isinstance(end, LoadEnd) and (end.request_id, end.key) == (offer.request_id, offer.key)
+    return end.reason is not None, end.quarantined
 
-    def take() -> bool:
-        nonlocal named, failed, quarantined
-        named, failed, quarantined = side.ends.take()
-        return bool(named)
 
-    await eventually(take)
-    assert named == {offer.request_id}
-    return offer.request_id in failed, offer.key in quarantined
+async def released(side: Side, key: str) -> None:
+    """Wait until the blocks of a handoff or a ticket are released."""
+    await eventually(lambda: bool(side.ends))
+    assert side.ends.popleft() == Released(key)
 
 
 def contents(pool: VllmPool, block_ids: list[int]) -> torch.Tensor:
-    return pool.tensor[BLOCKS.table(block_ids)]
+    return pool.tensor[pool.table(block_ids)]
 
 
 async def test_blocks_arrive_by_their_place_in_the_prompt(pair: Pair) -> None:
@@ -147,10 +163,8 @@ async def test_blocks_arrive_by_their_place_in_the_prompt(pair: Pair) -> None:
     arrived = contents(pair.decode.pool, [4, 7])
     assert torch.equal(arrived, contents(pair.prefill.pool, [2, 3])) and arrived.any()
     assert not contents(pair.decode.pool, [9, 1, 2, 3]).any(), "no other block is written"
-    released: list[str] = []
-    await eventually(lambda: bool(released.extend(pair.prefill.ends.take_released()) or released))
-    assert released == [f"{offer.key}.1"]
-    assert not pair.decode.ends.take_released(), "nothing was in quarantine"
+    await released(pair.prefill, f"{offer.key}.1")
+    assert not pair.decode.ends, "nothing was in quarantine"
 
 
 async def test_a_flipped_bit_is_caught_and_its_blocks_wait_for_the_end(
@@ -168,16 +182,12 @@ async def test_a_flipped_bit_is_caught_and_its_blocks_wait_for_the_end(
     failed, quarantined = await ended(pair.decode, offer)
     assert failed
     if quarantined:
-        released: list[str] = []
-        await eventually(
-            lambda: bool(released.extend(pair.decode.ends.take_released()) or released)
-        )
-        assert released == [offer.key]
+        await released(pair.decode, offer.key)
     assert pair.decode.member._handoffs.num_ended["corrupt"] == 1
 
 
 async def test_an_engine_that_fails_gives_the_prompt_back_at_once(pair: Pair) -> None:
-    pair.engine.error = ValueError("too long")
+    pair.engine.fails = True
     offer = pair.decode.offer(8, [3, 5])
     assert await ended(pair.decode, offer) == (True, False)
     assert pair.decode.member._handoffs.num_ended["failed"] == 1
@@ -189,9 +199,7 @@ async def test_a_cancelled_offer_stops_the_prompt_and_frees_the_blocks(pair: Pai
     await pair.engine.started.wait()
     pair.decode.member.take_offers(Orders(cancelled=[offer.key]))
     assert await ended(pair.decode, offer) == (False, True)
-    released: list[str] = []
-    await eventually(lambda: bool(released.extend(pair.decode.ends.take_released()) or released))
-    assert released == [offer.key]
+    await released(pair.decode, offer.key)
     await eventually(lambda: pair.engine.num_stopped == 1)
 
 
@@ -217,8 +225,6 @@ async def test_a_lost_connection_to_the_engine_ends_its_prompts(pair: Pair) -> N
     pair.engine.goes_on.clear()
     offer = pair.decode.offer(8, [3, 5])
     await pair.engine.started.wait()
-    client = pair.prefill.member._prompts
-    assert client is not None
-    client.client.close()
+    await pair.engine.server.stop()
     failed, _ = await ended(pair.decode, offer)
     assert failed

@@ -12,13 +12,9 @@ import pytest
 
 from tandem.models.folder import byte_level_tokenizer, write_generation_config, write_tokenizer
 from tests.services import EtcdServer, NatsServer
-from tests.vllm.vllm_cluster import ARGUMENTS, PATIENCE_S, VllmCluster, is_installed
+from tests.vllm.vllm_cluster import ARGUMENTS, NEEDS_VLLM, VllmCluster
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(PATIENCE_S),
-    pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make test-vllm"),
-]
+pytestmark = NEEDS_VLLM
 WINDOW = 64
 SHAPE = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -37,16 +33,23 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
          "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }  # fmt: skip
-# Kind |-> in addition, the name of its layers in vLLM
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "windows_in_all_layers": ("MistralConfig", {"sliding_window": WINDOW}, "SlidingWindowSpec"),
+# Kind |-> in addition, the refusal, and the arguments of the engine
+LAYER = "layers.0.self_attn.attn: layers of {} have no handoffs"
+REFUSED: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
+    "windows_in_all_layers": (
+        "MistralConfig", {"sliding_window": WINDOW}, LAYER.format("SlidingWindowSpec"), (),
+    ),
     "mla": (
         "DeepseekV2Config",
         {"num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": None,
          "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64,
          "first_k_dense_replace": 2, "n_routed_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 128},
-        "MLAAttentionSpec",
+        LAYER.format("MLAAttentionSpec"), (),
+    ),
+    "two_ranks": (
+        "Qwen3Config", {}, "tensor_parallel_size: is 2; handoffs have one rank",
+        ("--tensor-parallel-size", "2"),
     ),
 }  # fmt: skip
 
@@ -106,16 +109,16 @@ async def test_a_model_of_another_kind_answers_as_an_unsplit_vllm(
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_without_handoffs_is_refused_by_its_layer(
+def test_a_model_without_handoffs_is_refused_by_its_layer_or_its_ranks(
     tmp_path: Path, nats: NatsServer, etcd: EtcdServer, kind: str
 ) -> None:
-    config_class, fields, layers = REFUSED[kind]
+    config_class, fields, refusal, arguments = REFUSED[kind]
     model = write_model(tmp_path / kind, config_class, fields)
     cluster = VllmCluster(nats, etcd, model, tmp_path)
     ended = subprocess.run(
         [sys.executable, "-m", "tandem.launch", "engine", "vllm", str(model),
-         "--disaggregation-mode", "decode", *ARGUMENTS],
+         "--disaggregation-mode", "decode", *ARGUMENTS, *arguments],
         env=cluster.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert f"layers.0.self_attn.attn: layers of {layers} have no handoffs" in ended.stderr
+    assert refusal in ended.stderr

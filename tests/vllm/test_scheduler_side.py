@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.vllm.scheduler_side import MAX_NEWS_AGE_S
-from tandem.vllm.step_messages import PrefillView
+from tandem.vllm.step_messages import PrefillView, Released
 from tests.vllm.fake_scheduler import BLOCK_SIZE, REMOTE, FakeRequest, FakeVllm, at, for_ticket
 
 
@@ -32,7 +32,7 @@ def test_a_prompt_is_offered_but_for_its_last_token() -> None:
     vllm.prove(offer.key)
     vllm.step()
     assert request.status == "running" and request.num_computed_tokens == 8
-    assert not vllm.side.num_pinned_blocks
+    assert not vllm.side.is_busy
 
 
 def test_without_news_the_scheduler_asks_again_and_never_for_ever() -> None:
@@ -154,7 +154,7 @@ def test_issue_55470_a_write_after_the_lease_finds_its_blocks_free_of_others() -
     assert sum(other.status == "running" for other in others) <= 1
     vllm.settle(key)
     vllm.step()
-    assert vllm.side.num_pinned_blocks == 0
+    assert not vllm.side.is_busy
 
 
 def test_issue_46283_an_aborted_load_whose_prefill_worker_is_gone_leaks_nothing() -> None:
@@ -198,7 +198,7 @@ def test_blocks_of_a_tickets_prompt_stay_after_the_request_until_they_are_read()
     blocks = set(request.block_ids)
     vllm.finish(request)
     assert vllm.step().over == ["ticket"] and not blocks & set(vllm.pool.free)
-    vllm.ends.released("ticket")
+    vllm.ends.append(Released("ticket"))
     vllm.step()
     assert blocks <= set(vllm.pool.free)
 
@@ -262,7 +262,7 @@ class Handoffs(RuleBasedStateMachine):
     @rule()
     def sources_are_read(self) -> None:
         for progress in self.vllm.progress:
-            self.vllm.ends.released(progress.key)
+            self.vllm.ends.append(Released(progress.key))
         self.vllm.progress.clear()
 
     @invariant()

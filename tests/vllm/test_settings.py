@@ -40,8 +40,10 @@ def test_values_of_the_connectors_own_config_go_before_the_environments(
     found = connector_settings(
         vllm_config(disagg={"claim_timeout_ms": 5}, transfer={"grace_ms": 600})
     )
-    assert found.disagg.max_local_prefill_length == 77 and found.disagg.claim_timeout_ms == 5
-    assert found.transfer.grace_ms == 600 and found.runtime.nats_url == "nats://here:1"
+    disagg = found.config.disagg
+    assert disagg.max_local_prefill_length == 77 and disagg.claim_timeout_ms == 5
+    assert found.config.transfer.grace_ms == 600
+    assert found.config.runtime.nats_url == "nats://here:1"
     assert found.model == "name" and found.offers and not found.takes
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import psutil
+import pytest
 
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
@@ -38,13 +39,20 @@ ENVIRONMENT = {
 }
 
 
-def is_installed() -> bool:
-    """Return True where vLLM can be imported: this room's folder has its name, and is none."""
+def _is_installed() -> bool:
     try:
         check_version()
     except ConfigError:
         return False
     return True
+
+
+# of tests; the import alone would not tell: this room's folder has vLLM's name, and is none
+NEEDS_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(PATIENCE_S),
+    pytest.mark.skipif(not _is_installed(), reason="vLLM is not installed: make test-vllm"),
+]
 
 
 class VllmCluster:

@@ -6,7 +6,7 @@ Runs on the event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from tandem.runtime.errors import ServiceError
 from tandem.runtime.messages import (
     Ack,
     Claim,
+    Claimed,
     ClaimRefused,
     PrefillJob,
     PrefixBlocks,
@@ -23,9 +24,12 @@ from tandem.runtime.messages import (
     Settled,
     encode,
 )
+from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
+from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
 from tandem.transfer.handoff.receiver import HandoffReceiver
 from tandem.transfer.peers import PeerHealth
@@ -36,10 +40,23 @@ Receiver = TypeVar("Receiver", bound=HandoffReceiver)
 
 
 class OpenHandoffs(Generic[Receiver]):
-    """The open handoffs, by handoff id, and what prefill workers send them."""
+    """The open handoffs, by handoff id, and what prefill workers send them.
 
-    def __init__(self, transfer: TransferConfig) -> None:
+    `publish` puts a ticket on the queue.
+    """
+
+    def __init__(
+        self,
+        transfer: TransferConfig,
+        node: Node,
+        group: TransferGroup,
+        publish: Callable[[PrefillJob], Awaitable[None]],
+    ) -> None:
         self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
+        self._transfer = transfer
+        self._node = node
+        self._group = group
+        self._publish = publish
         self._aio = asyncio.get_running_loop()
         self._open: dict[bytes, Receiver] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -85,6 +102,23 @@ class OpenHandoffs(Generic[Receiver]):
 
     # ---- tickets ------------------------------------------------------------------------------
 
+    def machine(
+        self, handoff_id: bytes, grant: Claimed, *, awaits_first: bool = True
+    ) -> DecodeHandoff:
+        """Return the machine of a handoff that may take as long as its lease."""
+        layout = self._group.layout
+        return DecodeHandoff(
+            handoff_id,
+            1,
+            grant,
+            deadline=time.perf_counter() + grant.lease_ms / 1e3,
+            grace_ms=self._transfer.grace_ms,
+            num_layers=layout.num_layers,
+            tp_size=layout.tp_size,
+            verify=self._transfer.verify,
+            awaits_first=awaits_first,
+        )
+
     def begin(self, receiver: Receiver, claim_timeout_ms: float) -> None:
         """Set the timers of a handoff: its own, and `unclaimed` after this time."""
         receiver.run([])  # sets the machine's first timer
@@ -95,11 +129,27 @@ class OpenHandoffs(Generic[Receiver]):
         receiver.give_up_unclaimed(CloseCause.UNCLAIMED, "no prefill worker claimed it in time")
 
     async def publish(
-        self, receiver: Receiver, job: PrefillJob, publish: Callable[[PrefillJob], Awaitable[None]]
+        self,
+        receiver: Receiver,
+        num_tokens: int,
+        num_uncached_tokens: int,
+        trace: Mapping[str, str] | None = None,
     ) -> bool:
         """Put the ticket of a handoff on the queue; False: the handoff is given up without it."""
+        node, machine = self._node, receiver.machine
+        job = PrefillJob(
+            handoff_id=machine.handoff_id,
+            attempt=machine.attempt,
+            deployment=node.deployment,
+            decode_instance=node.instance_id,
+            decode_epoch=node.epoch,
+            num_tokens=num_tokens,
+            num_uncached_tokens=num_uncached_tokens,
+            deadline_ms=machine.grant.lease_ms,
+            trace=dict(trace or {}),
+        )
         try:
-            await publish(job)
+            await self._publish(job)
         except ServiceError as error:
             logger.warning("request %s: no ticket: %s", receiver.request_id, error)
             # A claim proves that the queue has the ticket, and that only its answer was late.
