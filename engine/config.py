@@ -94,6 +94,12 @@ class EngineConfig(BaseModel):
         "read them together, in layers without a window. Sums then run in an order that depends on "
         "the rest of the step, so not with `deterministic`; no effect on a CPU",
     )
+    float8_products: bool = Field(
+        default=False,
+        description="layers whose files have FP8 weights, and say that activations are rounded to "
+        "FP8 as they come, are multiplied so, FP8 by FP8, on GPUs from sm_89 on. It changes what "
+        "the model computes: workers with and without it do not work together. No effect on a CPU",
+    )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"

@@ -138,6 +138,13 @@ def _c_or_torch(asked: str) -> Kind:
     return "c"
 
 
+def has_float8_products(kind: str) -> bool:
+    """Return True for kernels that multiply FP8 by FP8 on this chip."""
+    if kind != "triton":
+        return False
+    return bool(importlib.import_module("tandem.kernels.linear.float8").has_float8_products())
+
+
 def load_kernels(
     kind: Kind,
     *,

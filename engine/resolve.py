@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from tandem.engine.config import STEP_TOKENS, EngineConfig
-from tandem.engine.kernel_set import choose_kernels
+from tandem.engine.kernel_set import choose_kernels, has_float8_products
 from tandem.engine.memory.kv_cache import choose_block_size, memory_of
 from tandem.engine.models.config import ModelConfig
 from tandem.runtime.errors import ConfigError
@@ -30,7 +30,12 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
         }
     )
     longest = config.max_model_len or stored.max_position_embeddings
-    return resolved, replace(stored, dtype=dtype).for_length(longest)
+    form = stored.quantization
+    if form is not None and form.rounds_inputs:
+        form = replace(
+            form, rounds_inputs=config.float8_products and has_float8_products(resolved.kernels)
+        )
+    return resolved, replace(stored, dtype=dtype, quantization=form).for_length(longest)
 
 
 def _device(name: str) -> torch.device:

@@ -28,6 +28,7 @@ PROGRAM = SectionProgram(
         Section("ceilings", "tandem.bench.kernels.ceilings:run", 45.0),
         Section("smoke", f"{MODULE}.smoke:run", 110.0),
         Section("sanitize", f"{MODULE}.smoke:run_sanitized", 70.0, is_optional=True),
+        Section("float8", "tandem.bench.kernels.float8:run", 60.0, is_optional=True),
         Section("graphs", f"{MODULE}.engine:graphs", 110.0),
         Section("nixl", NIXL, 60.0, _STRICT),
         Section("nixl_cached", NIXL, 60.0, {**_STRICT, _CACHE: "y"}),
@@ -44,6 +45,7 @@ PROGRAM = SectionProgram(
         "implementation in float32 on the same device; outputs and dead slots hold NaN before",
         "graphs": "answers of the bundled model that differ from those of eager steps, by the same "
         "products",
+        "float8": "engine.float8_products beside products that expand FP8 weights, and cuBLAS's",
         "nixl": "transfers between two processes, as handoff.gpu measures them; without emulation; "
         "nixl_cached: with CUDA IPC's cache; nixl_get_auto: with READs as UCX chooses",
         "visibility": "writes whose blocks the far end checksums at once, on their notice",

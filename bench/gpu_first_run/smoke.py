@@ -268,6 +268,27 @@ def _products(setting: Setting, tiny: bool) -> Errors:
         yield f"residual {label}", relative_error(total, expected), ERROR_BOUNDS[dtype]
 
 
+def _float8(setting: Setting, tiny: bool) -> Errors:
+    from tandem.bench.kernels.float8 import LEAST_BOUND, exact_inputs, float8_matrix
+    from tandem.kernels.linear.float8 import has_float8_products
+    from tandem.kernels.linear.launch import multiply
+    from tandem.kernels.reference.quantized import expanded, rounded_inputs
+
+    if not has_float8_products():
+        yield "not on this chip", 0.0, 1.0
+        return
+    for dtype, num_tokens, size in _matrices(setting, tiny):
+        x = exact_inputs(setting, min(num_tokens, 300), size)
+        if not setting.is_dry:
+            x = torch.randn_like(x)
+        x, weight = x.to(dtype), float8_matrix(setting, 2 * size, size)
+        product, label = multiply(x, weight), f"{dtype} {len(x)} x {size}"
+        expected = rounded_inputs(x) @ expanded(weight).T
+        bound = max(LEAST_BOUND, ERROR_BOUNDS[dtype])
+        yield label, relative_error(product, expected), bound
+        yield f"{label}, few of them", mismatch(multiply(x[:65], weight), product[:65]), 1e-9
+
+
 def _embedding(setting: Setting, tiny: bool) -> Errors:
     from tandem.kernels.layers.embedding import embed
     from tandem.kernels.reference.embedding import embed as reference
@@ -333,6 +354,7 @@ KERNELS: dict[str, Callable[[Setting, bool], Errors]] = {
     "activation": _activation,
     "embedding": _embedding,
     "products": _products,
+    "float8": _float8,
     "sampling": _sampling,
     "checksum": _checksum,
 }

@@ -25,6 +25,7 @@ TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds fo
     "attention/test_decode.py",
     "attention/test_prefixes.py",
     "layers",
+    "linear/test_float8.py",
     "linear/test_fused.py",
     "sampling",
     "test_cascade_attention.py",
@@ -94,6 +95,7 @@ PROGRAM = SectionProgram(
         Section("decode", f"{MODULE}.decode:run", 60.0),
         Section("layers", f"{MODULE}.layers:run", 45.0),
         Section("fused", f"{MODULE}.fused:run", 60.0),
+        Section("float8", f"{MODULE}.float8:run", 45.0, is_optional=True),
         Section("blocks", f"{MODULE}.blocks:run", 45.0),
         Section("sampling", f"{MODULE}.sampling:run", 45.0),
         # It may hang, and then must cost nothing else: it goes last, on its own.

@@ -1,7 +1,7 @@
 """Every launch whose build serving can pick, as calls that need no memory and no GPU."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from tandem.kernels.attention.prefixes import LEVELS, SharedPrefixes
 from tandem.kernels.dependent_launch import LEAST_ARCHITECTURE
 from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
+from tandem.kernels.linear import float8
 from tandem.kernels.linear import launch as linear
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
@@ -69,6 +70,8 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     yield from _layer_cases()
     yield from _expert_cases()
     yield from _linear_cases()
+    if arch >= float8.LEAST_ARCHITECTURE:
+        yield from _float8_cases()
     if arch >= LEAST_ARCHITECTURE:
         yield from _fused_cases()
     yield from _transfer_cases()
@@ -188,6 +191,30 @@ def _linear_cases() -> Iterator[BuildCase]:
     # Those of Qwen3-30B-A3B-FP8, then of gpt-oss.
     yield _experts_case(EXPERT_SHAPES[0], "float8", 128)
     yield _experts_case(EXPERT_SHAPES[-1], "float4", 32)
+
+
+def _float8_cases() -> Iterator[BuildCase]:
+    """Yield products that round their inputs: with a norm, in splits or whole, by block or row."""
+    hidden_size, width = 4096, 12288
+
+    def case(
+        tokens: str, rows: int, in_size: int, group_size: int, parts: str = "", **options: Any
+    ) -> BuildCase:
+        weight = _quantized("float8", group_size, False, rows, in_size)
+        x = meta(TOKENS[tokens], in_size, dtype=DTYPE)
+        call = partial(linear.multiply, x, replace(weight, rounds_inputs=True), **options)
+        default = linear.default_config(in_size, rows // (1 + bool(parts)), 8, 2, bool(parts))
+        config = linear.float8_config(default, is_large=tokens == "many" and not parts)
+        shape = f"float8 by float8 {rows} x {in_size}, groups of {group_size}, {tokens} tokens"
+        return BuildCase("linear.launch", shape + parts, call, shape_key(**config_fields(config)))
+
+    for tokens in TOKENS:
+        yield case(tokens, 2 * width, hidden_size, 128)
+        yield case(tokens, hidden_size, width, 128)
+        yield case(tokens, hidden_size, width, width)
+        norm = meta(hidden_size, dtype=DTYPE)
+        options = {"norm": norm, "eps": EPS, "activation": "silu"}
+        yield case(tokens, 2 * width, hidden_size, 128, ", norm, SiLU", **options)
 
 
 def _experts_case(

@@ -123,7 +123,7 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
         spill_bytes=built.spill_bytes,
         shared_bytes=built.shared_bytes,
         blocks_per_sm=built.blocks_per_sm,
-        num_wgmmas=code.count("HGMMA."),
+        num_wgmmas=code.count("HGMMA.") + code.count("QGMMA."),
         num_wgmma_waits=code.count("WARPGROUP.DEPBAR"),
         has_tma="cp.async.bulk.tensor" in built.ptx,
         is_dependent=built.is_dependent,

@@ -11,7 +11,7 @@ import torch
 
 from tandem.engine.loading.checkpoint import CODES, FLOATS, Checkpoint, StoredTensor
 from tandem.engine.models.quantization import Quantization
-from tandem.kernels.reference.quantized import QuantizedMatrix
+from tandem.kernels.reference.quantized import INPUT_GROUP, QuantizedMatrix
 from tandem.runtime.errors import ModelError
 
 # Which of 8 outputs stand in a word of AWQ, by its 4-bit places in the order of outputs.
@@ -150,7 +150,10 @@ class _Reader:
             scales = scales.repeat_interleave(self.form.group_rows, 0)[: len(codes)]
         else:
             scales = scales.view(-1, 1).expand(len(codes), 1)
-        return QuantizedMatrix("float8", codes, scales, self.group_size)
+        rounds_inputs = self.form.rounds_inputs and self.form.group_size in (0, INPUT_GROUP)
+        return QuantizedMatrix(
+            "float8", codes, scales, self.group_size, rounds_inputs=rounds_inputs
+        )
 
     def mxfp4(self) -> QuantizedMatrix:
         exponents = self.tensors["scales"]

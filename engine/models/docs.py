@@ -73,8 +73,12 @@ form and the bytes. Fewer bytes are read in less time: one CPU core decodes 16 l
 {table}
 
 A matrix that the files have in floating point is multiplied as such, which is how those of
-`modules_to_not_convert` and `ignore` are stored. Activations are not quantized, whatever the files
-say about them, and neither is the KV cache. A scale that is missing, not finite or of another
+`modules_to_not_convert` and `ignore` are stored. Activations are not quantized, unless
+`engine.float8_products` is on: then inputs of FP8 matrices are rounded to FP8 on a GPU from sm_89
+on, if the files say that they are meant to be as they come (`activation_scheme` or the `dynamic` of
+`input_activations`), each 128 of a token with a scale of their own; [FP8 by
+FP8](kernels.md#fp8-by-fp8). Those of experts are not, nor where scales belong to blocks of 32 or 64
+inputs. The KV cache is never quantized. A scale that is missing, not finite or of another
 shape is refused with the tensor's name. Refused as well: inputs that do not belong to groups in
 their order (`g_idx`, "act order"), forms that differ by module, 2, 3 and 8 bit integers, and every
 other method (bitsandbytes, GGUF, NVFP4, HQQ, ...) at the start, with format and file.

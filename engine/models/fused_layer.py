@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tandem.engine.kernel_set import FusedProducts
+from tandem.engine.kernel_set import FEW_TOKENS, FusedProducts
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.weights import LayerWeights
+from tandem.kernels.reference.quantized import rounds_inputs
 
 # Parts of a layer that the products do not have in them.
 _OTHER_PARTS = (
@@ -89,6 +90,12 @@ def fused_layer(
     if weights.input_norm is None or weights.post_norm is None:
         return None
     if any(getattr(weights, part) is not None for part in _OTHER_PARTS):
+        return None
+    # Within a product a norm's factor comes after the rounding: for few tokens and for many alike,
+    # or not at all.
+    if products.max_tokens == FEW_TOKENS and (
+        rounds_inputs(weights.qkv) or rounds_inputs(weights.gate_up)
+    ):
         return None
     weights = replace(
         weights,

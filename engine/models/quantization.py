@@ -9,6 +9,7 @@ from tandem.runtime.printable import short
 Form = Literal["float8", "awq", "gptq", "packed", "mxfp4"]
 KEY = "quantization_config"
 GROUP_SIZES = (32, 64, 128)  # inputs that may share a scale
+_DYNAMIC = {"type": "float", "num_bits": 8, "dynamic": True}  # of input_activations
 _NAMES: dict[Form, str] = {
     "float8": "FP8",
     "awq": "AWQ 4 bit",
@@ -26,6 +27,8 @@ class Quantization:
     group_size: int = 0  # inputs that share a scale; 0: all of them
     group_rows: int = 0  # rows that share one too, of float8; 0: as its scales have it
     zeros: Literal["none", "stored", "stored less one"] = "none"
+    # Products round their inputs to FP8 too. As read: the files are meant so; as it runs: they do.
+    rounds_inputs: bool = False
 
     @property
     def name(self) -> str:
@@ -45,10 +48,9 @@ def read_quantization(*configs: JsonObject) -> Quantization | None:
 def _fp8(config: JsonObject) -> Quantization:
     _check(config, "fmt", ("e4m3", "float8_e4m3fn"), absent="e4m3")
     size = config.data.get("weight_block_size")
-    if size is None:
-        return Quantization("float8")
-    rows, inputs = _block(config, "weight_block_size", size)
-    return Quantization("float8", inputs, rows)
+    rows, inputs = (0, 0) if size is None else _block(config, "weight_block_size", size)
+    is_dynamic = config.data.get("activation_scheme") == "dynamic"
+    return Quantization("float8", inputs, rows, rounds_inputs=is_dynamic)
 
 
 def _fbgemm_fp8(config: JsonObject) -> Quantization:
@@ -84,15 +86,18 @@ def _compressed(config: JsonObject) -> Quantization:
     groups = config.part("config_groups")
     if len(groups.data) != 1:
         raise config.error("config_groups", "must be one group of modules")
-    weights = groups.part(next(iter(groups.data))).part("weights")
+    group = groups.part(next(iter(groups.data)))
+    weights = group.part("weights")
     strategy = weights.data.get("strategy")
     if weights.data.get("type") == "float":
         _check(weights, "num_bits", (8,))
+        inputs_form = group.data.get("input_activations")
+        is_dynamic = isinstance(inputs_form, dict) and _DYNAMIC.items() <= inputs_form.items()
         if strategy == "block":
             rows, inputs = _block(weights, "block_structure", weights.data.get("block_structure"))
-            return Quantization("float8", inputs, rows)
+            return Quantization("float8", inputs, rows, rounds_inputs=is_dynamic)
         _check(weights, "strategy", ("tensor", "channel"))
-        return Quantization("float8")
+        return Quantization("float8", rounds_inputs=is_dynamic)
     _check(weights, "type", ("int",))
     _check(weights, "num_bits", (4,))
     _check(config, "format", ("pack-quantized",))

@@ -102,21 +102,27 @@ def add_product(  # type: ignore[no-untyped-def]
     HAS_ZEROS: tl.constexpr,
     FACTOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    token_scale=1.0,  # [BLOCK_M] where tokens and matrix are of float8
 ):
     # Returns total + tokens times rows of the matrix; BLOCK_K divides group_size.
-    if CODE == "":
+    IS_FLOAT8: tl.constexpr = matrix.dtype.element_ty == tl.float8e4nv
+    if CODE == "" or IS_FLOAT8:
         inputs = first + tl.arange(0, BLOCK_K)
         mine = matrix + my_rows.to(tl.int64)[None, :] * in_size + inputs[:, None]
         mask = is_row[None, :] & (inputs < in_size)[:, None]
         columns = tl.load(mine, mask=mask, other=0.0)
+    if CODE == "":
         total = tl.dot(tokens, columns, total, input_precision="ieee")
     else:  # a build compiles what follows a return, too
-        numbers = load_numbers(matrix, my_rows, is_row, first, in_size, CODE, BLOCK_K)
         my_groups = my_rows.to(tl.int64) * num_groups + first // group_size
-        if HAS_ZEROS:
-            zero = tl.load(zeros + my_groups, mask=is_row, other=0.0)
-            numbers -= zero.to(tl.float16)[:, None]
-        part = tl.dot(tokens, tl.trans(numbers.to(tokens.dtype)), input_precision="ieee")
+        if IS_FLOAT8:
+            part = tl.dot(tokens, columns) * token_scale[:, None]
+        else:
+            numbers = load_numbers(matrix, my_rows, is_row, first, in_size, CODE, BLOCK_K)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + my_groups, mask=is_row, other=0.0)
+                numbers -= zero.to(tl.float16)[:, None]
+            part = tl.dot(tokens, tl.trans(numbers.to(tokens.dtype)), input_precision="ieee")
         scale = tl.load(scales + my_groups, mask=is_row, other=0.0).to(tl.float32)
         total += part * (scale * FACTOR)[None, :]
     return total

@@ -9,6 +9,7 @@ from tandem.kernels.linear.products import multiplied
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def qkv_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, in_size]
+    token_scales,
     norm,  # [in_size] where HAS_NORM
     matrix,  # [(num_heads + 2 * num_kv_heads) * head_dim, in_size], or as linear_kernel takes codes
     scales,
@@ -55,6 +56,7 @@ def qkv_kernel(  # type: ignore[no-untyped-def]
     is_column = my_columns < (num_heads + 2 * num_kv_heads) * HALF
     first, second, is_last = multiplied(
         x,
+        token_scales,
         norm,
         matrix,
         scales,

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ import triton
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
+from tandem.kernels.linear.float8 import round_inputs
 from tandem.kernels.linear.heads import qkv_kernel
 from tandem.kernels.linear.products import linear_kernel
 from tandem.kernels.reference.linear import Linear
-from tandem.kernels.reference.quantized import Matrix
+from tandem.kernels.reference.quantized import INPUT_GROUP, Matrix, rounds_inputs
 from tandem.kernels.tuned import INTERPRETED, architecture, tuned_config
 
 Activation = Literal["", "silu", "gelu"]
@@ -57,6 +58,14 @@ def default_config(
     return LinearConfig(64, block_n, 64, num_splits, num_warps, 3)
 
 
+def float8_config(default: LinearConfig, *, is_large: bool) -> LinearConfig:
+    """Return the tiles of a product of float8 by float8; sums run in one order in all of them."""
+    if not is_large:
+        return replace(default, block_m=64, block_k=INPUT_GROUP)
+    block_n = 128 if default.num_splits == 1 else 64  # sums of several splits would spill
+    return LinearConfig(128, block_n, INPUT_GROUP, default.num_splits, 8, 3)
+
+
 def candidates(in_size: int, num_columns: int, element_bytes: int) -> Iterator[LinearConfig]:
     """Yield the configurations worth measuring: a chip's worth of programs, or some of them."""
     if element_bytes == 4:
@@ -80,7 +89,8 @@ def pack_linear(weight: Matrix) -> Linear:
 def pack_linear_in_order(weight: Matrix) -> Linear:
     """Return `x @ weight.T`, in which a row has the same bits in every batch.
 
-    Codes are exact in the dtype of x; each group's sum, in float32, is multiplied by its scale.
+    Codes are exact in the dtype of x, or x is rounded to float8; each group's sum, in float32, is
+    multiplied by its scale.
     """
     return partial(multiply, weight=weight)
 
@@ -110,7 +120,7 @@ def multiply(
         *launch.tensors,
         out,
         num_tokens,
-        x.stride(0),
+        launch.tensors[0].stride(0),
         eps,
         in_size=in_size,
         out_size=out_size,
@@ -164,7 +174,7 @@ def multiply_qkv(
         kv_cache,
         q,
         num_tokens,
-        x.stride(0),
+        launch.tensors[0].stride(0),
         kv_cache.stride(0),
         eps,
         in_size=in_size,
@@ -207,22 +217,31 @@ def _launch_of(
     config: LinearConfig | None = None,
 ) -> _Launch:
     num_tokens, in_size = x.shape
+    is_shared = num_tokens <= MAX_SHARED_TOKENS
     assert weight.shape[1] == in_size and x.stride(1) == 1
     assert norm is None or (norm.shape == (in_size,) and norm.stride(0) == 1)
     assert bias is None or (bias.shape == weight.shape[:1] and bias.stride(0) == 1)
     shape = {"in_size": in_size, "num_columns": num_columns, "bits": weight_bits(weight)}
     shape |= {"element_bytes": x.element_size(), "is_paired": int(is_paired)}
-    config = config or tuned_config(default_config(**shape), "linear", **shape)
+    matrix, scales, zeros = stored_parts(weight)
+    token_scales, options = x, code_options(weight)
+    if rounds_inputs(weight):
+        is_large = not (is_shared or is_paired or norm is not None)
+        config = float8_config(default_config(**shape), is_large=is_large)
+        matrix, options["FACTOR"] = matrix.view(torch.float8_e4m3fn), 1.0
+        if is_large:
+            x, token_scales = round_inputs(x)
+    else:
+        config = config or tuned_config(default_config(**shape), "linear", **shape)
     block_n = max(config.block_n, unit)
     columns, tokens = triton.cdiv(num_columns, block_n), triton.cdiv(num_tokens, config.block_m)
-    is_shared = config.num_splits > 1 and num_tokens <= MAX_SHARED_TOKENS
+    is_shared = is_shared and config.num_splits > 1
     records = 0
     if is_shared:
         assert columns * tokens <= MAX_ARRIVALS
         records = columns * tokens * config.num_splits * config.block_m * (2 * block_n + 1)
     launched = launch_options()
-    options = {
-        **code_options(weight),
+    options |= {
         "HAS_NORM": norm is not None,
         "HAS_BIAS": bias is not None,
         "NUM_SPLITS": config.num_splits,
@@ -238,8 +257,11 @@ def _launch_of(
     }
     tensors = (
         x,
+        token_scales,
         x if norm is None else norm,
-        *stored_parts(weight),
+        matrix,
+        scales,
+        zeros,
         x if bias is None else bias,
         torch.empty(records, dtype=torch.float32, device=x.device),
         arrivals(x.device),

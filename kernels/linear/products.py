@@ -14,13 +14,15 @@ import triton.language as tl
 
 from tandem.kernels.dependent_launch import wait_for_predecessor
 from tandem.kernels.linear.codes import add_product
+from tandem.kernels.linear.float8 import as_float8
 
 LINE_BYTES = tl.constexpr(128)  # of the L2 cache
 
 
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def linear_kernel(  # type: ignore[no-untyped-def]
-    x,  # [num_tokens, in_size]
+    x,  # [num_tokens, in_size], rounded to float8 where the matrix is of it, if it is not yet
+    token_scales,  # [num_tokens, ceil(in_size / 128)] where x is of float8
     norm,  # [in_size] where HAS_NORM
     matrix,  # [num_rows, in_size], or of codes of 4 bits [num_rows, in_size / 2]
     scales,  # [num_rows, num_groups]
@@ -56,6 +58,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     is_token, is_column = my_tokens < num_tokens, my_columns < out_size
     first, second, is_last = multiplied(
         x,
+        token_scales,
         norm,
         matrix,
         scales,
@@ -103,6 +106,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def multiplied(  # type: ignore[no-untyped-def]
     x,
+    token_scales,
     norm,
     matrix,
     scales,
@@ -160,6 +164,7 @@ def multiplied(  # type: ignore[no-untyped-def]
     for turn in range(NUM_TURNS):
         part, second_part, square_part = _split(
             x,
+            token_scales,
             norm,
             matrix,
             scales,
@@ -235,6 +240,7 @@ def multiplied(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _split(  # type: ignore[no-untyped-def]
     x,
+    token_scales,
     norm,
     matrix,
     scales,
@@ -278,6 +284,12 @@ def _split(  # type: ignore[no-untyped-def]
             squares += wide * wide
             scale = tl.load(norm + k + inputs, mask=is_input, other=0.0).to(tl.float32) * SHRUNK
             tokens = (wide * scale[None, :]).to(tokens.dtype)
+        token_scale = 1.0
+        if x.dtype.element_ty == tl.float8e4nv:
+            my_scales = token_scales + my_tokens.to(tl.int64) * NUM_STEPS + step
+            token_scale = tl.load(my_scales, mask=is_token, other=0.0)
+        elif matrix.dtype.element_ty == tl.float8e4nv:
+            tokens, token_scale = as_float8(tokens)
         first = add_product(
             first,
             tokens,
@@ -294,6 +306,7 @@ def _split(  # type: ignore[no-untyped-def]
             HAS_ZEROS,
             FACTOR,
             BLOCK_K,
+            token_scale,
         )
         if IS_PAIRED:
             second = add_product(
@@ -312,6 +325,7 @@ def _split(  # type: ignore[no-untyped-def]
                 HAS_ZEROS,
                 FACTOR,
                 BLOCK_K,
+                token_scale,
             )
     return first, second, tl.sum(squares, 1)
 

@@ -29,6 +29,8 @@ BLOCKS = {
     "weight_block_size": [128, 128],
 }
 
+DYNAMIC_BLOCKS = Quantization("float8", 128, 128, rounds_inputs=True)
+
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     group = {
@@ -53,11 +55,11 @@ W4A16 = compressed(
 )
 FP8 = compressed("float-quantized", num_bits=8, type="float", strategy="tensor")
 PUBLISHED: dict[str, tuple[str, dict[str, Any], Quantization]] = {
-    "Qwen3-8B-FP8": ("Qwen3-8B", BLOCKS, Quantization("float8", 128, 128)),
+    "Qwen3-8B-FP8": ("Qwen3-8B", BLOCKS, DYNAMIC_BLOCKS),
     "Qwen3-30B-A3B-FP8": (
         "Qwen3-30B-A3B",
         BLOCKS | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]},
-        Quantization("float8", 128, 128),
+        DYNAMIC_BLOCKS,
     ),
     "Llama-3.1-8B FP8": ("Llama-3.1-8B", FP8, Quantization("float8")),
     "Llama-3.1-8B FP8 by AutoFP8": (
