@@ -1,5 +1,6 @@
 """The load of one instance: our own requests, and the excess of its last report. Pure."""
 
+import math
 from dataclasses import dataclass
 
 from tandem.router.predict import Pace, PlaceLoad, decode_step_s, nominal_s
@@ -8,6 +9,7 @@ from tandem.runtime.messages import LoadReport, StepCosts
 # Up to these shares answers that have a target join others, so that other workers have none.
 PACKED_SHARE = 0.85  # of the longest step, by the decodes in it
 FILLED_SHARE = 0.8  # of the blocks
+RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class InstanceLoad:
     foreign_pending_blocks: int = 0
     foreign_decodes: int = 0
     reported_context: float = 0.0  # tokens of a running answer; 0: not known
+    prompt_rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
+    rated_at_s: float = 0.0
 
     def report(self, report: LoadReport, block_size: int) -> None:
         """Note the instance's own view, in which our requests are included."""
@@ -81,35 +85,56 @@ class InstanceLoad:
         """Return the blocks that wait to be prefilled, of all frontends."""
         return self.pending_blocks + self.foreign_pending_blocks
 
-    def num_joined(self) -> int:
-        """Return how many answers another one would join here; -1: no other one should.
+    @property
+    def has_target(self) -> bool:
+        """True where a target of the time between tokens is set, and tickets are taken too.
 
-        It should where a target is set, and steps with one answer more keep it. A worker without
-        answers must have something else to do: prompts of the others' answers.
+        Only there can a worker without answers compute the prompts of others.
         """
-        costs = self.costs
-        if costs is None or not (costs.has_target and self.takes_tickets):
-            return -1
-        num = self._num_decodes()
-        step_s = decode_step_s(costs, num + 1, int((num + 1) * self._context()))
-        return num if step_s <= PACKED_SHARE * costs.max_step_s else -1
+        return self.takes_tickets and self.costs is not None and self.costs.has_target
+
+    def num_joined(self) -> int:
+        """Return how many answers another one may join here; -1: none, as steps would be too long.
+
+        Of an instance with a target.
+        """
+        assert self.costs is not None
+        num = self.num_decodes
+        step_s = decode_step_s(self.costs, num + 1, int((num + 1) * self.context))
+        return num if step_s <= PACKED_SHARE * self.costs.max_step_s else -1
 
     def num_fillable(self) -> float:
         """Return the blocks that an answer may have which joins those that run here."""
         return FILLED_SHARE * self.num_blocks - self.active()
 
-    def _place(self, costs: StepCosts) -> PlaceLoad:
-        """Return the load as predictions see it."""
-        num_decodes, waiting = self._num_decodes(), self.pending() * self.block_size
-        return PlaceLoad(costs, num_decodes, int(num_decodes * self._context()), waiting)
+    def rate_of_prompts(self, now_s: float) -> float:
+        """Return the seconds of computing prompts of ours, a second."""
+        return self.prompt_rate * math.exp((self.rated_at_s - now_s) / RATE_S)
 
-    def _num_decodes(self) -> int:
+    def rate_prompt(self, num_tokens: int, now_s: float) -> None:
+        """Count a prompt of ours, of which so many tokens are to be computed."""
+        if self.costs is None:
+            return
+        _, per_token_s, per_position_s = self.costs.prompt_s
+        compute_s = num_tokens * (per_token_s + per_position_s * num_tokens / 2)
+        self.prompt_rate = self.rate_of_prompts(now_s) + compute_s / RATE_S
+        self.rated_at_s = now_s
+
+    @property
+    def num_decodes(self) -> int:
+        """Running answers, of all frontends."""
         return self._own_decodes() + self.foreign_decodes
 
-    def _context(self) -> float:
-        """Return the tokens of an answer: as reported, else of a prompt."""
+    @property
+    def context(self) -> float:
+        """Tokens of an answer: as reported, else of a prompt."""
         num_tokens = self.active_blocks * self.block_size
         return self.reported_context or num_tokens / max(1, self.num_requests)
+
+    def _place(self, costs: StepCosts) -> PlaceLoad:
+        """Return the load as predictions see it."""
+        num_decodes, waiting = self.num_decodes, self.pending() * self.block_size
+        return PlaceLoad(costs, num_decodes, int(num_decodes * self.context), waiting)
 
     def _own_decodes(self) -> int:
         return max(0, self.num_requests - self.num_prefilling)

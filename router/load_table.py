@@ -4,15 +4,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tandem.router.load import InstanceLoad
+from tandem.router.load import RATE_S, InstanceLoad
 from tandem.router.predict import Floats, Pace, bounding_arrays, bounding_factors, scaled
 
 _NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
-_PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE, _NUM_JOINED, _FILLABLE = range(
-    _NUM_PACE, _NUM_PACE + 7
-)
+_PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE = range(_NUM_PACE, _NUM_PACE + 5)
+# Of instances with a target; the rate of prompts is as of `rated at`.
+_NUM_JOINED, _FILLABLE, _RATE, _RATED_AT, _NUM_DECODES, _CONTEXT = range(_ACTIVE + 1, _ACTIVE + 7)
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
+_NO_TARGET = (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _FIRST_CAPACITY = 16
+Pressing = tuple[float, int, float, float]  # rate, workers, answers, context
 
 
 class LoadTable:
@@ -24,14 +26,14 @@ class LoadTable:
 
     def __init__(self) -> None:
         self._loads: dict[str, InstanceLoad] = {}
-        self._columns = np.zeros((_FILLABLE + 1, _FIRST_CAPACITY))
+        self._columns = np.zeros((_CONTEXT + 1, _FIRST_CAPACITY))
         self._free = list(range(_FIRST_CAPACITY))
         self._changed: dict[str, None] = {}
         self._candidates: list[str] = []  # of the last call of `arrange`
         self._first: Floats = self._columns[:, :0]  # the part of the columns with these
         self._have_costs_changed = True  # of any instance, since the factors were computed
         self._factors: tuple[Floats, Floats] | None = None
-        self._is_any_joined = False  # at any time so far
+        self._has_any_target = False  # at any time so far
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -107,29 +109,31 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
-    def joined(self) -> tuple[Floats, Floats] | None:
-        """Return the answers that another one would join, -1: it should not, and its blocks.
+    def joining(self, now_s: float) -> tuple[Floats, Floats, Pressing] | None:
+        """Return the answers that another one may join, -1: none, and the blocks that it may have.
 
-        None where no other one ever should.
+        With them come arguments of `are_pressed`. None where no instance has a target.
         """
-        if not self._is_any_joined:
+        if not self._has_any_target:
             return None
-        return self._first[_NUM_JOINED], self._first[_FILLABLE]
+        first = self._first
+        rate = first[_RATE] @ np.exp((first[_RATED_AT] - now_s) / RATE_S)
+        num_decodes, context = first[_NUM_DECODES:].sum(axis=1).tolist()
+        pressing = (float(rate), first.shape[1], num_decodes, context)
+        return first[_NUM_JOINED], first[_FILLABLE], pressing
 
     def _update(self) -> None:
         for instance_id in self._changed:
             load = self._loads[instance_id]
             self._have_costs_changed |= load.has_new_costs
             load.has_new_costs = False
-            num_joined = load.num_joined()
-            self._is_any_joined |= num_joined >= 0
+            self._has_any_target |= load.has_target
             self._columns[:, load.row] = (
                 *_paces_of(load),
                 load.num_requests,
                 load.pending(),
                 load.active(),
-                num_joined,
-                load.num_fillable() if num_joined >= 0 else 0.0,
+                *(_joining_of(load) if load.has_target else _NO_TARGET),
             )
         self._changed.clear()
 
@@ -161,6 +165,18 @@ def _lend(loads: list[InstanceLoad]) -> None:
     for load in loads:
         if load.costs is None:
             load.set_costs(costs)
+
+
+def _joining_of(load: InstanceLoad) -> Iterable[float]:
+    """Return the columns of an instance with a target."""
+    return (
+        load.num_joined(),
+        load.num_fillable(),
+        load.prompt_rate,
+        load.rated_at_s,
+        load.num_decodes,
+        load.num_decodes * load.context,
+    )
 
 
 def _paces_of(load: InstanceLoad) -> Iterable[float]:

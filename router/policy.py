@@ -1,7 +1,8 @@
 """The choice of a decode worker: the cheapest by predicted delays, with prefix overlap. Pure."""
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
 from tandem.router.load_table import LoadTable, few_paces
-from tandem.router.predict import MAX_SLOWNESS, Floats, delay_s
+from tandem.router.predict import MAX_SLOWNESS, Floats, are_pressed, delay_s
 from tandem.runtime.messages import LoadReport
 
 # The position among the candidates, its cost, and the seconds to the first token; None: not known.
@@ -56,9 +57,9 @@ class Router:
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
-    With a target of the time between tokens, an answer joins the most answers whose tokens keep
-    coming in time (of workers that hold as much of its prompt), and other workers have none: there
-    prompts are computed without short steps.
+    With a target of the time between tokens, and prompts that come fast, an answer joins the most
+    answers whose tokens keep coming in time (of workers that hold as much of its prompt), and other
+    workers have none: there prompts are computed without short steps.
 
     The caller reports the start, the first token and the end of each request; `index` and
     `update_load` add the rest.
@@ -67,6 +68,7 @@ class Router:
     config: RouterConfig
     rng: random.Random = field(default_factory=random.Random)
     few: int = 16  # candidates, up to which plain numbers are faster than arrays
+    clock: Callable[[], float] = time.monotonic
     index: KvIndex = field(init=False)
     _loads: LoadTable = field(default_factory=LoadTable)
     _requests: dict[str, _Request] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class Router:
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
         if len(candidates) == 1:
             return 0, costs[0], first_tokens_s[0]
-        joined = _joining_of_few(loads, num_cached, num_blocks)
+        joined = self._joining_of_few(loads, num_cached, num_blocks)
         if joined is not None:
             return joined, costs[joined], first_tokens_s[joined]
         best = self._best_of_few(loads, costs, num_cached, MARGIN)
@@ -183,7 +185,7 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num_cached * block_size)
         first_token_s = pace.wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
-        joined = _joining_of_many(self._loads.joined(), num_cached, num_blocks)
+        joined = self._joining_of_many(candidates, num_cached, num_blocks)
         if joined is not None:
             return joined, costs.item(joined), first_token_s.item(joined)
         best = self._best_of_many(costs, num_cached, MARGIN)
@@ -223,6 +225,49 @@ class Router:
         is_as_long = num_cached is None or num_cached[other] >= num_cached[best]
         return other if is_idle and is_bearable and is_as_long else best
 
+    def _joining_of_few(
+        self, loads: list[InstanceLoad], num_cached: list[int], num_blocks: int
+    ) -> int | None:
+        """Return the position of the instance whose answers another one should join, if it should.
+
+        It is the one with the most answers, of those that hold the most of the prompt.
+        """
+        costs = next((load.costs for load in loads if load.has_target), None)
+        if costs is None:
+            return None
+        now_s = self.clock()
+        rate = sum(load.rate_of_prompts(now_s) for load in loads)
+        num_decodes = sum(load.num_decodes for load in loads)
+        context = sum(load.num_decodes * load.context for load in loads)
+        if not are_pressed(costs, rate, len(loads), num_decodes, context):
+            return None
+        good = [
+            (num_cached[index], num_joined, -index)
+            for index, load in enumerate(loads)
+            if load.has_target
+            and (num_joined := load.num_joined()) >= 0
+            and num_blocks <= load.num_fillable()
+        ]
+        return -max(good)[2] if good else None
+
+    def _joining_of_many(
+        self, candidates: list[str], num_cached: Floats | None, num_blocks: int
+    ) -> int | None:
+        """Return what `_joining_of_few` does."""
+        joining = self._loads.joining(self.clock())
+        if joining is None:
+            return None
+        num_joined, num_fillable, pressing = joining
+        costs = self._loads.add(candidates[int(num_joined.argmax())]).costs
+        if costs is None or not are_pressed(costs, *pressing):
+            return None
+        is_good = (num_joined >= 0) & (num_fillable >= num_blocks)
+        if not is_good.any():
+            return None
+        if num_cached is not None:
+            is_good &= num_cached == num_cached.max(initial=0.0, where=is_good)
+        return int(np.where(is_good, num_joined, -1.0).argmax())
+
     # ---- our own requests ---------------------------------------------------------------------
 
     def started(self, request_id: str, decision: RoutingDecision, num_blocks: int) -> None:
@@ -236,6 +281,7 @@ class Router:
         load.num_prefilling += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
+        load.rate_prompt(pending * load.block_size, self.clock())
         self._loads.changed(decision.instance_id)
 
     def prefilled(self, request_id: str) -> None:
@@ -261,30 +307,3 @@ class Router:
             if request.num_reports < load.num_reports:
                 load.num_left = max(0, load.num_left - 1)
             self._loads.changed(request.instance_id)
-
-
-def _joining_of_few(
-    loads: list[InstanceLoad], num_cached: list[int], num_blocks: int
-) -> int | None:
-    """Return the position of the instance with the most answers that another one should join."""
-    good = [
-        (num_cached[index], num_joined, -index)
-        for index, load in enumerate(loads)
-        if (num_joined := load.num_joined()) >= 0 and num_blocks <= load.num_fillable()
-    ]
-    return -max(good)[2] if good else None
-
-
-def _joining_of_many(
-    joined: tuple[Floats, Floats] | None, num_cached: Floats | None, num_blocks: int
-) -> int | None:
-    """Return what `_joining_of_few` does, by `LoadTable.joined`."""
-    if joined is None:
-        return None
-    num_joined, num_fillable = joined
-    is_good = (num_joined >= 0) & (num_fillable >= num_blocks)
-    if not is_good.any():
-        return None
-    if num_cached is not None:
-        is_good &= num_cached == num_cached.max(initial=0.0, where=is_good)
-    return int(np.where(is_good, num_joined, -1.0).argmax())

@@ -23,6 +23,7 @@ Real = TypeVar("Real", float, Floats)
 
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
+PRESSING_SHARE = 0.4  # of the time for prompts in steps with answers
 MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
 _TINY_S = 1e-12
 _NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
@@ -191,6 +192,22 @@ def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> flo
     room = Pace.of(load).num_step_tokens
     left = -(load.num_waiting_tokens + num_uncached) % room
     return min(left, num_following) * load.costs.prompt_s[1]
+
+
+def are_pressed(
+    costs: StepCosts, prompt_rate: float, num_workers: int, num_decodes: float, context: float
+) -> bool:
+    """Return True if prompts come faster than is good beside answers on all of the workers.
+
+    `prompt_rate` is in seconds of computing, a second, of all workers, and `num_decodes` answers
+    with `context` tokens in all run there. With answers a worker computes prompts only in the part
+    of a step that these leave.
+    """
+    decode_s = decode_step_s(
+        costs, math.ceil(num_decodes / num_workers), int(context / num_workers)
+    )
+    left_s = PLANNED_SHARE * costs.max_step_s - decode_s - costs.prompt_s[0]
+    return prompt_rate / num_workers * costs.max_step_s > PRESSING_SHARE * left_s
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

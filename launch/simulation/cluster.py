@@ -79,7 +79,11 @@ class VirtualCluster:
             self._clock,
             self._on_token,
         )
-        self._router = Router(setup.router, random.Random(f"router/{setup.seed}"))
+        self._router = Router(
+            setup.router,
+            random.Random(f"router/{setup.seed}"),
+            clock=lambda: self._clock.now_s,
+        )
         if len(self._decoders) > 1:
             for worker in self._decoders.values():
                 worker.report_blocks_to(self._router.index)
