@@ -3,12 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from tandem.router.predict import Pace, PlaceLoad, decode_step_s, nominal_s
+from tandem.router.predict import PACKED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
 from tandem.runtime.messages import LoadReport, StepCosts
 
-# Up to these shares answers that have a target join others, so that other workers have none.
-PACKED_SHARE = 0.85  # of the longest step, by the decodes in it
-FILLED_SHARE = 0.8  # of the blocks
+FILLED_SHARE = 0.8  # of the blocks, up to which answers that have a target join others
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 
 

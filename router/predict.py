@@ -23,7 +23,9 @@ Real = TypeVar("Real", float, Floats)
 
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
-PRESSING_SHARE = 0.4  # of the time for prompts in steps with answers
+# Up to this share of the longest step answers that have a target join others.
+PACKED_SHARE = 0.85
+PRESSING_SHARE = 0.15  # of the time that answers on all workers leave prompts
 MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
 _TINY_S = 1e-12
 _NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
@@ -197,17 +199,20 @@ def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> flo
 def are_pressed(
     costs: StepCosts, prompt_rate: float, num_workers: int, num_decodes: float, context: float
 ) -> bool:
-    """Return True if prompts come faster than is good beside answers on all of the workers.
+    """Return True if prompts need the time that they have where answers stand on few workers.
 
     `prompt_rate` is in seconds of computing, a second, of all workers, and `num_decodes` answers
-    with `context` tokens in all run there. With answers a worker computes prompts only in the part
-    of a step that these leave.
+    with `context` tokens in all run there. Spread over all workers, answers leave prompts a part of
+    each step; on few, where steps get PACKED_SHARE of the longest, they leave the others whole.
     """
-    decode_s = decode_step_s(
-        costs, math.ceil(num_decodes / num_workers), int(context / num_workers)
-    )
-    left_s = PLANNED_SHARE * costs.max_step_s - decode_s - costs.prompt_s[0]
-    return prompt_rate / num_workers * costs.max_step_s > PRESSING_SHARE * left_s
+    longest_s, share = costs.max_step_s, 1 / num_workers
+    spread_s = decode_step_s(costs, math.ceil(num_decodes * share), int(context * share))
+    left_if_spread = (PLANNED_SHARE * longest_s - spread_s - costs.prompt_s[0]) / longest_s
+    all_s = decode_step_s(costs, math.ceil(num_decodes), int(context))
+    constant_s = costs.decode_s[0]
+    num_filled = (all_s - constant_s) / max(PACKED_SHARE * longest_s - constant_s, _TINY_S)
+    left_if_packed = 1 - max(1, math.ceil(num_filled)) * share
+    return left_if_packed > left_if_spread and prompt_rate * share > PRESSING_SHARE * left_if_spread
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

@@ -272,11 +272,11 @@ TARGET = StepCosts((0.01, 0.001, 0.0), (0.005, 0.0001, 0.0), 0.04, 2048, 512, ha
 
 
 def pressed(few: int, *reports: LoadReport, num_prompts: int = 10) -> Router:
-    """Return a router that has just sent prompts of 1.6 s each, which have ended."""
+    """Return a router that has just sent prompts of 0.64 s each, which have ended."""
     chosen = router(*reports)
     chosen.few, chosen.clock = few, lambda: 100.0
     for _ in range(num_prompts):
-        chosen.started("sent", RoutingDecision(reports[0].instance_id, 0, ""), 1000)
+        chosen.started("sent", RoutingDecision(reports[0].instance_id, 0, ""), 400)
         chosen.finished("sent")
     return chosen
 
@@ -289,7 +289,7 @@ def pressed(few: int, *reports: LoadReport, num_prompts: int = 10) -> Router:
         ({"a": (TARGET, 23), "b": (TARGET, 0)}, "a"),  # 10 + 24 ms of 40 * 0.85
         ({"a": (TARGET, 24), "b": (TARGET, 0)}, "b"),
         ({"a": (TARGET, 24), "b": (TARGET, 30), "c": (TARGET, 30)}, "a"),  # the cheapest
-        ({"b": (TARGET, 0), "a": (TARGET, 0)}, "b"),  # always the first, on every frontend
+        ({"b": (TARGET, 4), "a": (TARGET, 4)}, "b"),  # always the first, on every frontend
         ({"a": (COSTS, 3), "b": (COSTS, 0)}, "b"),  # without a target
     ],
 )
@@ -307,8 +307,12 @@ def test_answers_with_a_target_spread_where_prompts_come_slowly(few: int) -> Non
     for num_prompts in (0, 1, 10):
         chosen = pressed(few, *reports, num_prompts=num_prompts)
         rates[num_prompts] = chosen.choose(["a", "b"], [], 10).instance_id
-    # 17 ms of a step are left for prompts with 6 answers on each: 42 % of the time
+    # 15 of 40 ms are left for prompts with 6 answers on each, and 15 % of that asked for by two
     assert rates == {0: "b", 1: "b", 10: "a"}
+    few_answers = report("a", TARGET, 1), report("b", TARGET, 0)
+    chosen = pressed(few, *few_answers)
+    assert chosen.choose(["a", "b"], [], 10).instance_id == "b", "one of two is no more time"
+    chosen = pressed(few, *reports)
     chosen.clock = lambda: 200.0
     assert chosen.choose(["a", "b"], [], 10).instance_id == "b", "that was long ago"
 
