@@ -72,9 +72,8 @@ class PrefillView:
     def leaves_tickets(self, load: LoadStats) -> bool:
         """Return True if another worker should take the tickets, with `load` on this one."""
         here = _place_here(load)
-        if here is None or not here.costs.has_target:
-            return False
-        return leaves_tickets(here, self._other_places(self._helpers(), REPORT_LIFETIME_S))
+        others = self._other_places(self._helpers(), REPORT_LIFETIME_S)
+        return here is not None and leaves_tickets(here, others)
 
     def _helpers(self) -> set[str]:
         """Return the other workers that take tickets of this one."""

@@ -26,6 +26,7 @@ from tandem.runtime.printable import masked
 WORKERS: tuple[RoleName, ...] = ("decode", "prefill")
 COMPONENTS = ("frontend", *WORKERS)
 THRESHOLDS = ("policy", "max_local_prefill_length", "max_prefill_queue_size")
+TARGETS = ("ttft_target_ms", "itl_target_ms")  # shown where they are set
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -85,7 +86,11 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
         nats_url=masked(runtime.nats_url),
         instances=reports,
         queues=queues,
-        thresholds={name: _in_force(name, reports, with_live) for name in THRESHOLDS},
+        thresholds={
+            name: value
+            for name in (*THRESHOLDS, *TARGETS)
+            if (value := _in_force(name, reports, with_live)) is not None
+        },
     )
 
 

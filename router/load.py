@@ -110,8 +110,8 @@ class InstanceLoad:
         return self.prompt_rate * math.exp((self.rated_at_s - now_s) / RATE_S)
 
     def rate_prompt(self, num_tokens: int, now_s: float) -> None:
-        """Count a prompt of ours, of which so many tokens are to be computed."""
-        if self.costs is None:
+        """Count a prompt of ours with so many tokens to be computed, where a target is set."""
+        if self.costs is None or not self.has_target:
             return
         _, per_token_s, per_position_s = self.costs.prompt_s
         compute_s = num_tokens * (per_token_s + per_position_s * num_tokens / 2)

@@ -232,13 +232,14 @@ class Router:
 
         It is the one with the most answers, of those that hold the most of the prompt.
         """
-        costs = next((load.costs for load in loads if load.has_target), None)
+        with_target = [load for load in loads if load.has_target]
+        costs = with_target[0].costs if with_target else None
         if costs is None:
             return None
         now_s = self.clock()
-        rate = sum(load.rate_of_prompts(now_s) for load in loads)
-        num_decodes = sum(load.num_decodes for load in loads)
-        context = sum(load.num_decodes * load.context for load in loads)
+        rate = sum(load.rate_of_prompts(now_s) for load in with_target)
+        num_decodes = sum(load.num_decodes for load in with_target)
+        context = sum(load.num_decodes * load.context for load in with_target)
         if not are_pressed(costs, rate, len(loads), num_decodes, context):
             return None
         good = [

@@ -182,6 +182,9 @@ async def refuses_strangers(nats_url: str, status: str) -> None:
 
 
 def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Served) -> None:
+    before = json.loads(tandem(served, "status", "--json"))["thresholds"]
+    assert "ttft_target_ms" not in before, "it is not set"
+    tandem(served, "config", "set", "disagg.ttft_target_ms", "900")
     tandem(served, "config", "set", "disagg.max_local_prefill_length", "77")
     deadline_s = time.perf_counter() + 5
     log = served.folder / "run" / "worker-0.log"
@@ -189,7 +192,8 @@ def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Ser
         assert time.perf_counter() < deadline_s
         time.sleep(0.01)
     report = json.loads(tandem(served, "status", "--json"))
-    assert report["thresholds"]["max_local_prefill_length"] == 77
+    assert report["thresholds"] == before | {"max_local_prefill_length": 77, "ttft_target_ms": 900}
+    tandem(served, "config", "unset", "disagg.ttft_target_ms")
     tandem(served, "config", "unset", "disagg.max_local_prefill_length")
 
 

@@ -50,7 +50,7 @@ def publish(schedule: "Schedule") -> None:
 
 
 def plan(schedule: "Schedule", case: Case) -> Plan:
-    """What is computed step by step: chunks, and groups of layers of the last."""
+    """Return the steps of computing a prompt: chunks, and groups of layers in the last one."""
     shape, num_blocks = schedule.world.shape, len(case.blocks)
     steps = []
     done = 0

@@ -25,7 +25,7 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What two workers share: ranks on both sides and layers; one head per pair of ranks.
+    """The ranks of both workers, and the layers; one head per pair of ranks.
 
     Blocks are of `num_kinds`, in turns, each of so many other layers of the model.
     """
