@@ -5,19 +5,20 @@ python -m tandem.bench.stack --output stack.json
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from tandem.bench.client.openai import OpenAIClient
-from tandem.bench.load.closed_loop import ClosedLoop
 from tandem.bench.load.metrics import Summary
-from tandem.bench.load.workload import SyntheticWorkload
+from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.session import Session
 from tandem.bench.report.figures import Figure, at_least, at_most, measured
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import in_rounds, run_program
 from tandem.bench.stack.near_zero import SHAPE, write_near_zero_model
 from tandem.bench.stack.served_stack import ServedStack, served
+from tandem.runtime.errors import ServiceError
 
 MODULE = "tandem.bench.stack"
 NUM_SHORT_CONNECTIONS = 32
@@ -64,13 +65,24 @@ HOW: Mapping[str, str] = {
 }
 
 
-def _prompts(num_input: int, num_output: int, output_stddev: float = 0.0) -> SyntheticWorkload:
-    return SyntheticWorkload(num_input, num_output, 0.0, output_stddev, vocab_size=SHAPE.vocab_size)
-
-
-LATENCY = ClosedLoop(_prompts(64, 8), 1, 300)
-STREAMS = ClosedLoop(_prompts(16, STREAM_TOKENS), NUM_STREAMS, 6 * NUM_STREAMS)
-SHORT = ClosedLoop(_prompts(8, 2, 1.0), NUM_SHORT_CONNECTIONS, 5000, stream=False)
+OPTIONS = BenchOptions(vocab_size=SHAPE.vocab_size, seed=0)
+LATENCY = replace(OPTIONS, concurrency=1, num_requests=300, input_tokens=64, output_tokens=8)
+STREAMS = replace(
+    OPTIONS,
+    concurrency=NUM_STREAMS,
+    num_requests=6 * NUM_STREAMS,
+    input_tokens=16,
+    output_tokens=STREAM_TOKENS,
+)
+SHORT = replace(
+    OPTIONS,
+    concurrency=NUM_SHORT_CONNECTIONS,
+    num_requests=5000,
+    input_tokens=8,
+    output_tokens=2,
+    output_stddev=1.0,
+    stream=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +97,23 @@ class Measured:
         return self.cpu_s.get(role, 0.0) * 1e6 / max(count, 1)
 
 
-async def measure_load(stack: ServedStack, load: ClosedLoop, content: str) -> Measured:
-    """Run a load against a stack. Raises ServiceError when a request failed."""
+async def measure_load(stack: ServedStack, load: BenchOptions, label: str) -> Measured:
+    """Run a closed loop against a stack. Raises ServiceError when a request failed."""
+    session = Session(load)
+    warm_up = replace(session.plan, num_requests=max(20, 2 * (load.concurrency or 1)))
     client = OpenAIClient(stack.url, timeout_s=60.0)
     try:
-        await load.warm_up(client, content)
+        body = await session.body(client)
+        await session.measure(client, body, label=f"{label}/warm-up", plan=warm_up)
         before = stack.cpu_s()
-        result, summary = await load.run(client, content)
+        run = await session.measure(client, body, label=label)
         after = stack.cpu_s()
     finally:
         client.close()
+    if run.summary.errors:
+        raise ServiceError(f"requests failed, so there is no figure: {run.summary.errors}")
     cpu_s = {str(role): after[role] - before[role] for role in after}
-    return Measured(summary, cpu_s | {"client": result.client_cpu_s})
+    return Measured(run.summary, cpu_s | {"client": run.result.client_cpu_s})
 
 
 def latency_values(prefix: str, load: Measured) -> dict[str, float]:
