@@ -48,7 +48,7 @@ _SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a random model looks like; the field names are those of `write_random_model`."""
+    """The shape of a random model; its fields are parameters of `write_random_model`."""
 
     architecture: str = "qwen3"
     vocab_size: int = 512
@@ -89,6 +89,16 @@ PRESETS = {
     "near-zero": ModelShape(
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64
     ),
+    # Some milliseconds a step on one CPU core.
+    "small": ModelShape(
+        vocab_size=32_768,
+        hidden_size=768,
+        num_layers=16,
+        num_heads=12,
+        num_kv_heads=4,
+        head_dim=64,
+        intermediate_size=2048,
+    ),
     "qwen3-0.6b": ModelShape(
         vocab_size=151_936,
         hidden_size=1024,
@@ -125,49 +135,20 @@ PRESETS = {
 
 
 def write_random_model(
-    path: str | Path,
-    *,
-    architecture: str = "qwen3",
-    vocab_size: int = 512,
-    hidden_size: int = 64,
-    num_layers: int = 2,
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    head_dim: int = 16,
-    intermediate_size: int = 128,
-    tie_word_embeddings: bool = True,
-    rope_scaling: dict[str, Any] | None = None,
-    rope_theta: float = 10_000.0,
-    max_position_embeddings: int = 8192,
-    dtype: str = "float32",
-    seed: int = 0,
-    max_shard_bytes: int | None = None,
+    path: str | Path, *, seed: int = 0, max_shard_bytes: int | None = None, **shape: Any
 ) -> Path:
-    """A complete Hugging Face folder at `path`, which is made when it is missing; returns `path`.
+    """Write a complete Hugging Face folder at `path`, which is made if missing; return `path`.
 
-    The weights depend on `seed` and the shape alone, not on sharding. Raises ModelError for a shape
-    that cannot be.
+    `shape` are fields of a ModelShape. The weights depend on `seed` and the shape alone, not on
+    sharding. Raises ModelError for a shape that cannot be.
     """
-    shape = ModelShape(
-        architecture=architecture,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate_size,
-        tie_word_embeddings=tie_word_embeddings,
-        rope_scaling=rope_scaling,
-        rope_theta=rope_theta,
-        max_position_embeddings=max_position_embeddings,
-        dtype=dtype,
-    )
-    return write_shape(Path(path), shape, seed=seed, max_shard_bytes=max_shard_bytes)
+    return write_shape(Path(path), ModelShape(**shape), seed=seed, max_shard_bytes=max_shard_bytes)
 
 
-def write_shape(path: Path, shape: ModelShape, *, seed: int, max_shard_bytes: int | None) -> Path:
-    """`write_random_model` for a shape that is already made, a preset for one."""
+def write_shape(
+    path: Path, shape: ModelShape, *, seed: int = 0, max_shard_bytes: int | None = None
+) -> Path:
+    """Write a model of a shape that is already made, as `write_random_model` does."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_level_tokenizer(shape.vocab_size)
     write_json(path / "config.json", hugging_face_config(shape, tokenizer))

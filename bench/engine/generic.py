@@ -4,26 +4,29 @@ python -m tandem.bench.engine.generic
 """
 
 import hashlib
-import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import process_time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import torch
 
 from tandem.bench.engine.rig import Rig
+from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
+from tandem.bench.report.turns import compared
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.models.ring import ModelImpl
 from tandem.kernels.cpu.linear import pack_panels
-from tandem.models.random_model import write_random_model
+from tandem.models.random_model import PRESETS, write_shape
 
 MODULE = "tandem.bench.engine.generic"
-MOST = {"decode step": 1.10, "prompt": 1.15}
+PROMPT_TARGET, STEP_TARGET = at_most(1.15), at_most(1.10)
+HOW = {"times": "CPU time on one core, in turns, of a prompt of 512 tokens and of a decode step"}
 CONTEXT, PROMPT, NUM_BLOCKS = 128, 512, 512
 
 
@@ -34,6 +37,7 @@ class Options:
     dtype: str = option("bfloat16", "or float32")
     steps: int = option(200, "decode steps of each")
     prompts: int = option(8, "of 512 tokens, of each")
+    output: Path | None = option(None, "write everything as JSON")
 
 
 class _Panels:
@@ -50,9 +54,9 @@ class _Panels:
         return self._made[key]
 
 
-def rig(folder: str, dtype: str, model_impl: ModelImpl) -> Rig:
+def rig(folder: Path, dtype: str, model_impl: ModelImpl) -> Rig:
     config = EngineConfig(
-        model=folder,
+        model=str(folder),
         dtype=dtype,
         model_impl=model_impl,
         device="cpu",
@@ -63,48 +67,30 @@ def rig(folder: str, dtype: str, model_impl: ModelImpl) -> Rig:
     return Rig(config, ModelRunner(config))
 
 
-def in_turns(works: Sequence[Callable[[], object]], count: int) -> list[float]:
-    """Return the median CPU seconds of each work; others' programs prolong those less."""
-    seconds: list[list[float]] = [[] for _ in works]
-    for index in range(2 + count):
-        for work, its_seconds in zip(works, seconds, strict=True):
-            began = process_time()
-            work()
-            if index >= 2:  # the first warm up
-                its_seconds.append(process_time() - began)
-    return [statistics.median(each) for each in seconds]
+def measure(options: Options, folder: Path) -> Iterator[Figure]:
+    """Yield the times of prompts and steps of a model written into `folder`."""
+    write_shape(folder, replace(PRESETS["small"], dtype=options.dtype))
+    with mock.patch("tandem.kernels.cpu.linear.pack_panels", _Panels()):
+        rigs = {
+            "native": rig(folder, options.dtype, "native"),
+            "transformers": rig(folder, options.dtype, "transformers"),
+        }
+    prompts = {name: partial(run_prompt, each) for name, each in rigs.items()}
+    yield from compared("prompt", prompts, options.prompts, PROMPT_TARGET)
+    for each in rigs.values():
+        each.place(1, CONTEXT)
+    steps = {name: each.step for name, each in rigs.items()}
+    yield from compared("decode step", steps, options.steps, STEP_TARGET)
+
+
+def run_prompt(rig: Rig) -> None:
+    rig.prefill(rig.prompt(PROMPT))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the medians; 1 when a ratio is above its bound."""
+    """Print the times; 1 when a ratio is above its target."""
     options = parse(Options, MODULE, arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        write_random_model(
-            folder,
-            vocab_size=32_768,
-            hidden_size=768,
-            num_layers=16,
-            num_heads=12,
-            num_kv_heads=4,
-            head_dim=64,
-            intermediate_size=2048,
-            dtype=options.dtype,
-        )
-        with mock.patch("tandem.kernels.cpu.linear.pack_panels", _Panels()):
-            rigs = [rig(folder, options.dtype, impl) for impl in ("native", "transformers")]
-    prompts = [lambda rig=rig: rig.prefill(rig.prompt(PROMPT)) for rig in rigs]
-    times = {"prompt": in_turns(prompts, options.prompts)}
-    for each in rigs:
-        each.place(1, CONTEXT)
-    times["decode step"] = in_turns([each.step for each in rigs], options.steps)
-    is_over = False
-    for name, (native, generic) in times.items():
-        is_over |= generic / native > MOST[name]
-        print(
-            f"{options.dtype}, {name}: {1e3 * native:.2f} ms native, "
-            f"{1e3 * generic:.2f} ms by transformers, {generic / native:.3f} times"
-        )
-    return int(is_over)
+    return run_program(MODULE, options, HOW, lambda folder: measure(options, folder))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
 
+MODULE = "tandem.bench.engine.host"
 TARGET = at_most(500.0)
 HOW = {"host time": "CPU time of scheduling, launching and postprocessing one step"}
 BLOCK_SIZE = 64
@@ -127,12 +128,9 @@ class Options:
 
 
 def main(arguments: Arguments[str] | None = None) -> int:
-    options = parse(Options, "tandem.bench.engine.host", arguments)
-
-    async def all_figures(_: Path) -> list[Figure]:
-        return list(figures(options.num_seqs, options.num_steps, options.rounds))
-
-    return run_program("tandem.bench.engine.host", options, HOW, all_figures)
+    options = parse(Options, MODULE, arguments)
+    counts = options.num_seqs, options.num_steps, options.rounds
+    return run_program(MODULE, options, HOW, lambda _: figures(*counts))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,20 @@
 python -m tandem.bench.engine.quantized
 """
 
-import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import process_time
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from tandem.bench.engine.rig import Rig
 from tandem.bench.engine.setting import QWEN3_8B
+from tandem.bench.report.figures import Figure, at_least
 from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
+from tandem.bench.report.turns import compared
 from tandem.engine.config import EngineConfig
 from tandem.engine.loading.random_weights import random_weights
 from tandem.engine.model_runner import ModelRunner
@@ -21,7 +24,8 @@ from tandem.engine.models.weights import ModelWeights
 from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
 
 MODULE = "tandem.bench.engine.quantized"
-LEAST_RATIO = 1.3  # of the times, bfloat16 over codes
+TARGET = at_least(1.3)  # times as fast as bfloat16
+HOW = {"step": "CPU time on one core; in a round every form takes a turn, and the ratio is taken"}
 SHAPE = replace(
     QWEN3_8B,
     hidden_size=768,
@@ -44,6 +48,7 @@ class Options:
 
     rounds: int = option(5, "in each of which every form takes a turn")
     steps: int = option(20, "of each form in a round")
+    output: Path | None = option(None, "write everything as JSON")
 
 
 def coded(weight: torch.Tensor, code: Code) -> QuantizedMatrix:
@@ -74,35 +79,24 @@ def rig(weights: ModelWeights) -> Rig:
     return made
 
 
-def step_seconds(rig: Rig, num_steps: int) -> float:
-    """Return the CPU time of a step, which other programs prolong less than its time."""
-    began = process_time()
+def run_steps(rig: Rig, num_steps: int) -> None:
     for _ in range(num_steps):
         rig.step()
-    return (process_time() - began) / num_steps
+
+
+def measure(options: Options) -> Iterator[Figure]:
+    """Yield the times of a step of every form."""
+    plain = random_weights(SHAPE, torch.bfloat16, torch.device("cpu"))
+    rigs = {"bfloat16": rig(plain)}
+    rigs |= {code: rig(with_codes(plain, code)) for code in GROUP_SIZES}
+    works = {name: partial(run_steps, each, options.steps) for name, each in rigs.items()}
+    return compared("decode step", works, options.rounds, TARGET, num_calls=options.steps)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the medians; 1 when the ratio of a form is below its bound."""
+    """Print the times; 1 when the ratio of a form is below its target."""
     options = parse(Options, MODULE, arguments)
-    plain = random_weights(SHAPE, torch.bfloat16, torch.device("cpu"))
-    rigs = {"bfloat16": rig(plain)}
-    for code in GROUP_SIZES:
-        rigs[code] = rig(with_codes(plain, code))
-    rounds: dict[str, list[float]] = {name: [] for name in rigs}
-    for index in range(1 + options.rounds):
-        for name, each in rigs.items():
-            seconds = step_seconds(each, options.steps)
-            if index:  # the first warms up
-                rounds[name].append(seconds)
-    ratios = {}
-    for name in GROUP_SIZES:
-        pairs = zip(rounds["bfloat16"], rounds[name], strict=True)
-        ratios[name] = statistics.median(theirs / ours for theirs, ours in pairs)
-    for name, times in rounds.items():
-        ratio = f", {ratios[name]:.2f} times as fast" if name in ratios else ""
-        print(f"{name}: {1e3 * statistics.median(times):.2f} ms a step{ratio}")
-    return int(min(ratios.values()) < LEAST_RATIO)
+    return run_program(MODULE, options, HOW, lambda _: measure(options))
 
 
 if __name__ == "__main__":

@@ -29,19 +29,10 @@ from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.bench.stack.near_zero import write_near_zero_model
-from tandem.models.random_model import ModelShape
+from tandem.models.random_model import PRESETS as SHAPES
 from tandem.runtime.errors import ConfigError, TandemError
 
 MODULE = "tandem.bench.engines"
-SHAPE = ModelShape(
-    vocab_size=32_768,
-    hidden_size=768,
-    num_layers=16,
-    num_heads=12,
-    num_kv_heads=4,
-    head_dim=64,
-    intermediate_size=2048,
-)
 MIXED_CONCURRENCY = 8
 MIXED_STDDEV_SHARE = 0.25
 
@@ -156,7 +147,7 @@ async def measure(options: Options, run_dir: Path) -> list[Figure]:
         case_dir = run_dir / f"{case.dtype}-{case.threads}"
         case_dir.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
-            write_near_zero_model(folder, replace(SHAPE, dtype=case.dtype))
+            write_near_zero_model(folder, replace(SHAPES["small"], dtype=case.dtype))
         try:
             figures += await compare(engines, case, folder, options, case_dir)
         except TandemError as error:

@@ -3,15 +3,19 @@
 python -m tandem.bench.kernels.cpu_layers
 """
 
-import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import torch
 
+from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.options import option, parse
+from tandem.bench.report.program import run_program
+from tandem.bench.report.turns import compared
 from tandem.kernels.cpu.experts import pack_experts, route
 from tandem.kernels.cpu.launch import silu_mul
 from tandem.kernels.cpu.linear import pack_linear
@@ -22,7 +26,12 @@ MODULE = "tandem.bench.kernels.cpu_layers"
 NUM_EXPERTS, ROUTING = 8, Routing(2)
 HIDDEN_SIZE, WIDTH = 1024, 1408  # of an expert; dense layers are as wide as the chosen ones
 NUM_LAYERS = 14  # more bytes than a cache holds, on every side
-MOST = 1.15  # times the dense layers, which read the same bytes
+TARGET = at_most(1.15)  # times the dense layers, which read the same bytes
+HOW = {
+    "layers": f"a token through {NUM_LAYERS} layers of {NUM_EXPERTS} experts, of which "
+    f"{ROUTING.num_chosen} are chosen, and through dense layers that read the same bytes",
+    "times": "medians of rounds, in each of which both take a turn; the ratio is taken in each",
+}
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,6 +42,7 @@ class Options:
 
     rounds: int = option(40, "in each of which both take a turn")
     threads: int = option(2, "of the kernels")
+    output: Path | None = option(None, "write everything as JSON")
 
 
 def _numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -73,33 +83,29 @@ def dense(dtype: torch.dtype) -> Layer:
     return compute
 
 
-def seconds(layers: Sequence[Layer], x: torch.Tensor) -> float:
-    """Return the time of one pass through `layers`, all with the same input."""
-    began = perf_counter()
+def run_layers(layers: Sequence[Layer], dtype: torch.dtype) -> None:
+    """Compute `layers` of one new token, all with the same input."""
+    x = torch.randn(1, HIDDEN_SIZE).to(dtype)
     for layer in layers:
         layer(x)
-    return perf_counter() - began
 
 
-def ratio(dtype: torch.dtype, rounds: int) -> float:
-    """Print the medians of both sides; return the median of the rounds' ratios of the times."""
-    sides = [[make(dtype) for _ in range(NUM_LAYERS)] for make in (mixture, dense)]
-    times = []
-    for _ in range(rounds):
-        x = torch.randn(1, HIDDEN_SIZE).to(dtype)
-        times.append([seconds(side, x) for side in sides])
-    median = statistics.median(our_s / their_s for our_s, their_s in times)
-    our_ms, their_ms = (1e3 * statistics.median(side) for side in zip(*times, strict=True))
-    print(f"experts: {our_ms:.1f} ms, dense {dtype}: {their_ms:.1f} ms, ratio {median:.2f}")
-    return median
+def measure(options: Options) -> Iterator[Figure]:
+    """Yield the times of both kinds of layers in two dtypes."""
+    torch.set_num_threads(options.threads)
+    for dtype in (torch.float32, torch.bfloat16):
+        works = {
+            name: partial(run_layers, [make(dtype) for _ in range(NUM_LAYERS)], dtype)
+            for name, make in (("dense", dense), ("experts", mixture))
+        }
+        label = str(dtype).removeprefix("torch.")
+        yield from compared(label, works, options.rounds, TARGET, clock=perf_counter)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the medians; 1 when a ratio is above its bound."""
+    """Print the times; 1 when a ratio is above its target."""
     options = parse(Options, MODULE, arguments)
-    torch.set_num_threads(options.threads)
-    ratios = [ratio(dtype, options.rounds) for dtype in (torch.float32, torch.bfloat16)]
-    return int(max(ratios) > MOST)
+    return run_program(MODULE, options, HOW, lambda _: measure(options))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Verdict = Literal["", "open", "failed", "missed", "within noise", "met", "stretc
 
 _SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0, "GB/s": 1e-9, "TB/s": 1e-12, "TFLOP/s": 1e-12}
 _NUM_RESAMPLES = 400
+_MAX_SHOWN = 12  # samples of a figure in a table
 _HEADINGS = ("figure", "value", "unit", "ceiling", "share", "target", "verdict", "error", "rounds")
 
 
@@ -119,8 +120,15 @@ def counted(
     name: str, label: str, count: int, most: float = 0.0, notes: tuple[str, ...] = ()
 ) -> Figure:
     """Return a count, which is a failure above `most`."""
-    failure = f"{count}, where {most:g} is the most" if count > most else ""
-    return Figure(name, label, "", (float(count),), at_most(most), notes=notes, failure=failure)
+    return required(Figure(name, label, "", (float(count),), at_most(most), notes=notes))
+
+
+def required(figure: Figure) -> Figure:
+    """Return the figure, as a failure where it misses its target."""
+    if figure.target is None or figure.verdict in ("met", "stretch"):
+        return figure
+    failure = f"{_number(figure.value)} where {figure.target.text()} is required"
+    return msgspec.structs.replace(figure, failure=failure)
 
 
 def measured(figures: Iterable[Figure], rounds: Sequence[Mapping[str, float]]) -> list[Figure]:
@@ -220,7 +228,7 @@ def _cells(figure: Figure) -> tuple[str, ...]:
         "" if figure.target is None else figure.target.text(),
         figure.verdict,
         "" if figure.relative_error is None else f"{figure.relative_error:.1e}",
-        " ".join(map(_number, figure.samples)) if len(figure.samples) > 1 else "",
+        " ".join(map(_number, figure.samples)) if 1 < len(figure.samples) <= _MAX_SHOWN else "",
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ class HasOutput(Protocol):
     def output(self) -> Path | None: ...
 
 
-Measure = Callable[[Path], Coroutine[Any, Any, Sequence[Figure]]]
+Figures = Iterable[Figure]
+Measure = Callable[[Path], Figures | Coroutine[Any, Any, Figures]]
 
 
 def run_program(module: str, options: HasOutput, how: Mapping[str, str], measure: Measure) -> int:
@@ -34,7 +35,8 @@ def run_program(module: str, options: HasOutput, how: Mapping[str, str], measure
     started_at = utc_now()
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as folder:
         try:
-            figures = uvloop.run(measure(Path(folder)))
+            found = measure(Path(folder))
+            figures = list(uvloop.run(found) if isinstance(found, Coroutine) else found)
         except TandemError as error:
             say(f"error: {error.message}")
             return 1

@@ -18,7 +18,7 @@ def write_near_zero_model(path: Path, shape: ModelShape = SHAPE) -> Path:
     A random model's bytes seldom make whole characters, and a server holds half characters back:
     its first token would be timed at the second or third.
     """
-    write_shape(path, shape, seed=0, max_shard_bytes=None)
+    write_shape(path, shape)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     weights = load_file(path / "model.safetensors")
     for token_id in range(shape.vocab_size):

@@ -125,13 +125,12 @@ def choose_all(
     return total
 
 
-def measure_choices(
-    trace: str, entries: Sequence[TraceEntry], num_workers: int, num_choices: int
-) -> Iterator[Figure]:
-    """Yield the figures of choices without and with blocks in the index."""
+def measure_choices(file: Path, num_workers: int, num_choices: int) -> Iterator[Figure]:
+    """Yield the figures of a trace's choices, without and with blocks in the index."""
+    entries = read_trace(file)
     for kind, holds_blocks in (("idle_index", False), ("full_index", True)):
         total = choose_all(entries, num_workers, num_choices, holds_blocks=holds_blocks)
-        name, label = f"{trace}_{kind}", f"{trace}, {kind.replace('_', ' ')}"
+        name, label = f"{file.stem}_{kind}", f"{file.stem}, {kind.replace('_', ' ')}"
         choice_us, request_us = (
             (1e6 * seconds / num_choices,) for seconds in (total.choice_s, total.request_s)
         )
@@ -154,17 +153,12 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(Options, MODULE, arguments)
+    counts = options.candidates, options.choices
 
-    async def all_figures(_: Path) -> list[Figure]:
-        return [
-            figure
-            for file in options.traces
-            for figure in measure_choices(
-                file.stem, read_trace(file, None), options.candidates, options.choices
-            )
-        ]
+    def figures(_: Path) -> list[Figure]:
+        return [each for file in options.traces for each in measure_choices(file, *counts)]
 
-    return run_program(MODULE, options, HOW, all_figures)
+    return run_program(MODULE, options, HOW, figures)
 
 
 if __name__ == "__main__":
