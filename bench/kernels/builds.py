@@ -4,7 +4,6 @@
 `--output docs/kernels.md` puts them into that page.
 """
 
-import contextlib
 import importlib
 import os
 import re
@@ -15,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import msgspec
 
@@ -26,6 +23,7 @@ from tandem.bench.kernels.compile import (
     MAX_WARPS_PER_SM,
     CompiledKernel,
     compiling,
+    recording_lookups,
 )
 from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
@@ -135,16 +133,16 @@ def read_build(case: BuildCase, config: str, built: CompiledKernel) -> KernelBui
 
 def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
     """Yield the builds that `case` launches on `arch`; not where kernels are interpreted."""
-    configs: list[str] = []
     family = importlib.import_module(f"tandem.kernels.{case.family}")
-    with compiling(arch) as compiled, _recording_configs(family, configs):
+    with compiling(arch) as compiled, recording_lookups(family) as found:
         try:
             case.launch()
         except Exception as error:
             error.add_note(f"while building {case.family} {case.shape} for sm_{arch}")
             raise
+    configs = ", ".join(shape_key(**config_fields(config)) for _, _, config in found)
     for built in compiled:
-        yield read_build(case, ", ".join(configs) or case.config, built)
+        yield read_build(case, configs or case.config, built)
 
 
 def build_all(
@@ -242,23 +240,6 @@ def _load_widths(ptx: str) -> Iterator[int]:
         r"\bcp\.async\.c[ag]\.shared\.global\S* \[[^]]*\], \[[^]]*\], (\w+)", ptx
     ):
         yield int(width, 0)
-
-
-@contextlib.contextmanager
-def _recording_configs(family: ModuleType, configs: list[str]) -> Iterator[None]:
-    """Add to `configs` the configurations that `family` takes from the table, as text."""
-    choose = family.tuned_config
-
-    def record(default: Any, kernel: str, **shape: int) -> Any:
-        config = choose(default, kernel, **shape)
-        configs.append(shape_key(**config_fields(config)))
-        return config
-
-    family.tuned_config = record  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        family.tuned_config = choose  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

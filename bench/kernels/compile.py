@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ _INSTRUCTIONS = {
     "cp.async": "cp.async.cg.shared",
     "16-byte loads": "ld.global.v4",
 }
+
+
+Lookup = tuple[str, dict[str, Any], Any]  # kernel's name, shape, configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,24 @@ def recording_launches(launches: list[Launch]) -> Iterator[None]:
 
     with _running_kernels_by(recorded):
         yield
+
+
+@contextlib.contextmanager
+def recording_lookups(family: ModuleType) -> Iterator[list[Lookup]]:
+    """Yield a list to which the body's look-ups of `family` in the table of tuning are added."""
+    found: list[Lookup] = []
+    look_up = family.tuned_config
+
+    def recorded(default: Any, kernel: str, **shape: Any) -> Any:
+        config = look_up(default, kernel, **shape)
+        found.append((kernel, shape, config))
+        return config
+
+    family.tuned_config = recorded  # type: ignore[attr-defined]
+    try:
+        yield found
+    finally:
+        family.tuned_config = look_up  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ python -m tandem.bench.kernels.tune [--family F ...] [--seconds S] [--output tun
 import contextlib
 import inspect
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,11 @@ import msgspec
 import torch
 
 from tandem.bench.kernels.cases import Case, measure
+from tandem.bench.kernels.compile import Lookup, recording_lookups
 from tandem.bench.kernels.shapes import FAMILIES, GROUP_SIZE, Tunable
 from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
-from tandem.bench.report.process import run_bounded
+from tandem.bench.report.process import print_lines, run_bounded
 from tandem.bench.report.setting import Setting, setting_for
 from tandem.kernels.tuned import TABLE, TABLE_VARIABLE, architecture, config_fields, shape_key
 from tandem.runtime.errors import ConfigError
@@ -114,21 +114,10 @@ def _tunables(family: str, setting: Setting) -> Iterator[Tunable]:
     yield from islice(FAMILIES[family](setting), 1 if setting.is_dry else None)
 
 
-def looked_up(module: ModuleType, case: Case) -> tuple[str, dict[str, Any], Any]:
-    """Return the kernel's name in the table, its shape, and its configuration at present."""
-    asked: list[tuple[str, dict[str, Any], Any]] = []
-    look_up = module.tuned_config
-
-    def recorded(default: Any, kernel: str, **shape: Any) -> Any:
-        config = look_up(default, kernel, **shape)
-        asked.append((kernel, shape, config))
-        return config
-
-    module.tuned_config = recorded  # type: ignore[attr-defined]
-    try:
+def looked_up(module: ModuleType, case: Case) -> Lookup:
+    """Return the look-up of the kernel in the table: its configuration there is the present one."""
+    with recording_lookups(module) as asked:
         case.launch(0, None)
-    finally:
-        module.tuned_config = look_up  # type: ignore[attr-defined]
     return asked[0]
 
 
@@ -207,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compile_family(families[0], setting, part, num_parts)
         return 0
     if options.child:
-        return _main_of_family(families[0], setting)
+        print_lines(tune_family(families[0], setting))
+        return 0
     deadline = time.perf_counter() + options.seconds
     choices: list[Choice] = []
     has_failed = False
@@ -255,21 +245,10 @@ def _tune_in_own_process(
             list(pool.map(compile_part, range(NUM_COMPILERS)))
     left = ends_at - time.perf_counter()
     ended = run_bounded([*command, "--child"], left, environment)
-    lines = [line for line in ended.output.splitlines(keepends=True) if line.endswith(b"\n")]
-    found = [msgspec.json.decode(line, type=Choice) for line in lines]
+    found = ended.lines(Choice)
     if ended.code is None:
         return found, f"took more than {seconds:.0f} s: {len(found)} shapes were chosen"
     return found, f"exit {ended.code}: {ended.errors.strip()[-600:]}" if ended.code else ""
-
-
-def _main_of_family(family: str, setting: Setting) -> int:
-    out = os.dup(1)
-    os.dup2(2, 1)  # a library that prints must not print among the choices
-    with os.fdopen(out, "wb") as stream:
-        for choice in tune_family(family, setting):
-            stream.write(msgspec.json.encode(choice) + b"\n")
-            stream.flush()
-    return 0
 
 
 def _line(choice: Choice) -> str:

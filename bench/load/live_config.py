@@ -14,11 +14,11 @@ from tandem.launch.config.model import load_config
 from tandem.launch.supervise.ports import local_address
 from tandem.runtime.address import host_port, new_id
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, config_key, config_prefix, instances_prefix
+from tandem.runtime.discovery import Discovery, config_key, config_prefix, read_instances
 from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.messages import Instance, WorkerStatus
+from tandem.runtime.instance_report import ask_worker
+from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
@@ -129,25 +129,21 @@ class LiveConfig:
     async def _lagging(self, settings: Mapping[str, Any]) -> str:
         """Return the first value that a worker does not report yet; empty without one."""
         for instance in await self._workers():
-            details = (await self._status(instance)).details
+            who = f"decode worker {instance.instance_id}"
+            report = await ask_worker(self._client, instance, STATUS_TIMEOUT_S)
+            if report.worker is None:
+                return f"{who} gives {report.state}"
+            details = report.worker.details
             for key, value in settings.items():
                 if key not in details:
-                    raise ConfigError(f"decode worker {instance.instance_id} reports no {key}")
+                    raise ConfigError(f"{who} reports no {key}")
                 if details[key] != value:
-                    got = details[key]
-                    return f"decode worker {instance.instance_id} has {key} = {got}, not {value}"
+                    return f"{who} has {key} = {details[key]}, not {value}"
         return ""
 
     async def _workers(self) -> list[Instance]:
-        prefix = instances_prefix(self._config.namespace, "decode")
-        items = await self._discovery.get_prefix(prefix)
-        found = [msgspec.json.decode(data, type=Instance) for data in items.values()]
-        return list({instance.instance_id: instance for instance in found}.values())
-
-    async def _status(self, instance: Instance) -> WorkerStatus:
-        context = RequestContext(timeout_s=STATUS_TIMEOUT_S)
-        answer = await self._client.call(instance.address, "status", b"", context)
-        return msgspec.msgpack.decode(answer, type=WorkerStatus)
+        found = await read_instances(self._discovery, self._config.namespace, ["decode"])
+        return list(found.values())
 
     async def _put_back(self, key: str) -> None:
         before = self._before.get(key)

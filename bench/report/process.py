@@ -6,10 +6,13 @@ import signal
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 GPU_FIELDS = (
     "driver_version",
@@ -32,6 +35,11 @@ class Ended:
     code: int | None
     output: bytes
     errors: str
+
+    def lines(self, kind: type[T]) -> list[T]:
+        """Return what `print_lines` printed there; a last line that was cut off is left out."""
+        lines = self.output.splitlines(keepends=True)
+        return [msgspec.json.decode(line, type=kind) for line in lines if line.endswith(b"\n")]
 
 
 class UnderLoad(msgspec.Struct, frozen=True):
@@ -69,6 +77,16 @@ def run_bounded(
         output.seek(0)
         errors.seek(0)
         return Ended(code, output.read(), errors.read().decode(errors="replace"))
+
+
+def print_lines(values: Iterable[msgspec.Struct]) -> None:
+    """Print JSON lines, each as it comes; what a library prints meanwhile goes to the errors."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(out, "wb") as stream:
+        for value in values:
+            stream.write(msgspec.json.encode(value) + b"\n")
+            stream.flush()
 
 
 def gpu_state(gpu_id: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ The figures of a section that failed, hung or was killed are kept, and the other
 
 import dataclasses
 import inspect
-import os
 import pkgutil
 import re
 import sys
@@ -20,7 +19,13 @@ from tandem.bench.report.console import print_figures, say
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.figures import Figure, Rate, per_second, table
 from tandem.bench.report.options import option
-from tandem.bench.report.process import UnderLoad, gpu_state, run_bounded, watching_gpu
+from tandem.bench.report.process import (
+    UnderLoad,
+    gpu_state,
+    print_lines,
+    run_bounded,
+    watching_gpu,
+)
 from tandem.bench.report.setting import chip, gpu_id, gpu_name, is_cpu, setting_for
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -90,7 +95,8 @@ def run_sections(program: SectionProgram, options: SectionOptions) -> int:
             say(f"error: {name!r} is not one of the sections {', '.join(known)}")
             return 2
     if options.section:
-        return _measure_here(program, options)
+        print_lines(_measure_here(program, options))
+        return 0
     started_at, before = utc_now(), gpu_state(gpu_id(options.device))
     output = options.output or results_path(gpu_name(options.device), program.results)
     findings, figures = Findings(), list[Figure]()
@@ -203,11 +209,8 @@ def in_own_process(
     # Triton reads it when it is imported.
     interprets = {"TRITON_INTERPRET": "1" if is_cpu(options.device) else "0"}
     ended = run_bounded(command, timeout_s, {**interprets, **section.environment})
-    # The last line is whole only if the process ended by itself.
-    lines = [line for line in ended.output.splitlines(keepends=True) if line.endswith(b"\n")]
-    figures = (msgspec.json.decode(line, type=Figure) for line in lines)
     # A case is announced before it is measured.
-    found = list({figure.name: figure for figure in figures}.values())
+    found = list({figure.name: figure for figure in ended.lines(Figure)}.values())
     log = ended.errors.strip()[-MAX_LOG:]
     if ended.code is None:
         return found, f"took more than {timeout_s:.0f} s", log
@@ -216,24 +219,18 @@ def in_own_process(
     return found, "", log
 
 
-def _measure_here(program: SectionProgram, options: SectionOptions) -> int:
-    """Measure one section in this process, a line of JSON for each figure."""
+def _measure_here(program: SectionProgram, options: SectionOptions) -> Iterator[Figure]:
+    """Measure one section in this process."""
     setting = setting_for(options.device)
     if options.once:
         setting = setting.once(program.once_rounds)
     (section,) = (each for each in program.sections if each.name == options.section)
-    out = os.dup(1)
-    os.dup2(2, 1)  # a library that prints must not print among the figures
     found = pkgutil.resolve_name(section.entry)(setting)
     if inspect.iscoroutine(found):
         import uvloop  # kernels are measured on machines without it
 
         found = uvloop.run(found)
-    with os.fdopen(out, "wb") as stream:
-        for figure in found:
-            stream.write(msgspec.json.encode(figure) + b"\n")
-            stream.flush()
-    return 0
+    yield from found
 
 
 def _print_run(options: SectionOptions, findings: Findings) -> None:

@@ -7,16 +7,15 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import msgspec
-
 from tandem.bench.client.openai import OpenAIClient
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.launch.supervise.ports import free_port
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import instances_prefix
+from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.messages import Instance
 
 MODELS = ("alpha", "beta")
@@ -45,14 +44,11 @@ class SampleCluster:
 
     async def __aenter__(self) -> "SampleCluster":
         async with AsyncExitStack() as exits:
-            nats, etcd = LocalNats(self._run_dir), LocalEtcd(self._run_dir)
-            exits.push_async_callback(nats.stop)
-            exits.push_async_callback(etcd.stop)
-            await asyncio.gather(nats.start(), etcd.start())
+            nats = await exits.enter_async_context(LocalNats(self._run_dir))
+            etcd = await exits.enter_async_context(LocalEtcd(self._run_dir))
             self._config = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url)
             self._discovery = EtcdDiscovery(self._config)
-            exits.push_async_callback(self._discovery.close)
-            await self._discovery.start()
+            await exits.enter_async_context(started(self._discovery))
             exits.push_async_callback(self._end_all)
             frontend = ["-m", "tandem.launch", "frontend", "--port", str(self._port)]
             self._frontend = await self._start("frontend", frontend)
@@ -119,11 +115,8 @@ class SampleCluster:
         await asyncio.gather(*(child.stop(STOP_TIMEOUT_S) for child in self.workers.values()))
 
     async def _instances(self) -> list[Instance]:
-        found: list[Instance] = []
-        for model in MODELS:
-            records = await self._discovery.get_prefix(instances_prefix(model, "backend"))
-            found += [msgspec.json.decode(data, type=Instance) for data in records.values()]
-        return found
+        found = [await read_instances(self._discovery, model, ["backend"]) for model in MODELS]
+        return [instance for of_model in found for instance in of_model.values()]
 
     async def _all_known(self) -> bool:
         if self._frontend.exit_code is not None:

@@ -190,15 +190,10 @@ async def measure_round(config: RuntimeConfig, run_dir: Path) -> dict[str, float
 
 async def measure(num_rounds: int, run_dir: Path) -> list[Figure]:
     """Measure all rounds, on a NATS and an etcd of their own."""
-    nats, etcd = LocalNats(run_dir), LocalEtcd(run_dir)
-    try:
-        await asyncio.gather(nats.start(), etcd.start())
+    async with LocalNats(run_dir) as nats, LocalEtcd(run_dir) as etcd:
         config = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url)
-        return measured(
-            FIGURES, await in_rounds(num_rounds, run_dir, partial(measure_round, config))
-        )
-    finally:
-        await asyncio.gather(nats.stop(), etcd.stop())
+        rounds = await in_rounds(num_rounds, run_dir, partial(measure_round, config))
+    return measured(FIGURES, rounds)
 
 
 @dataclass(frozen=True, slots=True)

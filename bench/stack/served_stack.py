@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from tandem.bench.load.live_config import cluster_config
 from tandem.launch.supervise.child_process import ChildProcess
-from tandem.runtime.discovery import instances_prefix
+from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import LocalCluster, running_clusters
-from tandem.runtime.messages import Instance, Role
+from tandem.runtime.messages import Role
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -92,15 +92,11 @@ async def _ready(child: ChildProcess) -> LocalCluster:
 
 
 async def _processes(cluster: LocalCluster) -> dict[Role, list[psutil.Process]]:
-    discovery = EtcdDiscovery(cluster_config(cluster.etcd_endpoints, cluster.namespace))
-    await discovery.start()
-    try:
-        found: dict[Role, list[psutil.Process]] = {}
+    config = cluster_config(cluster.etcd_endpoints, cluster.namespace)
+    found: dict[Role, list[psutil.Process]] = {}
+    async with started(EtcdDiscovery(config)) as discovery:
         for role in ROLES:
-            items = await discovery.get_prefix(instances_prefix(cluster.namespace, role))
-            pids = {msgspec.json.decode(data, type=Instance).pid for data in items.values()}
-            if pids:
+            instances = await read_instances(discovery, cluster.namespace, [role])
+            if pids := {instance.pid for instance in instances.values()}:
                 found[role] = [psutil.Process(pid) for pid in sorted(pids)]
-        return found
-    finally:
-        await discovery.close()
+    return found
