@@ -47,8 +47,7 @@ HOW = {
     "error": "of the norm, against float64 or a float32 reference, on the measured shape, before "
     "and after; a result that is over the bound gets no figure",
     "TFLOP/s": "4 * heads * head_dim operations for every position that a query sees",
-    "layer without attention": "its floor is reading its matrices once; dependent launches: each "
-    "kernel of Tandem's begins while the one before it ends",
+    "product": "of few tokens; its floor is reading its matrix once",
     "sampling": "its floor is reading the logits once",
 }
 
