@@ -18,10 +18,9 @@ class TokenRate:
     s_per_token: float | None = None
     measured_at: float = 0.0
 
-    def observe(self, num_tokens: int, seconds: float, now: float | None = None) -> None:
+    def observe(self, num_tokens: int, seconds: float) -> None:
         """Add the measurement that `num_tokens` tokens took `seconds`."""
-        now = time.perf_counter() if now is None else now
-        sample = seconds / max(1, num_tokens)
+        now, sample = time.perf_counter(), seconds / max(1, num_tokens)
         known = self.current(now)
         self.s_per_token = sample if known is None else known + self.smoothing * (sample - known)
         self.measured_at = now

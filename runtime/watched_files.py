@@ -20,12 +20,9 @@ class WatchedFiles:
     TandemError what was read before stays in force.
     """
 
-    def __init__(
-        self, paths: Sequence[str], reload: Callable[[], None], poll_s: float = _POLL_S
-    ) -> None:
+    def __init__(self, paths: Sequence[str], reload: Callable[[], None]) -> None:
         self._paths = list(map(Path, paths))
         self._reload = reload
-        self._poll_s = poll_s
         self._seen = self._state()
         self._watching: asyncio.Task[None] | None = None
 
@@ -40,7 +37,7 @@ class WatchedFiles:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(_POLL_S)
             state = self._state()
             if state == self._seen:
                 continue

@@ -14,36 +14,28 @@ from tandem.engine.config import DECODE_STEP_TOKENS
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
-from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import models_prefix, register_instance
 from tandem.runtime.errors import (
-    ConfigError,
     InvalidRequestError,
-    ServiceError,
-    UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.lifecycle import Lifecycle, State, freeze_gc
+from tandem.runtime.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.messages import (
     DECODE_ERRORS,
     Grammar,
     LoadReport,
-    ModelCard,
     PrefillJob,
     RoleChange,
-    RoleName,
     WorkerRole,
     WorkerStatus,
     encode,
-    role_names,
 )
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
@@ -58,15 +50,12 @@ from tandem.worker.kernel_builds import KernelBuilds
 from tandem.worker.load_reports import LoadReports, OwnPrompts
 from tandem.worker.metrics import WorkerMetrics
 from tandem.worker.role import Details, Role
+from tandem.worker.roles import Roles
 from tandem.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
-# A change of roles waits this long for work in hand; then other workers go on with it.
-HANDOVER_S = 0.5
-START_TIMEOUT_S = 5.0  # of a role that the worker takes up for the first time
-
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
 
@@ -85,7 +74,6 @@ class Worker:
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
-        self.loop = EngineLoop(self.engine, self._on_outputs, on_device_lost=self._on_device_lost)
         self.node = node = Node(
             runtime,
             component=role,
@@ -93,6 +81,9 @@ class Worker:
             progress=lambda: self.loop.progress,
             max_frame_bytes=MAX_FRAME_BYTES,
         )
+        self.roles = Roles(node, self.lifecycle, role)
+        on_outputs, on_device_lost = self.roles.on_outputs, self._on_device_lost
+        self.loop = EngineLoop(self.engine, on_outputs, on_device_lost=on_device_lost)
         confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
@@ -119,12 +110,7 @@ class Worker:
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         # True: another worker should take the tickets, with this load here.
         self.leaves_tickets: Callable[[LoadStats], bool] = lambda load: False
-        self._initial_role = role
-        self._roles: dict[RoleName, Role] = {}
-        self._started: set[RoleName] = set()
-        self._active: dict[RoleName, str] = {}  # |-> the key of its registration
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
-        self._changing = asyncio.Lock()
         self._kernel_builds = KernelBuilds()
         self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
         self._leaving: asyncio.Task[None] | None = None
@@ -142,7 +128,6 @@ class Worker:
     async def startup(self, *roles: Role) -> None:
         """Join the cluster and take up the worker's own role; `roles` are all that it can have."""
         node, stack = self.node, self._stack
-        self._roles = {role.name: role for role in roles}
         await stack.enter_async_context(self.trace)  # closed last: it has all that ends before
         stack.push_async_callback(node.close)
         await node.connect()
@@ -159,18 +144,15 @@ class Worker:
         node.server.register("status", self._status)
         node.server.register("change_role", self._change_role)
         node.server.register("control", Controls(self.loop, node.instance_id).serve)
-        async with self._changing:
-            for name in role_names(self._initial_role):
-                await self._take_up(self._roles[name])
+        stack.push_async_callback(self.roles.close)
+        await self.roles.begin(roles)
         reports = LoadReports(self.own_prompts, self._measured_load, self._send_load)
         stack.callback(keep_running("the report of the load", reports.send_next).cancel)
         logger.info("%s worker %s serves %s", self.role, node.instance_id, node.model)
 
     async def drain(self) -> None:
-        """Take no new work, and wait for the work in hand; a change under way ends before."""
-        async with self._changing:
-            draining = [self._roles[name].drain() for name in self._started]
-            await asyncio.gather(*draining, self.node.withdraw())
+        """Take no new work, and wait for the work in hand."""
+        await self.roles.drain()
 
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
@@ -188,101 +170,12 @@ class Worker:
             raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
         return await self.grammars.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])
 
-    def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
-        for name in self._started:
-            self._roles[name].on_outputs(outputs)
-
     # ---- roles --------------------------------------------------------------------------------
 
     @property
     def role(self) -> WorkerRole:
         """The role that the worker has now."""
-        if len(self._active) == 2:
-            return "both"
-        return next(iter(self._active), self._initial_role)
-
-    async def change_role(self, wanted: WorkerRole) -> None:
-        """Take up the roles of `wanted` and lay down the others; pool and prefix cache stay.
-
-        Raises UnavailableError during another change, InvalidRequestError for the last decode
-        worker of a model, and ServiceError when etcd or NATS is away; the role is then as before.
-        """
-        if self._changing.locked() or self.lifecycle.state is State.DRAINING:
-            raise UnavailableError(f"{self.node.instance_id} is changing its role, or ending")
-        async with self._changing:
-            names = role_names(wanted)
-            for name in names:
-                await self._start_in_time(self._roles[name])
-            if "decode" in self._active and "decode" not in names:
-                await self._withdraw_decode()
-            for name in names:
-                if name not in self._active:
-                    await self._take_up(self._roles[name])
-            for name in self._started.difference(names):
-                await self._lay_down(self._roles[name])
-            logger.info("worker %s is now: %s", self.node.instance_id, self.role)
-
-    async def _take_up(self, role: Role) -> None:
-        await self._start(role)
-        await role.take_up()
-        await self._register(role)
-
-    async def _register(self, role: Role) -> None:
-        instance = self.node.instance(role.endpoint)
-        # before anyone can find it: the status that they ask for has the role
-        self._active[role.name] = role.endpoint.instance_key(instance.instance_id)
-        await register_instance(self.node, instance)
-
-    async def _start(self, role: Role) -> None:
-        """Start a role, once; a start that fails leaves nothing behind."""
-        if role.name in self._started:
-            return
-        async with contextlib.AsyncExitStack() as stack:
-            await role.start(stack)
-            await self._stack.enter_async_context(stack.pop_all())
-        self._started.add(role.name)
-
-    async def _start_in_time(self, role: Role) -> None:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._start(role)
-        except TimeoutError as error:
-            raise ServiceError(
-                f"{self.node.instance_id} could not begin the role {role.name} within "
-                f"{START_TIMEOUT_S:g} s: etcd or NATS is away; its role is {self.role} still"
-            ) from error
-
-    async def _lay_down(self, role: Role) -> None:
-        if (key := self._active.pop(role.name, None)) is not None:
-            await self.node.take_back(key)
-        await role.drain(HANDOVER_S)
-
-    async def _withdraw_decode(self) -> None:
-        """Leave the decode workers of the model. Raises InvalidRequestError for the last one.
-
-        The look after the withdrawal decides: of two workers that leave at once, one stays.
-        """
-        await self._check_not_last()
-        await self.node.take_back(self._active["decode"])
-        try:
-            await self._check_not_last()
-        except (InvalidRequestError, ServiceError):
-            await self._register(self._roles["decode"])
-            raise
-
-    async def _check_not_last(self) -> None:
-        """Raise InvalidRequestError if the running answers of this worker could go nowhere."""
-        model, store = self.settings.model_name, self.node.discovery
-        cards = await store.get_prefix(models_prefix(self.settings.runtime.namespace, model))
-        for data in cards.values():
-            with contextlib.suppress(ConfigError, *DECODE_ERRORS):  # a stranger's card
-                card = msgspec.json.decode(data, type=ModelCard)
-                key = EndpointAddress.parse(card.endpoint).instance_key(card.instance_id)
-                if card.instance_id != self.node.instance_id and await store.get_prefix(key):
-                    return
-        raise InvalidRequestError(
-            f"role: {self.node.instance_id} is the last decode worker of {model}", param="role"
-        )
+        return self.roles.current
 
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder
@@ -291,7 +184,7 @@ class Worker:
             change = msgspec.msgpack.decode(payload, type=RoleChange)
         except DECODE_ERRORS as error:
             raise InvalidRequestError(f"role: {error}", param="role") from error
-        await self.change_role(change.role)
+        await self.roles.change(change.role)
         answer.send(encode(await self._worker_status()))
 
     def _on_device_lost(self, error: DeviceLostError) -> None:
@@ -326,10 +219,8 @@ class Worker:
             "kv_layout": self.group.layout.describe(),
             "transport": self.settings.transfer.backend,
         }
-        for name in self._active:
-            details |= self._roles[name].details(load)
-        role = self._roles[next(iter(self._active), next(iter(self._roles)))]
-        instance, state = self.node.instance(role.endpoint), self.lifecycle.state.value
+        details |= self.roles.details(load)
+        instance, state = self.roles.instance, self.lifecycle.state.value
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
     async def _measured_load(self) -> LoadStats:

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -75,9 +74,9 @@ class Stream(ResponseReader):
 class StreamMaker:
     """A maker of streams with prompts of their own, and with the text of their tokens."""
 
-    def __init__(self, seed: int = 0, folder: Path = BUNDLED_MODEL) -> None:
-        self._random = random.Random(seed)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
         self._texts = DetokenizerFactory(tokenizer)
 
     def make(self, model: str, num_tokens: int) -> Stream:

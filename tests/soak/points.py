@@ -55,10 +55,10 @@ POINTS: dict[str, dict[str, Point]] = {
     },
 }
 CHANGE_POINTS = {
-    "before taking a role up": Point("tandem.worker.worker", "Worker", "_take_up"),
-    "after taking a role up": Point("tandem.worker.worker", "Worker", "_take_up", after=True),
-    "before laying a role down": Point("tandem.worker.worker", "Worker", "_lay_down"),
-    "after laying a role down": Point("tandem.worker.worker", "Worker", "_lay_down", after=True),
+    "before taking a role up": Point("tandem.worker.roles", "Roles", "_take_up"),
+    "after taking a role up": Point("tandem.worker.roles", "Roles", "_take_up", after=True),
+    "before laying a role down": Point("tandem.worker.roles", "Roles", "_lay_down"),
+    "after laying a role down": Point("tandem.worker.roles", "Roles", "_lay_down", after=True),
 }
 POINTS["worker"] = CHANGE_POINTS | {
     f"{role}: {name}": point

@@ -21,7 +21,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.messages import StepCosts, WorkerRole, encode
-from tandem.worker import worker
+from tandem.worker import roles
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
@@ -124,7 +124,7 @@ async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
 async def test_a_worker_lays_one_role_down_and_takes_it_up_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "HANDOVER_S", 0.0)
+    monkeypatch.setattr(roles, "HANDOVER_S", 0.0)
     address, one = EndpointAddress(pair.one.node.config.namespace, "decode", "generate"), pair.one
     running = await pair.ask(one, fresh_prompt(9, seed=1), num_tokens=200)
     await eventually(lambda: bool(running.text.token_ids))
@@ -221,7 +221,7 @@ async def test_a_worker_that_ends_during_a_change_leaves_discovery_all_the_same(
     async with pair.peer, Both(runtime_config, tiny_model, role="prefill") as alone:
         prefix = instances_prefix(runtime_config.namespace, "")[:-1]
         assert await pair.peer.node.discovery.get_prefix(prefix)
-        changing = asyncio.create_task(alone.worker.change_role("both"))
+        changing = asyncio.create_task(alone.worker.roles.change("both"))
         await asyncio.sleep(0)  # the change is under way
         draining = asyncio.create_task(alone.worker.drain())
         await asyncio.sleep(0)
@@ -240,7 +240,7 @@ async def test_a_role_that_could_not_begin_can_be_taken_up_later(
         async with pair.peer, Both(config, tiny_model, role="prefill") as alone:
             etcd.kill()
             with monkeypatch.context() as patch:
-                patch.setattr(worker, "START_TIMEOUT_S", 0.1)
+                patch.setattr(roles, "START_TIMEOUT_S", 0.1)
                 with pytest.raises(ServiceError, match="could not begin the role decode"):
                     await pair.change(alone, "both")
             assert alone.worker.role == "prefill"
@@ -254,7 +254,7 @@ async def test_a_role_that_could_not_begin_can_be_taken_up_later(
 async def test_blocks_of_a_handoff_come_back_after_the_decode_role_was_laid_down(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "HANDOVER_S", 0.0)
+    monkeypatch.setattr(roles, "HANDOVER_S", 0.0)
     computed = asyncio.Event()
     pull_prefix = PromptComputation._pull_prefix
 
