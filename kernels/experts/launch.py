@@ -90,16 +90,34 @@ def _compute(
     out = torch.empty((num_tokens, hidden_size), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
         return out
-    num_experts, _, width = experts.down.shape
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
-    num_choices = num_tokens * num_chosen
+    combine_kernel[(num_tokens, triton.cdiv(hidden_size, COMBINE_WIDTH))](
+        _results(x, expert_ids, weights, experts),
+        out,
+        hidden_size=hidden_size,
+        num_chosen=num_chosen,
+        BLOCK_WIDTH=COMBINE_WIDTH,
+        num_warps=4,
+        **launch_options(),
+    )
+    return out
+
+
+def _results(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Return the weighted result of each choice, [num_tokens * num_chosen, hidden_size] float32."""
+    num_experts, hidden_size, width = experts.down.shape
+    num_choices = expert_ids.numel()
     order, starts = _by_expert(expert_ids, num_experts)
     opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
     results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
     config = _config_for(experts, x.element_size())
     most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
-    sizes = {"hidden_size": hidden_size, "width": width, "num_experts": num_experts}
-    tiles = {
+    shared = {
+        "hidden_size": hidden_size,
+        "width": width,
+        "num_experts": num_experts,
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -117,13 +135,12 @@ def _compute(
         x.stride(0),
         experts.alpha,
         experts.limit,
-        num_chosen=num_chosen,
+        num_chosen=expert_ids.shape[1],
         HAS_BIAS=experts.gate_up_bias is not None,
         IS_CLAMPED=experts.limit > 0,
         BLOCK_K=step_size(experts.gate_up, config.block_k),
         **code_options(experts.gate_up),
-        **sizes,
-        **tiles,
+        **shared,
     )
     down_kernel[(most_tiles, triton.cdiv(hidden_size, config.block_n))](
         opened,
@@ -136,19 +153,9 @@ def _compute(
         HAS_BIAS=experts.down_bias is not None,
         BLOCK_K=step_size(experts.down, config.block_k),
         **code_options(experts.down),
-        **sizes,
-        **tiles,
+        **shared,
     )
-    combine_kernel[(num_tokens, triton.cdiv(hidden_size, COMBINE_WIDTH))](
-        results,
-        out,
-        hidden_size=hidden_size,
-        num_chosen=num_chosen,
-        BLOCK_WIDTH=COMBINE_WIDTH,
-        num_warps=4,
-        **launch_options(),
-    )
-    return out
+    return results
 
 
 def _by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
