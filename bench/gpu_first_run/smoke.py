@@ -8,12 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 
 import msgspec
 import torch
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, mismatch, relative_error
+from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, mismatch, relative_error
 from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.process import run_bounded
 from tandem.bench.report.sections import MAX_REASON
@@ -32,6 +33,7 @@ HEADS = ((32, 3), (64, 1), (96, 4), (128, 4), (128, 8), (256, 7))  # (head dim, 
 
 Shape = tuple[torch.dtype, int, int, int]  # dtype, head dim, group size, block size
 Errors = Iterator[tuple[str, float, float]]  # label, error, its bound
+Kernel = Callable[[Setting, bool], Errors]
 
 
 def run(setting: Setting) -> Iterator[Figure]:
@@ -217,31 +219,23 @@ def _kv_store(setting: Setting, tiny: bool) -> Errors:
 # ---- the rest ---------------------------------------------------------------------------------
 
 
-def _norm(setting: Setting, tiny: bool) -> Errors:
-    from tandem.kernels.layers import norm
-    from tandem.kernels.reference import norm as reference
+def _layer(name: str) -> Kernel:
+    """Return the errors that a case of the benchmark finds, for matrices of many sizes."""
 
-    for dtype, num_tokens, size in _matrices(setting, tiny):
-        x, residual = (torch.randn(num_tokens, size, device=setting.device).to(dtype) for _ in "ab")
-        weight = torch.rand(size, device=setting.device).to(dtype)
-        outs = [torch.empty_like(x) for _ in range(2)]
-        sums = [residual.clone() for _ in range(2)]
-        for module, out, total in zip((norm, reference), outs, sums, strict=True):
-            module.add_rms_norm(x.clone(), total, weight, EPS, out)
-        yield f"{dtype} {num_tokens} x {size}", relative_error(*outs), ERROR_BOUNDS[dtype]
-        yield "residual", relative_error(*sums), ERROR_BOUNDS[dtype]
+    def errors(setting: Setting, tiny: bool) -> Errors:
+        from tandem.bench.kernels import layers
+
+        cases = getattr(layers, name)
+        for dtype, num_tokens, size in _matrices(setting, tiny):
+            (case,) = cases(replace(setting, dtype=dtype, rounds=0), num_tokens, size)
+            yield f"{dtype} {num_tokens} x {size}", *_error_of(case)
+
+    return errors
 
 
-def _activation(setting: Setting, tiny: bool) -> Errors:
-    from tandem.kernels.layers.activation import silu_mul
-    from tandem.kernels.reference.activation import silu_mul as reference
-
-    for dtype, num_tokens, size in _matrices(setting, tiny):
-        gate_up = torch.randn(num_tokens, 2 * size, device=setting.device).to(dtype)
-        outs = [torch.empty_like(gate_up[:, :size]).contiguous() for _ in range(2)]
-        silu_mul(gate_up, outs[0])
-        reference(gate_up, outs[1])
-        yield f"{dtype} {num_tokens} x {size}", relative_error(*outs), ERROR_BOUNDS[dtype]
+def _error_of(case: Case) -> tuple[float, float]:
+    """Return the error of a case, and its bound."""
+    return case.check(case.calls()[0]), case.error_bound
 
 
 def _products(setting: Setting, tiny: bool) -> Errors:
@@ -289,19 +283,6 @@ def _float8(setting: Setting, tiny: bool) -> Errors:
         yield f"{label}, few of them", mismatch(multiply(x[:65], weight), product[:65]), 1e-9
 
 
-def _embedding(setting: Setting, tiny: bool) -> Errors:
-    from tandem.kernels.layers.embedding import embed
-    from tandem.kernels.reference.embedding import embed as reference
-
-    for dtype, num_tokens, size in _matrices(setting, tiny):
-        table = torch.randn(500, size, device=setting.device).to(dtype)
-        ids = torch.randint(0, 500, (num_tokens,), device=setting.device)
-        outs = [torch.empty(num_tokens, size, dtype=dtype, device=setting.device) for _ in "ab"]
-        embed(ids, table, outs[0])
-        reference(ids, table, outs[1])
-        yield f"{dtype} {num_tokens} x {size}", mismatch(*outs), 1e-9
-
-
 def _matrices(setting: Setting, tiny: bool) -> Iterator[tuple[torch.dtype, int, int]]:
     if setting.is_dry or tiny:
         yield setting.dtype, 5, 96
@@ -310,26 +291,14 @@ def _matrices(setting: Setting, tiny: bool) -> Iterator[tuple[torch.dtype, int, 
 
 
 def _sampling(setting: Setting, tiny: bool) -> Errors:
-    from tandem.kernels.reference.sampling import sample as reference
-    from tandem.kernels.sampling.launch import sample
-    from tandem.kernels.sampling.rows import SamplingRows, new_sampled_rows
+    from tandem.bench.kernels.sampling import METHODS, sampling_case
 
-    device = setting.device
     small = setting.is_dry or tiny
     for num_rows, size in ((1, 300),) if small else ((1, 512), (7, 32000), (128, 151936)):
-        logits = 3 * torch.randn(num_rows, size, device=device)
-        each = torch.arange(num_rows, device=device)
-        floats = torch.ones(num_rows, device=device)
-        rows = SamplingRows(floats, each * 0 + 20, 0.9 * floats, 0 * floats, each, each + 9)
-        for name, of_rows in (("greedy", None), ("drawn", rows)):
-            outs = [new_sampled_rows(num_rows, num_rows, 5, device) for _ in range(2)]
-            ranked = each.to(torch.int32)
-            sample(logits.clone(), of_rows, outs[0], logprob_rows=ranked)
-            reference(logits.clone(), of_rows, outs[1], logprob_rows=ranked)
-            # a draw may fall on the other side of a rounded sum, once in a great while
-            wrong = mismatch(outs[0].token_ids, outs[1].token_ids)
-            yield f"{name} {num_rows} x {size}", wrong, 0.02
-            yield "logprobs", relative_error(outs[0].top_logprobs, outs[1].top_logprobs), 1e-4
+        logits = 3 * torch.randn(1, num_rows, size, device=setting.device)
+        for method in METHODS:
+            case = sampling_case(method, logits, setting)
+            yield f"{method.name} {num_rows} x {size}", *_error_of(case)
 
 
 def _checksum(setting: Setting, tiny: bool) -> Errors:
@@ -345,14 +314,14 @@ def _checksum(setting: Setting, tiny: bool) -> Errors:
     yield "blocks", mismatch(sums, mix64(words, ids, parts)), 1e-9
 
 
-KERNELS: dict[str, Callable[[Setting, bool], Errors]] = {
+KERNELS: dict[str, Kernel] = {
     "prefill": _prefill,
     "prefill_hopper": _prefill_hopper,
     "decode": _decode,
     "kv_store": _kv_store,
-    "norm": _norm,
-    "activation": _activation,
-    "embedding": _embedding,
+    "norm": _layer("add_rms_norm"),
+    "activation": _layer("silu_mul"),
+    "embedding": _layer("embed"),
     "products": _products,
     "float8": _float8,
     "sampling": _sampling,

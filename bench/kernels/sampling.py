@@ -1,12 +1,13 @@
 """Sampling of one decode step: 128 rows over a vocabulary of 152 thousand tokens."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tandem.bench.kernels.cases import Call, Case, measure_groups, mismatch
+from tandem.bench.kernels.cases import Call, Case, measure_groups, mismatch, relative_error
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
 from tandem.kernels.reference import sampling as sampling_reference
@@ -19,6 +20,7 @@ TARGET = at_least(1 / 3, 1 / 2, "share")  # of reading the logits once at the re
 # The kernel and the reference round their sums differently: a draw at the very edge of two tokens
 # may fall to either.
 ERROR_BOUND = 0.02
+LOGPROB_BOUND = 1e-4  # of the norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,12 @@ def sampling_case(method: Method, logits: torch.Tensor, setting: Setting) -> Cas
         out.token_ids.fill_(-2)
         out.logprobs.fill_(float("nan"))
         run()
-        if not bool(out.logprobs.isfinite().all()):
-            return float("inf")
+        values = out.logprobs, out.top_logprobs
+        if not all(bool(each.isfinite().all()) for each in values) or (
+            logprob_rows is not None
+            and relative_error(out.top_logprobs, expected.top_logprobs) > LOGPROB_BOUND
+        ):
+            return math.inf
         return mismatch(out.token_ids, expected.token_ids)
 
     kind = str(logits.dtype).removeprefix("torch.")

@@ -19,15 +19,11 @@ class Setting:
     rounds: int
     num_warmups: int  # rounds before those
     sample_s: float  # that the calls of one sample take together, about
+    dtype: torch.dtype
 
     @property
     def is_dry(self) -> bool:
         return self.device.type != "cuda"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """bfloat16; float32 where the interpreter runs the kernels: its bfloat16 dots are wrong."""
-        return torch.float32 if self.is_dry else torch.bfloat16
 
     def size(self, full: int, tiny: int) -> int:
         return tiny if self.is_dry else full
@@ -36,8 +32,8 @@ class Setting:
         return torch.randn(shape, dtype=self.dtype, device=self.device)
 
     def num_sets(self, bytes_of_one: float) -> int:
-        """Return how many input sets calls go through in turns, so that no cache serves them."""
-        if self.is_dry:
+        """Return how many input sets timed calls go through in turns, so that no cache serves."""
+        if self.is_dry or not self.rounds:
             return 1
         return max(2, min(MAX_INPUT_SETS, math.ceil(ROTATED_BYTES / bytes_of_one)))
 
@@ -47,11 +43,13 @@ class Setting:
 
 
 def setting_for(device: str) -> Setting:
-    """Return seven rounds of some milliseconds on a GPU, one of single calls elsewhere."""
-    is_gpu = not is_cpu(device)
-    return Setting(
-        torch.device(device), rounds=7 if is_gpu else 1, num_warmups=int(is_gpu), sample_s=6e-3
-    )
+    """Return seven rounds of some milliseconds on a GPU, one of single calls elsewhere.
+
+    On a CPU numbers are float32: the interpreter's products in bfloat16 are wrong.
+    """
+    if is_cpu(device):
+        return Setting(torch.device(device), 1, 0, 6e-3, torch.float32)
+    return Setting(torch.device(device), 7, 1, 6e-3, torch.bfloat16)
 
 
 def synchronize(setting: Setting) -> None:

@@ -109,7 +109,7 @@ class FakeProfile:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Setting:
     monkeypatch.setattr("tandem.bench.engine.profile.profile", FakeProfile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    return Setting(torch.device("cuda:0"), 3, 1, 1e-3)
+    return Setting(torch.device("cuda:0"), 3, 1, 1e-3, torch.bfloat16)
 
 
 def test_on_a_gpu_the_first_steps_of_a_profile_do_not_count(on_a_gpu: Setting) -> None:
