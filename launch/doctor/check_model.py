@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -10,6 +11,9 @@ from tandem.launch.doctor.findings import Finding, fail, ok, warn
 from tandem.models.paths import resolve_model
 from tandem.runtime.errors import TandemError
 from tandem.runtime.model_files import REQUIRED
+
+if TYPE_CHECKING:  # torch may be missing
+    from tandem.engine.models.config import ModelConfig
 
 GIB = 2**30
 
@@ -20,7 +24,6 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     import torch
 
     from tandem.engine.loading.checkpoint import Checkpoint
-    from tandem.engine.memory.kv_cache import bytes_per_token
     from tandem.engine.models.ring import choose_model_config
     from tandem.engine.resolve import resolve
 
@@ -43,6 +46,17 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     except TandemError as error:
         yield fail("model files", error.message, "copy the whole folder")
         return
+    yield _check_memory(engine, resolved, config, weights_bytes)
+
+
+def _check_memory(
+    engine: EngineConfig, resolved: EngineConfig, config: "ModelConfig", weights_bytes: int
+) -> Finding:
+    """Return the tokens that fit beside the weights; a failure where not even one block does."""
+    import torch
+
+    from tandem.engine.memory.kv_cache import bytes_per_token
+
     device = torch.device(resolved.device)
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
@@ -62,9 +76,8 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
         f"on {resolved.device} {max(0, budget) // token_bytes:,} tokens fit beside the weights"
     )
     if asked < first_bytes * (resolved.block_size or 1):
-        yield fail("model memory", sizes, "use a device with more memory or a smaller model")
-    else:
-        yield ok("model memory", f"{sizes}, {asked // token_bytes:,} as configured")
+        return fail("model memory", sizes, "use a device with more memory or a smaller model")
+    return ok("model memory", f"{sizes}, {asked // token_bytes:,} as configured")
 
 
 def _check_files(folder: Path) -> Iterator[Finding]:
