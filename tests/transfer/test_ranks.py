@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.runtime.messages import Claim, Claimed, FirstToken, SamplingParams, TransferMetadata
+from tandem.runtime.messages import Claim, Claimed, FirstToken, SamplingParams
 from tandem.transfer.checksum import part_checksums
 from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.handoff.actions import Admit, Verify
@@ -24,7 +24,6 @@ from tandem.transfer.transport import Parts
 from tests.transfer.pools import Pool
 
 MakePool = Callable[..., Pool]
-Spawn = Callable[..., Any]
 
 WORDS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=4, block_size=4, head_dim=8, dtype="float16")
@@ -232,7 +231,7 @@ def assert_arrived(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=lambda pair: f"{pair[0]}to{pair[1]}")
-async def test_ranks_hand_over_their_heads_between_agents_of_one_process(
+async def test_ranks_hand_over_their_heads_between_agents(
     widths: tuple[int, int], make_pool: MakePool, start_group: Callable[..., Any]
 ) -> None:
     heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
@@ -268,84 +267,3 @@ async def test_ranks_hand_over_their_heads_between_agents_of_one_process(
         found = await p.read(link, ranks, back)
         assert found == await d.checksums(ranks, range(LAYOUT.num_layers), blocks)
     assert torch.equal(joined([pool.tensor for pool in p_pools])[:3], source[1:])
-
-
-async def test_ranks_hand_over_their_heads_between_processes(spawn_ranks: Spawn) -> None:
-    p_left, p_right, d_home = await asyncio.gather(
-        spawn_ranks([("p2", "e1", 2, 0), *wide("p4", 0, 1)], 8, LAYOUT, fill="random"),
-        spawn_ranks([("p2", "e1", 2, 1), *wide("p4", 2, 3)], 8, LAYOUT, fill="random"),
-        spawn_ranks(
-            [("d1", "e1", 1, 0), ("d2", "e1", 2, 0), ("d2", "e1", 2, 1), *wide("d4", 0, 1, 2, 3)],
-            8,
-            LAYOUT,
-        ),
-    )
-    home = {key: peer for peer in (p_left, p_right, d_home) for key in peer.ranks}
-
-    async def contents(worker: str, tp_size: int) -> torch.Tensor:
-        shape = (8, LAYOUT.num_layers, 2, LAYOUT.num_kv_heads // tp_size, LAYOUT.block_size)
-        return joined(
-            [
-                torch.frombuffer(
-                    bytearray(await pool_bytes(f"{worker}.{rank}")), dtype=torch.int16
-                ).view(*shape, LAYOUT.head_dim)
-                for rank in range(tp_size)
-            ]
-        )
-
-    async def pool_bytes(rank: str) -> bytes:
-        raw: bytes = await home[rank].ask_bytes("Contents", rank=rank)
-        return raw
-
-    for prefill, decode in (("p2", "d1"), ("p4", "d2"), ("p2", "d4")):
-        widths = int(prefill[1]), int(decode[1])
-        peer: TransferMetadata = d_home.metadata(decode)
-        handover = Handover(*widths)
-        for rank in range(widths[0]):
-            await home[f"{prefill}.{rank}"].ask("Connect", rank=f"{prefill}.{rank}", peer=peer)
-
-        async def write(
-            posted: PostedWrite,
-            pairs: list[tuple[int, int]],
-            prefill: str = prefill,
-            peer: TransferMetadata = peer,
-            handover: Handover = handover,
-        ) -> bytes:
-            rank = f"{prefill}.{posted.ranks.prefill_rank}"
-            notice: bytes = await home[rank].ask_bytes(
-                "Write",
-                rank=rank,
-                peer=peer,
-                decode_rank=posted.ranks.decode_rank,
-                layers=(posted.layers.start, posted.layers.stop),
-                boundaries=handover.boundaries,
-                pairs=pairs,
-                landed=handover.p.landed_notice(posted, [0] * len(pairs)),
-            )
-            return notice
-
-        async def hear(decode: str = decode) -> tuple[int, bytes]:
-            rank, message = await d_home.notification()
-            worker, _, number = rank.rpartition(".")
-            assert worker == decode
-            return int(number), message
-
-        async def checksums(
-            ranks: RankPair, layers: range, block_ids: list[int], decode: str = decode
-        ) -> list[int]:
-            rank, heads = f"{decode}.{ranks.decode_rank}", ranks.decode_heads
-            sums: list[int] = await home[rank].ask(
-                "Checksums",
-                rank=rank,
-                heads=(heads.start, heads.stop),
-                layers=(layers.start, layers.stop),
-                blocks=block_ids,
-            )
-            return sums
-
-        await handover.run(write, hear, checksums)
-        assert_arrived(await contents(prefill, widths[0]), await contents(decode, widths[1]))
-
-
-def wide(worker: str, *ranks: int) -> list[tuple[str, str, int, int]]:
-    return [(worker, "e1", 4, rank) for rank in ranks]
