@@ -181,7 +181,6 @@ async def test_a_grant_that_asks_for_a_block_behind_the_window_is_refused_before
     offer = stage.prepare(LONG[:31])
     assert isinstance(offer.answer, Claimed)
     offer.answer = structs.replace(offer.answer, fill=[(1, 0)])
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     settled = await stage.settled(offer)
     assert settled.num_completed == 0 and "a window has passed" in settled.error
