@@ -111,13 +111,6 @@ async def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(cluster: Cluster
     assert {answer.text for answer in answers[:8]} == {alone.text}
 
 
-async def test_a_client_that_hangs_up_frees_its_blocks_at_once(cluster: Cluster) -> None:
-    before = [worker.load.num_running for worker in await cluster.statuses("decode")]
-    await hang_up(cluster, [5, 6, 7])
-    while [w.load.num_running for w in await cluster.statuses("decode")] != before:
-        await asyncio.sleep(0.02)
-
-
 async def test_no_process_listens_beyond_this_machine(cluster: Cluster) -> None:
     for child in (*cluster.children.values(), cluster.nats.child):
         sockets = psutil.Process(child.pid).net_connections(kind="tcp")

@@ -51,6 +51,7 @@ class Storm:
         self.poisoned: set[str] = set()
         self.has_lost_steps = seed % 2 == 0  # for no fault of any sequence
         self.quarantined: list[list[int]] = []
+        self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.matchers: list[ForcedRuns] = []
         self.num_waits = 0  # times that a launched step had to be collected first
 
@@ -88,6 +89,23 @@ class Storm:
         if self.engine.reserve(seq) is None:
             self.engine.add(seq)
 
+    def begin_a_pull(self) -> None:
+        seq = self.sequence(prefill_only=True)
+        fill = self.engine.reserve_prefix(seq, self.rng.randrange(7))
+        if fill:
+            self.pulls[seq.request_id] = fill
+        else:
+            self.engine.add(seq)
+
+    def end_a_pull(self) -> None:
+        if self.pulls:
+            name, fill = self.pulls.popitem()
+            proven = self.rng.random() < 0.5
+            if proven:
+                self.runner.land(self.seqs[name].token_ids, fill)
+            self.engine.adopt_prefix(name, proven=proven)
+            self.engine.add(self.seqs[name])
+
     def a_remote_one(self) -> Sequence | None:
         remote = list(self.engine.scheduler.remote.values())
         return self.rng.choice(remote) if remote else None
@@ -111,7 +129,8 @@ class Storm:
             quarantined = self.rng.random() < 0.5
             if quarantined:
                 self.quarantined.append(self.fill_of(seq))
-            first = self.first_token(seq) if self.expected[seq.request_id] else None
+            is_streamed = self.expected[seq.request_id] and self.rng.random() < 0.5
+            first = self.first_token(seq) if is_streamed else None
             output = self.engine.prefill_locally(
                 seq.request_id, quarantined=quarantined, first=first
             )
@@ -120,6 +139,7 @@ class Storm:
 
     def writes_land(self) -> None:
         fills = [self.fill_of(seq) for seq in self.engine.scheduler.remote.values()]
+        fills += [[block_id for _, block_id in fill] for fill in self.pulls.values()]
         for block_id in (i for fill in [*fills, *self.quarantined] for i in fill):
             start = block_id * self.runner.block_size
             self.runner.slots[start : start + self.runner.block_size] = [0] * self.runner.block_size
@@ -132,10 +152,19 @@ class Storm:
         if self.seqs:
             name = self.rng.choice(list(self.seqs))
             is_remote = self.seqs[name].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
+            block_ids = self.fill_of(self.seqs[name]) if is_remote else []
+            block_ids += [block_id for _, block_id in self.pulls.pop(name, [])]
+            quarantined = self.rng.random() < 0.7
+            if block_ids and quarantined:
+                self.quarantined.append(block_ids)
             self.aborted.add(name)
-            if is_remote:
-                self.quarantined.append(self.fill_of(self.seqs[name]))
-            self.engine.abort(name, quarantined=is_remote)
+            self.engine.abort(name, quarantined=quarantined)
+
+    def abort_in_a_step(self) -> None:
+        self.engine.launch()
+        if running := list(self.engine.scheduler.running):
+            self.aborted.add(running[0])
+            self.engine.abort(running[0], quarantined=False)
 
     def release(self) -> None:
         for name, seq in self.seqs.items():
@@ -152,6 +181,9 @@ class Storm:
         self.engine.launch()
         self.runner.fail_later_with = None
 
+    def fail_all(self) -> None:
+        self.harness.take(self.engine.fail_all(RuntimeError("injected")))
+
     def poison(self) -> None:
         if self.engine.scheduler.running:
             name = self.rng.choice(list(self.engine.scheduler.running))
@@ -162,7 +194,7 @@ class Storm:
     def collect(self) -> None:
         self.harness.take(self.engine.collect())
 
-    def events(self) -> dict[Callable[[], None], int]:
+    def events(self) -> dict[Callable[[], None], float]:
         """What may happen, and how often."""
         return {
             self.harness.step: 40,
@@ -171,15 +203,19 @@ class Storm:
             self.runner.catch_up: 8,
             self.add: 14,
             self.reserve: 4,
+            self.begin_a_pull: 3,
+            self.end_a_pull: 3,
             self.admit: 4,
             self.give_up: 1,
             self.writes_land: 3,
             self.writes_have_settled: 2,
             self.abort: 2,
+            self.abort_in_a_step: 1,
             self.release: 6,
             self.poison: 1,
             self.fail_a_launch: int(self.has_lost_steps),
             self.fail_a_step: int(self.has_lost_steps),
+            self.fail_all: int(self.has_lost_steps) / 4,
         }
 
     def run(self) -> None:
@@ -187,6 +223,9 @@ class Storm:
         for event in self.rng.choices(list(events), list(events.values()), k=NUM_EVENTS):
             event()
             self.engine.check_invariants()
+            assert self.engine.block_pool.num_quarantined == sum(map(len, self.quarantined))
+        while self.pulls:
+            self.end_a_pull()
         while self.quarantined:
             self.writes_have_settled()
         while self.a_remote_one() is not None:
