@@ -149,17 +149,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(
     "way",
     [
-        batched,
-        one_after_the_other,
-        chunked,
-        with_prefix_hits,
-        preempted,
-        overlapped,
-        preempted_and_overlapped,
-        padded_and_replayed,
-        as_on_a_gpu,
+        batched, one_after_the_other, chunked, with_prefix_hits, preempted, overlapped,
+        preempted_and_overlapped, padded_and_replayed, as_on_a_gpu,
     ],
-)
+)  # fmt: skip
 def test_the_text_is_that_of_transformers(case: Case, way: Callable[[Path], Texts]) -> None:
     assert way(case.model) == case.texts
 

@@ -197,26 +197,13 @@ class Storm:
     def events(self) -> dict[Callable[[], None], float]:
         """What may happen, and how often."""
         return {
-            self.harness.step: 40,
-            self.engine.launch: 8,
-            self.collect: 8,
-            self.runner.catch_up: 8,
-            self.add: 14,
-            self.reserve: 4,
-            self.begin_a_pull: 3,
-            self.end_a_pull: 3,
-            self.admit: 4,
-            self.give_up: 1,
-            self.writes_land: 3,
-            self.writes_have_settled: 2,
-            self.abort: 2,
-            self.abort_in_a_step: 1,
-            self.release: 6,
-            self.poison: 1,
+            self.harness.step: 40, self.engine.launch: 8, self.collect: 8, self.runner.catch_up: 8,
+            self.add: 14, self.reserve: 4, self.begin_a_pull: 3, self.end_a_pull: 3, self.admit: 4,
+            self.give_up: 1, self.writes_land: 3, self.writes_have_settled: 2, self.abort: 2,
+            self.abort_in_a_step: 1, self.release: 6, self.poison: 1,
             self.fail_a_launch: int(self.has_lost_steps),
-            self.fail_a_step: int(self.has_lost_steps),
-            self.fail_all: int(self.has_lost_steps) / 4,
-        }
+            self.fail_a_step: int(self.has_lost_steps), self.fail_all: int(self.has_lost_steps) / 4,
+        }  # fmt: skip
 
     def run(self) -> None:
         events = self.events()

@@ -33,15 +33,10 @@ def entries(group: int, ordinals: list[int]) -> list[int]:
 # first chunk, then one write per layer of the last. Group 3 has one layer, and room for another.
 WHOLE, LOWER, UPPER = (0, 2), (0, 1), (1, 2)
 WRITES = [
-    (WHOLE, entries(0, list(range(8)))),
-    (LOWER, entries(1, LAST)),
-    (UPPER, entries(1, LAST)),
-    (LOWER, entries(0, LAST)),
-    (LOWER, entries(2, LAST)),
-    (UPPER, entries(2, LAST)),
-    (UPPER, entries(0, LAST)),
-    (WHOLE, entries(3, LAST)),
-]
+    (WHOLE, entries(0, list(range(8)))), (LOWER, entries(1, LAST)), (UPPER, entries(1, LAST)),
+    (LOWER, entries(0, LAST)), (LOWER, entries(2, LAST)), (UPPER, entries(2, LAST)),
+    (UPPER, entries(0, LAST)), (WHOLE, entries(3, LAST)),
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -52,14 +52,9 @@ def test_only_chunks_that_stand_for_tokens_are_output_events(chunk: str, is_outp
 def test_a_completions_body_asks_for_usage_and_a_fixed_length() -> None:
     body = json.loads(builder().encode([1, 2, 3], 8))
     assert body == {
-        "model": "tiny",
-        "prompt": [1, 2, 3],
-        "temperature": 0.0,
-        "max_tokens": 8,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+        "model": "tiny", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 8,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
 
 
 def test_a_chat_body_wraps_text_and_passes_messages() -> None:

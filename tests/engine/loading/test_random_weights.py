@@ -17,21 +17,11 @@ CPU = torch.device("cpu")
 
 def config(**changes: Any) -> ModelConfig:
     fields: dict[str, Any] = {
-        "architecture": QWEN3,
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_layers": 36,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 512,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-6,
-        "rope": RopeConfig(10_000.0),
-        "tie_word_embeddings": False,
-        "eos_token_ids": (),
-        "dtype": "float32",
-    }
+        "architecture": QWEN3, "hidden_size": 64, "intermediate_size": 160, "num_layers": 36,
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab_size": 512,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope": RopeConfig(10_000.0),
+        "tie_word_embeddings": False, "eos_token_ids": (), "dtype": "float32",
+    }  # fmt: skip
     return ModelConfig(**(fields | changes))
 
 

@@ -5,15 +5,9 @@ from typing import Any
 from tandem.engine.models.quantization import Quantization
 
 GPTQ = {
-    "bits": 4,
-    "damp_percent": 0.01,
-    "desc_act": False,
-    "group_size": 128,
-    "quant_method": "gptq",
-    "static_groups": False,
-    "sym": True,
-    "true_sequential": True,
-}
+    "bits": 4, "damp_percent": 0.01, "desc_act": False, "group_size": 128, "quant_method": "gptq",
+    "static_groups": False, "sym": True, "true_sequential": True,
+}  # fmt: skip
 AWQ = {
     "bits": 4,
     "group_size": 128,

@@ -40,14 +40,9 @@ def sentencepiece_like() -> Tokenizer:
 def unigram() -> Tokenizer:
     """As T5 and XLM-R have it: "▁" for spaces, added before the first word and dropped again."""
     scores = [
-        ("<unk>", 0.0),
-        ("▁", -5.0),
-        *((letter, -9.0) for letter in "Helowrd,.é日本"),
-        ("▁Hello", -2.0),
-        ("▁wor", -3.0),
-        ("ld", -3.0),
-        ("▁the", -2.0),
-    ]
+        ("<unk>", 0.0), ("▁", -5.0), *((letter, -9.0) for letter in "Helowrd,.é日本"),
+        ("▁Hello", -2.0), ("▁wor", -3.0), ("ld", -3.0), ("▁the", -2.0),
+    ]  # fmt: skip
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
