@@ -11,7 +11,7 @@ from tandem.kernels.reference import sampling as reference
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
 from tests.kernels.sampling.oracle import Asked, acceptable, adjusted, as_adjustments, as_rows
-from tests.kernels.tolerance import COSTLY_DTYPES, DTYPES, UNIT
+from tests.kernels.tolerance import COSTLY_DTYPES, DTYPES, UNIT, launchers
 
 INF, NAN = math.inf, math.nan
 # Several chunks and groups in a small vocabulary, and lists that overflow.
@@ -24,9 +24,7 @@ def by_kernel(*args: object, **options: object) -> None:
     sampling.sample(*args, **({"config": SMALL} | options))  # type: ignore[arg-type]
 
 
-samplers = pytest.mark.parametrize(
-    "sample", [pytest.param(by_kernel, id="triton"), pytest.param(reference.sample, id="torch")]
-)
+samplers = launchers("sample", by_kernel, reference.sample)
 
 
 def draw(
