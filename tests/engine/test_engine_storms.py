@@ -1,4 +1,7 @@
-"""Long random days of an engine whose pool is much too small, with launched steps at any stage."""
+"""Long random days of an engine whose pool is much too small, with launched steps at any stage.
+
+There are remote prefills, prefix pulls, late writes, stops, aborts and failures.
+"""
 
 import random
 from collections.abc import Callable
@@ -54,6 +57,7 @@ class Storm:
         self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.matchers: list[ForcedRuns] = []
         self.num_waits = 0  # times that a launched step had to be collected first
+        self.num_pulled = self.num_draining = 0
 
         schedule = self.engine.scheduler.schedule
 
@@ -101,6 +105,7 @@ class Storm:
         if self.pulls:
             name, fill = self.pulls.popitem()
             proven = self.rng.random() < 0.5
+            self.num_pulled += proven
             if proven:
                 self.runner.land(self.seqs[name].token_ids, fill)
             self.engine.adopt_prefix(name, proven=proven)
@@ -210,6 +215,7 @@ class Storm:
         for event in self.rng.choices(list(events), list(events.values()), k=NUM_EVENTS):
             event()
             self.engine.check_invariants()
+            self.num_draining += bool(self.engine.scheduler.draining)
             assert self.engine.block_pool.num_quarantined == sum(map(len, self.quarantined))
         while self.pulls:
             self.end_a_pull()
@@ -240,16 +246,18 @@ def test_every_text_is_right_after_any_storm(
     fake: SimpleNamespace, num_storms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    num_preemptions = num_waits = num_overlapped = num_forced = 0
+    num_preemptions = num_waits = num_overlapped = num_forced = num_pulled = num_draining = 0
     for seed in range(num_storms):
         storm = Storm(fake, seed)
         storm.run()
         storm.check_texts()
         num_preemptions += storm.engine.scheduler.num_preemptions
         num_waits += storm.num_waits
+        num_pulled += storm.num_pulled
+        num_draining += storm.num_draining
         num_overlapped += storm.runner.num_overlapped
         num_forced += sum(matcher.num_forced for matcher in storm.matchers)
-    assert num_preemptions > 60 and num_forced > 150
+    assert num_preemptions > 60 and num_forced > 150 and num_pulled > 20 and num_draining > 60
     assert (num_waits > 60) == (num_overlapped > 600) == fake.overlap
 
 
