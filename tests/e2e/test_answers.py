@@ -27,13 +27,9 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 GREEDY = {"temperature": 0}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 PENALIZED = {
-    "temperature": 0.7,
-    "seed": 7,
-    "top_k": 40,
-    "presence_penalty": 0.4,
-    "frequency_penalty": 0.3,
+    "temperature": 0.7, "seed": 7, "top_k": 40, "presence_penalty": 0.4, "frequency_penalty": 0.3,
     "repetition_penalty": 1.1,
-}
+}  # fmt: skip
 QUESTIONS = ["Hello!", "What is the capital of France?", "Tell me a story about a fox."]
 
 

@@ -29,16 +29,12 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0, "headers": {"x-tandem-prefill": "remote"}},
     {"temperature": 0.9, "top_p": 0.95, "seed": 1234, "n": 2},
     {
-        "temperature": 0.8,
-        "seed": 7,
-        "presence_penalty": 0.6,
-        "frequency_penalty": 0.4,
-        "repetition_penalty": 1.1,
-        "headers": {"x-tandem-prefill": "remote"},
+        "temperature": 0.8, "seed": 7, "presence_penalty": 0.6, "frequency_penalty": 0.4,
+        "repetition_penalty": 1.1, "headers": {"x-tandem-prefill": "remote"},
     },
     {"temperature": 0.7, "seed": 99, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0.8, "seed": 3, "min_tokens": 200, "ignore_eos": False},
-]
+]  # fmt: skip
 QUESTIONS = ["Hello!", "Tell me a story about a fox and an old house."]
 
 

@@ -8,13 +8,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1,
-}
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "decoder_sparse_step": 1,
+}  # fmt: skip
 LATENT: dict[str, Any] = EXPERTS | {
     "num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 24,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 2, "topk_group": 1,

@@ -186,14 +186,10 @@ def test_logits_that_are_not_finite_give_an_error_and_no_token(
 
 def adjusting() -> list[dict[str, Any]]:
     return [
-        {"frequency_penalty": 0.9},
-        {"presence_penalty": 0.9},
-        {"repetition_penalty": 1.5},
-        {"logit_bias": {3: -2.0, 7: 5.0}},
-        {"frequency_penalty": 0.9, "logit_bias": {3: 1.0}},
-        {"repetition_penalty": 1.2, "presence_penalty": 1.0, "frequency_penalty": -0.3},
-        {},
-    ]
+        {"frequency_penalty": 0.9}, {"presence_penalty": 0.9}, {"repetition_penalty": 1.5},
+        {"logit_bias": {3: -2.0, 7: 5.0}}, {"frequency_penalty": 0.9, "logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.2, "presence_penalty": 1.0, "frequency_penalty": -0.3}, {},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("min_tokens", [0, 3])

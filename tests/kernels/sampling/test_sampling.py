@@ -73,25 +73,14 @@ def random_logits(
 
 
 MIXED = [
-    Asked(temperature=0),
-    Asked(seed=2**64 - 1),
-    Asked(temperature=0.7, seed=2**63),
-    Asked(top_k=4),
-    Asked(top_k=1),
-    Asked(top_k=60),
-    Asked(top_k=10_000),
-    Asked(top_p=0.9),
-    Asked(temperature=3, top_p=0.97),
-    Asked(top_p=1e-6),
-    Asked(min_p=0.2),
-    Asked(temperature=5, min_p=0.05),
-    Asked(min_p=1),
-    Asked(temperature=1.3, top_k=5, top_p=0.8),
+    Asked(temperature=0), Asked(seed=2**64 - 1), Asked(temperature=0.7, seed=2**63), Asked(top_k=4),
+    Asked(top_k=1), Asked(top_k=60), Asked(top_k=10_000), Asked(top_p=0.9),
+    Asked(temperature=3, top_p=0.97), Asked(top_p=1e-6), Asked(min_p=0.2),
+    Asked(temperature=5, min_p=0.05), Asked(min_p=1), Asked(temperature=1.3, top_k=5, top_p=0.8),
     Asked(temperature=2, top_k=70, top_p=0.9, min_p=0.01),
-    Asked(temperature=0.8, top_p=0.95, min_p=0.03),
-    Asked(temperature=1e-6),
+    Asked(temperature=0.8, top_p=0.95, min_p=0.03), Asked(temperature=1e-6),
     Asked(temperature=100, top_k=6, top_p=0.7),
-]
+]  # fmt: skip
 
 
 @samplers

@@ -228,14 +228,10 @@ async def _sent_whole(target: Target, data: bytes) -> list[int]:
 async def smuggled_requests(target: Target) -> list[int]:
     start = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     headers = (
-        "content-length: 5\r\ntransfer-encoding: chunked",
-        "content-length: 5\r\ncontent-length: 6",
-        "content-length: -1",
-        "content-length: 99999999999999999999",
-        "transfer-encoding: xchunked",
-        "transfer-encoding: chunked\r\n folded: x",
-        "content-length: 5\nx: bare",
-    )
+        "content-length: 5\r\ntransfer-encoding: chunked", "content-length: 5\r\ncontent-length: 6",
+        "content-length: -1", "content-length: 99999999999999999999", "transfer-encoding: xchunked",
+        "transfer-encoding: chunked\r\n folded: x", "content-length: 5\nx: bare",
+    )  # fmt: skip
     tails = (
         b"0\r\n\r\nGET /live HTTP/1.1\r\n\r\n",
         b"ffffffffffffffffff\r\n",
