@@ -1,33 +1,18 @@
-"""KV between workers of different tensor-parallel widths: the arithmetic, and real transfers."""
+"""KV between workers of different tensor-parallel widths: the arithmetic, in memory."""
 
-import asyncio
 import ctypes
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.runtime.messages import Claim, Claimed, FirstToken, SamplingParams
 from tandem.transfer.checksum import part_checksums
-from tandem.transfer.group import TransferGroup, WriteOrder
-from tandem.transfer.handoff.actions import Admit, Verify
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
-from tandem.transfer.handoff.landed import decode_landed
-from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tandem.transfer.layout import ChecksumName, KvLayout, RankPair, rank_pairs
 from tandem.transfer.transport import Parts
-from tests.transfer.pools import Pool
-
-MakePool = Callable[..., Pool]
 
 WORDS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
-LAYOUT = KvLayout(num_layers=3, num_kv_heads=4, block_size=4, head_dim=8, dtype="float16")
-WIDTHS = [(2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (4, 1)]
 
 layouts = st.builds(
     KvLayout,
@@ -137,133 +122,3 @@ def test_both_ends_of_a_stream_checksum_the_same_bytes_in_the_same_order(
         pool[1].view(-1).view(torch.uint8)[offset] ^= 1
         assert part_checksums(pool[1], [0], theirs, name) != sums
         pool[1].view(-1).view(torch.uint8)[offset] ^= 1
-
-
-class Handover:
-    """Both machines of one handoff: source blocks 1, 2, 3 go to blocks 5, 3, 6."""
-
-    pairs = ((1, 5), (2, 3), (3, 6))
-    boundaries = (1, 3)
-
-    def __init__(self, prefill_tp: int, decode_tp: int) -> None:
-        handoff_id = bytes([prefill_tp, decode_tp]) * 8
-        self.rank_pairs = rank_pairs(LAYOUT.num_kv_heads, prefill_tp, decode_tp)
-        self.block_of = dict(enumerate(local for local, _ in self.pairs))
-        fill = [(ordinal, remote) for ordinal, (_, remote) in enumerate(self.pairs)]
-        grant = Claimed(b"s" * 16, 60_000, b"", SamplingParams(), fill, [])
-        now = time.perf_counter()
-        self.d = DecodeHandoff(
-            handoff_id,
-            1,
-            grant,
-            deadline=now + 60,
-            grace_ms=100,
-            num_layers=LAYOUT.num_layers,
-            tp_size=decode_tp,
-        )
-        self.d.published()
-        assert self.d.claim(Claim(handoff_id, 1, "p", "e1", prefill_tp), now) is grant
-        assert not self.d.first_token(FirstToken(handoff_id, 1, grant.secret, b"", 7))
-        self.p = PrefillHandoff(
-            handoff_id,
-            1,
-            grant,
-            claim_sent_at=now,
-            margin_ms=10,
-            num_layers=LAYOUT.num_layers,
-            rank_pairs=self.rank_pairs,
-        )
-
-    async def run(
-        self,
-        write: Callable[[PostedWrite, list[tuple[int, int]]], Any],
-        hear: Callable[[], Any],
-        checksums: Callable[[RankPair, range, list[int]], Any],
-    ) -> None:
-        """`write` posts one and gives the notice sent, `hear` gives (decode rank, message)."""
-        for begin, end in zip((0, *self.boundaries), self.boundaries, strict=False):
-            writes = self.p.post(list(self.block_of), range(begin, end), time.perf_counter())
-            for posted, notice in zip(
-                writes, await asyncio.gather(*(self._write(w, write) for w in writes)), strict=True
-            ):
-                self.p.completed(posted, notice)
-        num_notices = len(self.rank_pairs) * len(self.boundaries)
-        num_unproven = num_notices * len(self.pairs)
-        for _ in range(num_notices):
-            rank, message = await hear()
-            landed = decode_landed(message)
-            assert landed is not None
-            (verify,) = self.d.landed(landed, time.perf_counter(), rank)
-            assert isinstance(verify, Verify) and verify.span.decode_rank == rank
-            (ranks,) = [
-                s
-                for s in self.rank_pairs
-                if (s.prefill_rank, s.decode_rank) == (verify.span.prefill_rank, rank)
-            ]
-            block_ids = [block_id for _, block_id, _ in verify.blocks]
-            sums = await checksums(ranks, verify.span.layers, block_ids)
-            for (ordinal, _, announced), found in zip(verify.blocks, sums, strict=True):
-                assert self.d.state is HandoffState.WRITING
-                num_unproven -= 1
-                admitted = self.d.verified(verify.span, ordinal, found == announced)
-                assert [type(action) for action in admitted] == ([] if num_unproven else [Admit])
-            self.d.check_invariants()
-        assert self.d.state is HandoffState.ADMITTED
-        self.p.check_invariants()
-        assert not self.p.pinned and self.p.num_completed == num_notices
-
-    async def _write(self, posted: PostedWrite, write: Callable[..., Any]) -> bytes:
-        local = [self.block_of[ordinal] for ordinal in posted.ordinals]
-        notice: bytes = await write(posted, list(zip(local, posted.remote_blocks, strict=True)))
-        return notice
-
-
-def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of a worker, as raw bytes."""
-    return torch.cat([tensor.view(torch.int16) for tensor in tensors], dim=3)
-
-
-def assert_arrived(source: torch.Tensor, target: torch.Tensor) -> None:
-    for local, remote in Handover.pairs:
-        assert torch.equal(source[local], target[remote])
-    untouched = sorted(set(range(len(target))) - {remote for _, remote in Handover.pairs})
-    assert not target[untouched].any()
-
-
-@pytest.mark.parametrize("widths", WIDTHS, ids=lambda pair: f"{pair[0]}to{pair[1]}")
-async def test_ranks_hand_over_their_heads_between_agents(
-    widths: tuple[int, int], make_pool: MakePool, start_group: Callable[..., Any]
-) -> None:
-    heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
-    p_layout, d_layout = (replace(LAYOUT, tp_size=tp_size) for tp_size in widths)
-    p_pools = [make_pool(4, p_layout) for _ in range(widths[0])]
-    d_pools = [make_pool(8, d_layout, fill="zero") for _ in range(widths[1])]
-    p: TransferGroup = await start_group("p", p_pools, p_layout)
-    d: TransferGroup = await start_group("d", d_pools, d_layout, heard=heard)
-    link = await p.connect(d.metadata())
-    assert d.rank_pairs_from(widths[0]) == link.rank_pairs
-    handover = Handover(*widths)
-    d.expect(+1)
-
-    async def write(posted: PostedWrite, pairs: list[tuple[int, int]]) -> bytes:
-        order = WriteOrder(
-            posted.ranks,
-            posted.layers,
-            pairs,
-            lambda sums: handover.p.landed_notice(posted, sums),
-            handover.boundaries,
-            posted.post_before,
-        )
-        return await p.write(link, order)
-
-    await handover.run(write, heard.get, d.checksums)
-    source = joined([pool.tensor for pool in p_pools])
-    assert_arrived(source, joined([pool.tensor for pool in d_pools]))
-    blocks = [remote for _, remote in handover.pairs]
-    back = [(local, remote) for local, (_, remote) in enumerate(handover.pairs)]
-    for pool in p_pools:
-        pool.tensor.zero_()
-    for ranks in link.rank_pairs:  # and pulled back, they are what they were
-        found = await p.read(link, ranks, back)
-        assert found == await d.checksums(ranks, range(LAYOUT.num_layers), blocks)
-    assert torch.equal(joined([pool.tensor for pool in p_pools])[:3], source[1:])
