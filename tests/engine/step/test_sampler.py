@@ -165,16 +165,6 @@ def test_logprobs_without_alternatives_carry_the_chosen_token_only() -> None:
     assert without.logprobs is None
 
 
-def test_rows_do_not_touch_one_another() -> None:
-    seqs = [
-        sequence(),
-        sequence(logit_bias={1: 50.0}),
-        sequence(generated=[3], presence_penalty=2.0),
-        sequence(temperature=1.0, top_k=1),
-    ]
-    assert [token.token_id for token in sample(*seqs)] == [3, 1, 5, 3]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_give_an_error_and_no_token(

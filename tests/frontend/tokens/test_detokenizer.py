@@ -112,11 +112,6 @@ def test_a_sentencepiece_like_tokenizer_streams_the_text_it_decodes() -> None:
     assert all("\ufffd" not in piece for piece in out)
 
 
-def test_special_tokens_are_left_out_and_added_words_stay() -> None:
-    ids = [*token_ids("Hello"), TOKENIZER.token_to_id("<|im_end|>"), *token_ids("<added word>")]
-    assert FACTORY.decode(ids) == "Hello<added word>" == TOKENIZER.decode(ids)
-
-
 def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
     detokenizer = FACTORY.new()
     ids = token_ids("a😀")
