@@ -108,15 +108,8 @@ class NatsServer(Server):
 
     def command(self, store: Path) -> list[str]:
         return [
-            str(nats_binary()),
-            "-a",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-            "-js",
-            "-sd",
-            str(store),
-        ]
+            str(nats_binary()), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(store),
+        ]  # fmt: skip
 
 
 class MonitoredNatsServer(NatsServer):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client import REGISTRY
@@ -261,6 +262,11 @@ class Stage:
             logprobs=logprobs,
         )
         return work
+
+    async def handoff(self, prompt: list[int], **options: Any) -> tuple[Answer, Work]:
+        """`ask`, and `claimed`."""
+        answer = await self.ask(prompt, **options)
+        return answer, await self.claimed()
 
     async def write(
         self,

@@ -88,8 +88,7 @@ async def test_numbers_that_pass_every_check_still_fail_alone(
 
 async def test_a_first_token_outside_of_the_vocabulary_is_refused(stage: Stage) -> None:
     beside = await stage.ask(fresh_prompt(17, 1), stop=LONG_ANSWER, place="local")
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     honest = work.first
     assert honest is not None
     for token_id in (-1, 320, 2**31, 2**63):

@@ -24,8 +24,7 @@ async def test_a_scored_prompt_is_computed_here_under_every_policy(stage: Stage)
 async def test_a_remote_prefill_of_no_answer_ends_without_its_first_token(
     stage: Stage, is_delivered: bool
 ) -> None:
-    answer = await stage.ask(PROMPT, stop=NOTHING)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, stop=NOTHING)
     if is_delivered:
         await stage.deliver(work)
     else:

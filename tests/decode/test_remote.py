@@ -25,8 +25,7 @@ WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)
 async def test_the_text_is_the_same_in_whatever_order_messages_come(
     stage: Stage, order: tuple[str, ...]
 ) -> None:
-    answer = await stage.ask(PROMPT, sampling=WITH_LOGPROBS)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, sampling=WITH_LOGPROBS)
     half = len(work.grant.fill) // 2
     notices = [
         await stage.write(work, fill=work.grant.fill[half:], notice_is_lost=True),
@@ -47,31 +46,6 @@ async def test_the_text_is_the_same_in_whatever_order_messages_come(
     assert answer.report is not None and answer.report.place == "remote"
 
 
-async def test_a_lost_notice_costs_nothing_because_settling_carries_it(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
-    await stage.write(work, fill=work.grant.fill[:2])
-    await stage.write(work, fill=work.grant.fill[2:], notice_is_lost=True)
-    await stage.send_first(work)
-    await stage.settle(work)
-    assert await answer.whole() == stage.undisturbed(PROMPT)
-    assert answer.report is not None and answer.report.place == "remote"
-    await stage.balanced()
-
-
-async def test_settling_without_having_written_everything_ends_the_handoff_at_once(
-    stage: Stage,
-) -> None:
-    before = count("decode_handoffs_total", end="failed")
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
-    await stage.write(work, fill=work.grant.fill[:2])
-    await stage.settle(work)
-    assert await answer.whole() == stage.undisturbed(PROMPT)
-    assert count("decode_handoffs_total", end="failed") == before + 1
-    await stage.balanced()
-
-
 @pytest.mark.parametrize("backend", ["nixl", pytest.param("ucx", marks=pytest.mark.ucx)])
 async def test_blocks_arrive_by_real_transports_as_well(
     runtime_config: RuntimeConfig, tiny_model: Path, backend: str
@@ -80,8 +54,7 @@ async def test_blocks_arrive_by_real_transports_as_well(
         pytest.skip("ucxx is not installed")
     transfer = TRANSFER.model_copy(update={"backend": backend})
     async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
-        answer = await stage.ask(PROMPT)
-        work = await stage.claimed()
+        answer, work = await stage.handoff(PROMPT)
         await stage.deliver(work)
         await stage.settle_by_notice(work)
         assert await answer.whole() == stage.undisturbed(PROMPT)
@@ -90,8 +63,7 @@ async def test_blocks_arrive_by_real_transports_as_well(
 
 
 async def test_every_message_twice_is_as_good_as_once(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     again = await stage.claim(work.job)
     assert isinstance(again, Work) and again.grant == work.grant
     for _ in range(2):
@@ -116,8 +88,7 @@ async def test_prompts_of_every_length_around_a_block(stage: Stage, num_tokens: 
     expected = stage.undisturbed(prompt)
     num_full = (num_tokens - 1) // BLOCK_SIZE
     for cached in ([], list(range(num_full))):
-        answer = await stage.ask(prompt)
-        work = await stage.claimed()
+        answer, work = await stage.handoff(prompt)
         assert work.grant.cached_ordinals == cached
         ordinals = [ordinal for ordinal, _ in work.grant.fill]
         assert cached + ordinals == list(range(-(-num_tokens // BLOCK_SIZE)))
@@ -131,8 +102,7 @@ async def test_prompts_of_every_length_around_a_block(stage: Stage, num_tokens: 
 
 
 async def test_the_first_token_is_sent_before_the_kv_and_kept_when_that_fails(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT, sampling=SAMPLED)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, sampling=SAMPLED)
     await stage.send_first(work)
     await eventually(lambda: len(answer.text.token_ids) == 1)
     await stage.settle(work, error="out of memory")
@@ -150,8 +120,7 @@ async def test_a_first_token_that_may_be_the_last(stage: Stage, kind: str, fails
         "min_tokens": StopConditions(max_tokens=5, stop_token_ids=[first], min_tokens=2),
     }[kind]
     expected = stage.undisturbed(PROMPT, stop=stop)
-    answer = await stage.ask(PROMPT, stop=stop)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, stop=stop)
     await stage.send_first(work)
     if fails:
         await stage.settle(work, error="failed")
@@ -164,8 +133,7 @@ async def test_a_first_token_that_may_be_the_last(stage: Stage, kind: str, fails
 
 
 async def test_a_flipped_bit_is_caught_and_its_block_stays_in_quarantine(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     await stage.send_first(work)
     await stage.write(work, fill=work.grant.fill[:3])
     await stage.write(work, fill=work.grant.fill[3:], flip=1 << 63)
@@ -178,8 +146,7 @@ async def test_a_flipped_bit_is_caught_and_its_block_stays_in_quarantine(stage: 
 
 async def test_messages_of_others_are_not_applied(stage: Stage) -> None:
     """Noise, a wrong secret, another attempt, another claimant."""
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     await stage.notify(b"TNDMnoise")
     forged = Work(work.job, msgspec.structs.replace(work.grant, secret=bytes(16)), work.stream)
     forged.blocks = list(reversed(work.blocks))
@@ -233,8 +200,7 @@ async def test_a_prefill_worker_that_does_not_fit_is_asked_nothing(stage: Stage)
 
 
 async def test_a_write_to_a_place_that_was_not_granted_ends_the_handoff(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     work.blocks.append(work.blocks[0])
     before = count("decode_handoffs_total", end="failed")
     await stage.write(work, fill=[(len(work.blocks) - 1, work.grant.fill[0][1])])
@@ -250,8 +216,7 @@ async def test_a_prefill_worker_that_delivers_corrupt_kv_repeatedly_gets_no_more
     async with Stage(runtime_config, tiny_model, transfer=transfer) as stage:
         for seed in range(2):
             prompt = fresh_prompt(9, seed)
-            answer = await stage.ask(prompt)
-            work = await stage.claimed()
+            answer, work = await stage.handoff(prompt)
             await stage.write(work, flip=1)
             await stage.settle(work)
             assert await answer.whole() == stage.undisturbed(prompt)
@@ -272,8 +237,7 @@ async def test_the_claimant_can_read_the_prefix_that_is_cached_here(stage: Stage
     first = await stage.ask(PROMPT)
     await stage.deliver(await stage.claimed())
     await first.whole()
-    again = await stage.ask([*PROMPT[:20], 7, 8])
-    work = await stage.claimed()
+    again, work = await stage.handoff([*PROMPT[:20], 7, 8])
     ordinals = work.grant.cached_ordinals
     assert ordinals == [0, 1, 2, 3, 4]
     answer = await stage.ask_for_prefix(work, ordinals)
@@ -289,8 +253,7 @@ async def test_the_claimant_can_read_the_prefix_that_is_cached_here(stage: Stage
 
 
 async def test_what_is_not_cached_here_cannot_be_read(stage: Stage) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     assert (await stage.ask_for_prefix(work, [0])).blocks == []
     await stage.deliver(work)
     await answer.whole()

@@ -75,8 +75,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(stage: Stage, state: st
 async def test_a_request_cancelled_after_its_handoff_failed_stops_computing(stage: Stage) -> None:
     """The handoff is still open, for its quarantine, while the sequence runs here."""
     endless = StopConditions(max_tokens=200, ignore_eos=True)
-    answer = await stage.ask(PROMPT, stop=endless, request_id="same")
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, stop=endless, request_id="same")
     await stage.write(work, flip=1)
     await eventually(lambda: len(answer.text.token_ids) > 2)
     answer.context.cancel("enough")
@@ -94,8 +93,7 @@ async def test_a_request_cancelled_after_its_handoff_failed_stops_computing(stag
 async def test_a_request_id_that_runs_already_is_refused_and_the_first_goes_on(
     stage: Stage,
 ) -> None:
-    answer = await stage.ask(PROMPT, request_id="same")
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT, request_id="same")
     with pytest.raises(InvalidRequestError, match="same"):
         await (await stage.ask(PROMPT, request_id="same")).whole()
     await stage.deliver(work)
@@ -135,8 +133,7 @@ async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_sti
     try:
         async with Stage(runtime_config, tiny_model, handoff_timeout_ms=1500) as stage:
             await stage.register(sleeper.pid)
-            answer = await stage.ask(PROMPT)
-            work = await stage.claimed()
+            answer, work = await stage.handoff(PROMPT)
             sleeper.send_signal(signal.SIGSTOP)
             work.stream.cancel()
             assert await answer.whole() == stage.undisturbed(PROMPT)
@@ -238,8 +235,7 @@ async def test_a_late_answer_of_the_broker_does_not_undo_a_claim(
         raise ServiceError("no answer within 0.5 s")
 
     monkeypatch.setattr(stage.worker.queue, "publish", publish_late)
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     claimed.set()
     await eventually(lambda: not stage.worker.remote._tasks)
     await stage.deliver(work)
@@ -254,8 +250,7 @@ async def test_kv_that_cannot_be_verified_is_not_used(
         raise TransferError("the transfer thread is gone")
 
     monkeypatch.setattr(stage.worker.remote._group, "checksums", fail)
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     await stage.deliver(work)
     assert await answer.whole() == stage.undisturbed(PROMPT)
 

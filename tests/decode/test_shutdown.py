@@ -43,8 +43,7 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
         await view.wait_for(lambda items: node.instance_id in items, 5)
         await stage.register(os.getpid())
         await stage.connect()
-        answer = await stage.ask(PROMPT)
-        work = await stage.claimed()
+        answer, work = await stage.handoff(PROMPT)
         assert lifecycle.state is State.STARTING
         os.kill(os.getpid(), signal.SIGTERM)
         await view.wait_for(lambda items: not items, 5)

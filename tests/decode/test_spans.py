@@ -7,8 +7,7 @@ from tests.services import eventually
 
 
 async def test_a_ticket_takes_the_requests_span_along(stage: Stage, exported: Any) -> None:
-    answer = await stage.ask(PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(PROMPT)
     await stage.deliver(work)
     await answer.whole()
 

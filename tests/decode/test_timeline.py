@@ -261,8 +261,7 @@ async def test_a_real_handoff_is_observed_in_all_its_parts(stage: Stage) -> None
         return [value(name, model=MODEL, interval=part) for part in (*parts, "compute", "answer")]
 
     before = counts()
-    answer = await stage.ask(LONG_PROMPT)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(LONG_PROMPT)
     assert work.first is not None
     work.first = msgspec.structs.replace(work.first, timeline_ms={"computed": 0.001})
     await stage.deliver(work)

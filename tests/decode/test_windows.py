@@ -19,8 +19,7 @@ async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[
 
 async def test_an_answer_follows_from_the_blocks_that_it_reads(stage: Stage) -> None:
     prompt = fresh_prompt(43, seed=1)
-    answer = await stage.ask(prompt)
-    work = await stage.claimed()
+    answer, work = await stage.handoff(prompt)
     # Ordinals are those of a table with two entries for each four tokens.
     assert [ordinal for ordinal, _ in work.grant.fill] == [*range(0, 22, 2), 17, 19, 21]
     await stage.deliver(work)
@@ -34,8 +33,7 @@ async def test_a_cached_prefix_ends_with_a_window_and_nothing_else_of_it_is_read
     await stage.deliver(await stage.claimed())
     await first.whole()
     prompt = [*fresh_prompt(43, seed=1)[:40], 7, 8]
-    again = await stage.ask(prompt)
-    work = await stage.claimed()
+    again, work = await stage.handoff(prompt)
     cached = work.grant.cached_ordinals
     assert cached == sorted([*range(0, 20, 2), 17, 19])
     assert [ordinal for ordinal, _ in work.grant.fill] == [20, 21]

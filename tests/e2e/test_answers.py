@@ -27,13 +27,9 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 GREEDY = {"temperature": 0}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 PENALIZED = {
-    "temperature": 0.7,
-    "seed": 7,
-    "top_k": 40,
-    "presence_penalty": 0.4,
-    "frequency_penalty": 0.3,
+    "temperature": 0.7, "seed": 7, "top_k": 40, "presence_penalty": 0.4, "frequency_penalty": 0.3,
     "repetition_penalty": 1.1,
-}
+}  # fmt: skip
 QUESTIONS = ["Hello!", "What is the capital of France?", "Tell me a story about a fox."]
 
 
@@ -82,47 +78,6 @@ async def test_one_question_has_one_answer_in_every_api(
     )
     assert answer.usage is not None
     assert answer.usage.input_tokens > response.usage.total_tokens
-
-
-async def test_a_streamed_chat_is_the_unstreamed_one_in_pieces(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    question = [{"role": "user", "content": "Tell me a story about a fox."}]
-    options = {"model": cluster.model_name, "messages": question, "temperature": 0, "n": 2}
-    whole = await client.chat.completions.create(**options, max_tokens=50)
-    texts = ["", ""]
-    stream = await client.chat.completions.create(
-        **options, max_tokens=50, stream=True, stream_options={"include_usage": True}
-    )
-    usage = None
-    async for chunk in stream:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert usage is not None and whole.usage is not None
-    assert usage.completion_tokens == whole.usage.completion_tokens
-    assert usage.total_tokens == whole.usage.total_tokens
-
-
-async def test_logprobs_name_the_tokens_of_the_text(
-    client: openai.AsyncOpenAI, cluster: Cluster
-) -> None:
-    answer = await client.chat.completions.create(
-        model=cluster.model_name,
-        messages=[{"role": "user", "content": "Hello!"}],
-        temperature=0,
-        max_tokens=8,
-        logprobs=True,
-        top_logprobs=3,
-    )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
-    text = "".join(token.token for token in logprobs.content)
-    assert text == answer.choices[0].message.content
-    for token in logprobs.content:
-        assert len(token.top_logprobs) == 3
-        assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
 
 
 def readme_blocks(cluster: Cluster) -> list[str]:
@@ -292,13 +247,6 @@ async def test_logprobs_are_the_same_from_both_sides(cluster: Cluster) -> None:
     local, remote = (answer.body["choices"][0]["logprobs"] for answer in answers)
     assert local["tokens"] == remote["tokens"] and len(local["tokens"]) == 6
     assert local["token_logprobs"] == pytest.approx(remote["token_logprobs"], abs=1e-4)
-
-
-async def test_salts_keep_tenants_apart(cluster: Cluster) -> None:
-    prompt = words(80, seed=17)
-    for salt in ("one", "two"):
-        answer = await cluster.complete(prompt, max_tokens=1, cache_salt=salt, **GREEDY)
-        assert answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 async def test_the_pools_balance_afterwards(cluster: Cluster) -> None:

@@ -86,17 +86,6 @@ async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster
     await cluster.balanced()
 
 
-async def test_a_job_that_nobody_claims_is_prefilled_locally(cluster: Cluster) -> None:
-    """The prefill worker is frozen, but its lease has not run out: it looks alive."""
-    with stopped(cluster, "prefill0"):
-        answer = await ask(cluster, 5, "remote")
-    assert answer.status == 200
-    assert answer.place == "local" and "claimed" in answer.headers["x-tandem-prefill-reason"]
-    await cluster.ready(1, 1)
-    await remote_works(cluster)
-    await cluster.balanced()
-
-
 async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluster) -> None:
     streaming = asyncio.create_task(
         cluster.complete([5, 6, 7], max_tokens=2000, ignore_eos=True, stream=True, temperature=0)

@@ -112,16 +112,10 @@ class Bout:
 
     async def _ask(self, cluster: Cluster, seed: int, name: str, place: str) -> None:
         body = {
-            "model": cluster.model_name,
-            "prompt": f"The answer {seed}, as {name}:",
-            "stream": True,
-            "temperature": 1.2,
-            "seed": seed,
-            "n": NUM_CHOICES,
-            "max_tokens": MAX_TOKENS,
-            "cache_salt": new_id(),
-            **KINDS[name].fields,
-        }
+            "model": cluster.model_name, "prompt": f"The answer {seed}, as {name}:", "stream": True,
+            "temperature": 1.2, "seed": seed, "n": NUM_CHOICES, "max_tokens": MAX_TOKENS,
+            "cache_salt": new_id(), **KINDS[name].fields,
+        }  # fmt: skip
         url, headers = cluster.base_url + "/v1/completions", {"x-tandem-prefill": place}
         ends = {"stop"} if KINDS[name].has_end else {"stop", "length"}
         num_chunks, num_ends = 0, 0

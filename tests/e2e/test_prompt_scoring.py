@@ -74,16 +74,12 @@ def questions() -> list[dict[str, Any]]:
 def write_task(folder: Path, docs: list[dict[str, Any]]) -> None:
     (folder / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     task = {
-        "task": "capitals",
-        "dataset_path": "json",
+        "task": "capitals", "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(folder / "docs.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{answer}}",
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}",
         "metric_list": [{"metric": "acc"}],
-    }
+    }  # fmt: skip
     (folder / "capitals.yaml").write_text(json.dumps(task))  # JSON is YAML
 
 

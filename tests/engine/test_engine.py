@@ -372,17 +372,6 @@ def test_a_typed_error_of_the_runner_is_passed_on(fake: SimpleNamespace) -> None
     assert harness.finished["r"].error is error
 
 
-def test_everything_can_be_failed_at_once(fake: SimpleNamespace) -> None:
-    harness = fake.make_harness(max_num_seqs=2)
-    for i in range(3):
-        harness.engine.add(fake.make_seq(f"r{i}", prompt(6)))
-    harness.step()
-    harness.take(harness.engine.fail_all(RuntimeError("a bug")))
-    assert len(harness.finished) == 3
-    assert not harness.engine.has_work
-    harness.assert_all_free()
-
-
 def test_a_queue_that_has_failed_keeps_no_blocks_from_reservations(fake: SimpleNamespace) -> None:
     harness = fake.make_harness(num_blocks=10)
     harness.engine.add(fake.make_seq("running", prompt(18), 10))

@@ -146,15 +146,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 BAD: list[dict[str, Any]] = [
-    {"top_k": 2**63 + 5, "temperature": 1.0},
-    {"repetition_penalty": 1e-40},
-    {"repetition_penalty": 0.0},
-    {"logit_bias": {5: float("nan")}},
-    {"logit_bias": {5: float("inf")}},
-    {"logprobs": -3},
-    {"min_tokens": 2**63 - 1, "presence_penalty": 1.0},
-    {"prompt": [5, 2**31]},
-]
+    {"top_k": 2**63 + 5, "temperature": 1.0}, {"repetition_penalty": 1e-40},
+    {"repetition_penalty": 0.0}, {"logit_bias": {5: float("nan")}},
+    {"logit_bias": {5: float("inf")}}, {"logprobs": -3},
+    {"min_tokens": 2**63 - 1, "presence_penalty": 1.0}, {"prompt": [5, 2**31]},
+]  # fmt: skip
 HONEST: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "top_p": 0.9, "seed": 7},

@@ -1,4 +1,7 @@
-"""Long random days of an engine whose pool is much too small, with launched steps at any stage."""
+"""Long random days of an engine whose pool is much too small, with launched steps at any stage.
+
+There are remote prefills, prefix pulls, late writes, stops, aborts and failures.
+"""
 
 import random
 from collections.abc import Callable
@@ -51,8 +54,10 @@ class Storm:
         self.poisoned: set[str] = set()
         self.has_lost_steps = seed % 2 == 0  # for no fault of any sequence
         self.quarantined: list[list[int]] = []
+        self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.matchers: list[ForcedRuns] = []
         self.num_waits = 0  # times that a launched step had to be collected first
+        self.num_pulled = self.num_draining = 0
 
         schedule = self.engine.scheduler.schedule
 
@@ -88,6 +93,24 @@ class Storm:
         if self.engine.reserve(seq) is None:
             self.engine.add(seq)
 
+    def begin_a_pull(self) -> None:
+        seq = self.sequence(prefill_only=True)
+        fill = self.engine.reserve_prefix(seq, self.rng.randrange(7))
+        if fill:
+            self.pulls[seq.request_id] = fill
+        else:
+            self.engine.add(seq)
+
+    def end_a_pull(self) -> None:
+        if self.pulls:
+            name, fill = self.pulls.popitem()
+            proven = self.rng.random() < 0.5
+            self.num_pulled += proven
+            if proven:
+                self.runner.land(self.seqs[name].token_ids, fill)
+            self.engine.adopt_prefix(name, proven=proven)
+            self.engine.add(self.seqs[name])
+
     def a_remote_one(self) -> Sequence | None:
         remote = list(self.engine.scheduler.remote.values())
         return self.rng.choice(remote) if remote else None
@@ -111,7 +134,8 @@ class Storm:
             quarantined = self.rng.random() < 0.5
             if quarantined:
                 self.quarantined.append(self.fill_of(seq))
-            first = self.first_token(seq) if self.expected[seq.request_id] else None
+            is_streamed = self.expected[seq.request_id] and self.rng.random() < 0.5
+            first = self.first_token(seq) if is_streamed else None
             output = self.engine.prefill_locally(
                 seq.request_id, quarantined=quarantined, first=first
             )
@@ -120,6 +144,7 @@ class Storm:
 
     def writes_land(self) -> None:
         fills = [self.fill_of(seq) for seq in self.engine.scheduler.remote.values()]
+        fills += [[block_id for _, block_id in fill] for fill in self.pulls.values()]
         for block_id in (i for fill in [*fills, *self.quarantined] for i in fill):
             start = block_id * self.runner.block_size
             self.runner.slots[start : start + self.runner.block_size] = [0] * self.runner.block_size
@@ -132,10 +157,19 @@ class Storm:
         if self.seqs:
             name = self.rng.choice(list(self.seqs))
             is_remote = self.seqs[name].status is SequenceStatus.WAITING_FOR_REMOTE_KVS
+            block_ids = self.fill_of(self.seqs[name]) if is_remote else []
+            block_ids += [block_id for _, block_id in self.pulls.pop(name, [])]
+            quarantined = self.rng.random() < 0.7
+            if block_ids and quarantined:
+                self.quarantined.append(block_ids)
             self.aborted.add(name)
-            if is_remote:
-                self.quarantined.append(self.fill_of(self.seqs[name]))
-            self.engine.abort(name, quarantined=is_remote)
+            self.engine.abort(name, quarantined=quarantined)
+
+    def abort_in_a_step(self) -> None:
+        self.engine.launch()
+        if running := list(self.engine.scheduler.running):
+            self.aborted.add(running[0])
+            self.engine.abort(running[0], quarantined=False)
 
     def release(self) -> None:
         for name, seq in self.seqs.items():
@@ -152,6 +186,9 @@ class Storm:
         self.engine.launch()
         self.runner.fail_later_with = None
 
+    def fail_all(self) -> None:
+        self.harness.take(self.engine.fail_all(RuntimeError("injected")))
+
     def poison(self) -> None:
         if self.engine.scheduler.running:
             name = self.rng.choice(list(self.engine.scheduler.running))
@@ -162,31 +199,26 @@ class Storm:
     def collect(self) -> None:
         self.harness.take(self.engine.collect())
 
-    def events(self) -> dict[Callable[[], None], int]:
+    def events(self) -> dict[Callable[[], None], float]:
         """What may happen, and how often."""
         return {
-            self.harness.step: 40,
-            self.engine.launch: 8,
-            self.collect: 8,
-            self.runner.catch_up: 8,
-            self.add: 14,
-            self.reserve: 4,
-            self.admit: 4,
-            self.give_up: 1,
-            self.writes_land: 3,
-            self.writes_have_settled: 2,
-            self.abort: 2,
-            self.release: 6,
-            self.poison: 1,
+            self.harness.step: 40, self.engine.launch: 8, self.collect: 8, self.runner.catch_up: 8,
+            self.add: 14, self.reserve: 4, self.begin_a_pull: 3, self.end_a_pull: 3, self.admit: 4,
+            self.give_up: 1, self.writes_land: 3, self.writes_have_settled: 2, self.abort: 2,
+            self.abort_in_a_step: 1, self.release: 6, self.poison: 1,
             self.fail_a_launch: int(self.has_lost_steps),
-            self.fail_a_step: int(self.has_lost_steps),
-        }
+            self.fail_a_step: int(self.has_lost_steps), self.fail_all: int(self.has_lost_steps) / 4,
+        }  # fmt: skip
 
     def run(self) -> None:
         events = self.events()
         for event in self.rng.choices(list(events), list(events.values()), k=NUM_EVENTS):
             event()
             self.engine.check_invariants()
+            self.num_draining += bool(self.engine.scheduler.draining)
+            assert self.engine.block_pool.num_quarantined == sum(map(len, self.quarantined))
+        while self.pulls:
+            self.end_a_pull()
         while self.quarantined:
             self.writes_have_settled()
         while self.a_remote_one() is not None:
@@ -214,16 +246,18 @@ def test_every_text_is_right_after_any_storm(
     fake: SimpleNamespace, num_storms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    num_preemptions = num_waits = num_overlapped = num_forced = 0
+    num_preemptions = num_waits = num_overlapped = num_forced = num_pulled = num_draining = 0
     for seed in range(num_storms):
         storm = Storm(fake, seed)
         storm.run()
         storm.check_texts()
         num_preemptions += storm.engine.scheduler.num_preemptions
         num_waits += storm.num_waits
+        num_pulled += storm.num_pulled
+        num_draining += storm.num_draining
         num_overlapped += storm.runner.num_overlapped
         num_forced += sum(matcher.num_forced for matcher in storm.matchers)
-    assert num_preemptions > 60 and num_forced > 150
+    assert num_preemptions > 60 and num_forced > 150 and num_pulled > 20 and num_draining > 60
     assert (num_waits > 60) == (num_overlapped > 600) == fake.overlap
 
 

@@ -101,14 +101,10 @@ ENDS = {
     "/v1/messages": 'data: {"type":"message_stop"}\n\n',
 }
 RESULTS = {
-    "/v1/chat/completions": "choices",
-    "/v1/completions": "choices",
-    "/v1/responses": "output",
-    "/v1/messages": "content",
-    "/v1/messages/count_tokens": "input_tokens",
-    "/tokenize": "tokens",
+    "/v1/chat/completions": "choices", "/v1/completions": "choices", "/v1/responses": "output",
+    "/v1/messages": "content", "/v1/messages/count_tokens": "input_tokens", "/tokenize": "tokens",
     "/detokenize": "prompt",
-}
+}  # fmt: skip
 FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -138,14 +138,6 @@ async def test_text_workers_do_not_stand_in_for_token_workers_of_one_name(stack:
     assert await answered_by(stack, MODEL) == text.instance_id
 
 
-async def test_the_narrowest_context_of_a_models_workers_is_the_models(stack: Stack) -> None:
-    worker = await add(stack, MODEL, "a.b.c")
-    narrow = msgspec.structs.replace(worker.card(), context_length=9)
-    await register_model(worker.discovery, "tandem", narrow)
-    listed = (await stack.http.get("/v1/models")).json()["data"]
-    assert [each["max_model_len"] for each in listed] == [9]
-
-
 async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
     stack: Stack,
 ) -> None:

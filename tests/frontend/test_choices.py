@@ -60,26 +60,13 @@ async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
         "/v1/chat/completions",
         headers={"x-tandem-prefill": "remote", "traceparent": "00-ab-cd-01"},
         json={
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Hi"}],
-            "max_completion_tokens": 9,
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_k": 7,
-            "min_p": 0.1,
-            "presence_penalty": 1,
-            "frequency_penalty": -1,
-            "repetition_penalty": 1.5,
-            "logit_bias": {"5": -100},
-            "seed": -1,
-            "logprobs": True,
-            "top_logprobs": 3,
-            "min_tokens": 2,
-            "stop_token_ids": [8],
-            "ignore_eos": True,
-            "cache_salt": "tenant",
+            "model": MODEL, "messages": [{"role": "user", "content": "Hi"}],
+            "max_completion_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+            "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
+            "logit_bias": {"5": -100}, "seed": -1, "logprobs": True, "top_logprobs": 3,
+            "min_tokens": 2, "stop_token_ids": [8], "ignore_eos": True, "cache_salt": "tenant",
         },
-    )
+    )  # fmt: skip
     assert response.status_code == 200, response.text
     (request,) = stack.worker.requests
     assert request.sampling == SamplingParams(

@@ -11,10 +11,6 @@ from tests.frontend.frontend_stack import Stack, answer_with, events_of
 from tests.frontend.test_migration import telling
 
 TEXT = "~hm, ~hello f:x f:y"
-CALLS: list[Any] = [
-    {"id": "call_0", "function": {"name": "f", "arguments": "x "}, "type": "function"},
-    {"id": "call_1", "function": {"name": "f", "arguments": "y."}, "type": "function"},
-]
 
 
 class LetterParser:
@@ -57,35 +53,6 @@ async def parsed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     async with Stack() as stack:
         stack.worker.script = answer_with(TEXT, tokens_per_delta=3)
         yield stack
-
-
-async def test_a_whole_answer_has_each_kind_in_its_field(parsed: Stack) -> None:
-    (choice,) = (await parsed.chat()).json()["choices"]
-    assert choice["message"] == {
-        "content": "hello ",
-        "role": "assistant",
-        "refusal": None,
-        "reasoning_content": "hm, ",
-        "tool_calls": CALLS,
-    }
-    assert choice["finish_reason"] == "tool_calls"
-
-
-async def test_a_stream_has_each_kind_in_its_deltas(parsed: Stack) -> None:
-    deltas: list[Any] = []
-    reasons = []
-    for event in events_of(await parsed.chat(stream=True)):
-        choices: Any = event["choices"]
-        deltas.append(choices[0]["delta"])
-        reasons.append(choices[0]["finish_reason"])
-    assert "".join(delta.get("content", "") for delta in deltas) == "hello "
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm, "
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert [call["id"] for call in calls if "id" in call] == ["call_0", "call_1"]
-    for index, whole in enumerate(CALLS):
-        arguments = [c["function"]["arguments"] for c in calls if c["index"] == index]
-        assert "".join(arguments) == whole["function"]["arguments"]
-    assert reasons[-1] == "tool_calls" and set(reasons[:-1]) == {None}
 
 
 async def test_an_answer_of_calls_alone_has_no_content(parsed: Stack) -> None:

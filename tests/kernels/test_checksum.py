@@ -9,7 +9,7 @@ import torch
 from tandem.kernels import checksum
 from tandem.kernels.checksum import ChecksumConfig
 from tandem.transfer.checksum import mix64
-from tests.kernels.tolerance import unlike
+from tests.kernels.tolerance import launchers, unlike
 
 Parts = tuple[tuple[int, int], ...]
 Sums = Callable[..., list[int]]
@@ -54,9 +54,7 @@ def random_words(num_blocks: int, words_per_block: int, device: str) -> torch.Te
     return words.to(torch.int32).to(device)
 
 
-BOTH = pytest.mark.parametrize(
-    "sums", [pytest.param(by_kernel, id="triton"), pytest.param(by_twin, id="torch")]
-)
+BOTH = launchers("sums", by_kernel, by_twin)
 
 
 @BOTH

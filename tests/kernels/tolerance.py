@@ -11,6 +11,15 @@ from tandem.kernels.tuned import INTERPRETED, architecture
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the tests' tensors are on a GPU")
 
+
+def launchers(name: str, triton: Any, torch: Any, c: Any = None) -> pytest.MarkDecorator:
+    """Try each kind of kernels as the argument `name`."""
+    kinds = [pytest.param(triton, id="triton"), pytest.param(torch, id="torch")]
+    if c is not None:
+        kinds.append(pytest.param(c, id="c", marks=on_cpu))
+    return pytest.mark.parametrize(name, kinds)
+
+
 # Under the interpreter bf16 dots are computed wrongly: bfloat16 is for machines with a GPU.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 # for tests that take seconds in the interpreter

@@ -209,10 +209,14 @@ class Stage:
     async def offer(self, prompt: list[int], *, waits: bool = False, **options: object) -> Offer:
         """Publishes a ticket; its claim is granted at once, unless it `waits` for `may_answer`."""
         offer = self.prepare(prompt, **options)
+        await self.publish(offer, waits=waits)
+        return offer
+
+    async def publish(self, offer: Offer, *, waits: bool = False) -> None:
+        """Publishes the ticket of an offer that was prepared."""
         if not waits:
             offer.may_answer.set()
         await self.peer.queue.publish(offer.job)
-        return offer
 
     @contextmanager
     def frozen_engine(self) -> Iterator[None]:

@@ -137,8 +137,7 @@ async def test_a_refused_or_stale_ticket_costs_nothing_and_does_not_come_again(
     for reason in ("stale", "cancelled", "expired", "unknown"):
         offer = stage.prepare(fresh_prompt(9))
         offer.answer = ClaimRefused(reason)
-        offer.may_answer.set()
-        await stage.peer.queue.publish(offer.job)
+        await stage.publish(offer)
         await stage.balanced()
         assert len(offer.claims) == 1 and not offer.settled
     for field in ("deployment", "decode_epoch"):
@@ -306,8 +305,7 @@ async def test_a_failed_write_is_settled_as_such_and_the_next_job_connects_anew(
 async def test_a_first_token_that_is_not_taken_fails_the_handoff_at_once(stage: Stage) -> None:
     offer = stage.prepare(fresh_prompt(21))
     offer.refuses_first = True
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     settled = await stage.settled(offer)
     assert (settled.num_completed, settled.num_failed) == (1, 0)
     assert "first token" in settled.error
@@ -327,8 +325,7 @@ async def test_a_grant_that_cannot_be_served_is_settled_with_the_reason(
 ) -> None:
     offer = stage.prepare(fresh_prompt(21))
     changed(offer, **fields)
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     assert error in (await stage.settled(offer)).error
 
 
@@ -365,8 +362,7 @@ async def test_a_grant_with_a_bad_number_is_given_up_and_no_other(
     beside = await stage.offer(fresh_prompt(LONG))
     offer = stage.prepare(fresh_prompt(21))
     changed(offer, **fields)
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     await eventually(lambda: bool(offer.settled))
     assert await stage.text(beside) == stage.undisturbed(fresh_prompt(LONG))
     assert len(offer.claims) == len(offer.settled) == 1 and offer.settled[0].error

@@ -52,8 +52,7 @@ async def test_a_prefix_that_is_not_what_the_decode_worker_has_is_computed(
     warm_stage.worker._rate.s_per_token = SLOW
     offer = warm_stage.prepare(PROMPT)
     offer.spoils_pulls = 1
-    offer.may_answer.set()
-    await warm_stage.peer.queue.publish(offer.job)
+    await warm_stage.publish(offer)
     text = await warm_stage.text(offer)
     assert text.token_ids == warm_stage.undisturbed(PROMPT).token_ids
     assert offer.pulled and offer.first is not None and offer.first.num_cached_tokens == 0

@@ -14,8 +14,7 @@ async def test_a_tickets_span_is_below_that_of_its_decode_worker(
     offer = stage.prepare(fresh_prompt(9))
     trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
     offer.job = msgspec.structs.replace(offer.job, trace=trace)
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     await stage.text(offer)
 
     def named() -> dict[str, Any]:

@@ -33,15 +33,10 @@ def entries(group: int, ordinals: list[int]) -> list[int]:
 # first chunk, then one write per layer of the last. Group 3 has one layer, and room for another.
 WHOLE, LOWER, UPPER = (0, 2), (0, 1), (1, 2)
 WRITES = [
-    (WHOLE, entries(0, list(range(8)))),
-    (LOWER, entries(1, LAST)),
-    (UPPER, entries(1, LAST)),
-    (LOWER, entries(0, LAST)),
-    (LOWER, entries(2, LAST)),
-    (UPPER, entries(2, LAST)),
-    (UPPER, entries(0, LAST)),
-    (WHOLE, entries(3, LAST)),
-]
+    (WHOLE, entries(0, list(range(8)))), (LOWER, entries(1, LAST)), (UPPER, entries(1, LAST)),
+    (LOWER, entries(0, LAST)), (LOWER, entries(2, LAST)), (UPPER, entries(2, LAST)),
+    (UPPER, entries(0, LAST)), (WHOLE, entries(3, LAST)),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -181,7 +176,6 @@ async def test_a_grant_that_asks_for_a_block_behind_the_window_is_refused_before
     offer = stage.prepare(LONG[:31])
     assert isinstance(offer.answer, Claimed)
     offer.answer = structs.replace(offer.answer, fill=[(1, 0)])
-    offer.may_answer.set()
-    await stage.peer.queue.publish(offer.job)
+    await stage.publish(offer)
     settled = await stage.settled(offer)
     assert settled.num_completed == 0 and "a window has passed" in settled.error

@@ -290,15 +290,10 @@ async def test_a_frozen_broker_neither_holds_a_worker_that_stops_receiving_nor_l
 @pytest.mark.parametrize(
     "odd",
     [
-        {"num_uncached_tokens": -5},
-        {"num_uncached_tokens": 10**9},
-        {"num_tokens": 10**9},
-        {"deadline_ms": 10**12},
-        {"deadline_ms": -1},
-        {"attempt": -1},
-        {"handoff_id": bytes(17)},
+        {"num_uncached_tokens": -5}, {"num_uncached_tokens": 10**9}, {"num_tokens": 10**9},
+        {"deadline_ms": 10**12}, {"deadline_ms": -1}, {"attempt": -1}, {"handoff_id": bytes(17)},
     ],
-)
+)  # fmt: skip
 async def test_a_ticket_with_absurd_numbers_becomes_a_dead_letter_at_once(
     queue: PrefillQueue, odd: dict[str, int | bytes]
 ) -> None:

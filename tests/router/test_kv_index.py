@@ -22,23 +22,6 @@ def test_a_match_counts_leading_blocks_per_instance() -> None:
     assert index.match([D, A]) == {} and index.match([]) == {}
 
 
-def test_a_removed_block_ends_the_match_where_it_stood() -> None:
-    index = KvIndex(100)
-    index.apply(stored(1, A, B, C))
-    index.apply(KvEvent("w", "e", 2, removed=[B]))
-    assert index.match([A, B, C]) == {"w": 1}
-    index.apply(KvEvent("w", "e", 3, stored=[B], cleared=True))
-    assert index.match([A, B]) == {} and index.match([B]) == {"w": 1}
-
-
-def test_an_event_seen_before_changes_nothing() -> None:
-    index = KvIndex(100)
-    index.apply(stored(1, A))
-    index.apply(KvEvent("w", "e", 2, removed=[A]))
-    assert index.apply(stored(1, A))
-    assert index.match([A]) == {}
-
-
 def test_a_gap_drops_the_instance_until_a_snapshot() -> None:
     index = KvIndex(100)
     index.apply(stored(1, A))
@@ -48,26 +31,6 @@ def test_a_gap_drops_the_instance_until_a_snapshot() -> None:
     index.load_snapshot(stored(4, A, B))
     assert index.apply(stored(4, D)) and index.match([D]) == {}  # the snapshot covers it
     assert index.apply(stored(5, C)) and index.match([A, B, C]) == {"w": 3}
-
-
-def test_an_instance_first_heard_in_the_middle_needs_a_snapshot() -> None:
-    index = KvIndex(100)
-    assert not index.apply(stored(7, A))
-    assert index.match([A]) == {}
-
-
-def test_a_new_epoch_forgets_the_old_one() -> None:
-    index = KvIndex(100)
-    index.apply(stored(1, A))
-    assert index.apply(stored(1, B, epoch="f"))
-    assert index.match([A]) == {} and index.match([B]) == {"w": 1}
-
-
-def test_a_removed_instance_leaves_nothing_behind() -> None:
-    index = KvIndex(100)
-    index.apply(stored(1, A, B))
-    index.remove_instance("w")
-    assert index.match([A]) == {} and index.num_entries == 0
 
 
 def test_the_index_is_bounded_and_forgets_the_least_recently_used() -> None:

@@ -105,14 +105,9 @@ def test_a_prefill_worker_tells_its_stages_from_its_claim_on() -> None:
 def test_the_intervals_of_a_handoff_lie_between_its_stages() -> None:
     assert course(WHOLE) == "remote"
     assert intervals_ms(WHOLE) == {
-        "placement": 2.0,
-        "queue": 3.0,
-        "compute": 15.0,
-        "answer": 1.0,
-        "exposed_transfer": 5.0,
-        "verification": 0.5,
-        "first_step": 4.5,
-    }
+        "placement": 2.0, "queue": 3.0, "compute": 15.0, "answer": 1.0, "exposed_transfer": 5.0,
+        "verification": 0.5, "first_step": 4.5,
+    }  # fmt: skip
     pulled = intervals_ms(WHOLE | {"prefix_pulled": 7.0})
     assert (pulled["prefix_pull"], pulled["compute"]) == (2.0, 13.0)
 

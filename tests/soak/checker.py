@@ -14,13 +14,8 @@ DRAIN_S = 10.0  # what a decode worker that is restarted lets its streams run
 # Codes of changes of roles that had a reason: a worker, or etcd, is away, another change is under
 # way, or no other decode worker is known.
 CHANGE_REASONS = (
-    "unavailable",
-    "connection_lost",
-    "incomplete",
-    "deadline",
-    "service",
-    "invalid_request",
-)
+    "unavailable", "connection_lost", "incomplete", "deadline", "service", "invalid_request",
+)  # fmt: skip
 ERROR_LAG_S = 6.0  # from a decode worker's end, or its return, to the error of its last stream
 PERCENTS = (50, 99, 100)
 SHOWN = 12  # examples of each violation

@@ -53,15 +53,10 @@ class Question:
 
     def body(self, model: str) -> dict[str, Any]:
         return {
-            "model": model,
-            "prompt": list(self.token_ids),
-            "max_tokens": self.max_tokens,
-            "ignore_eos": True,
-            "seed": self.number,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **SAMPLINGS[self.sampling],
-        }
+            "model": model, "prompt": list(self.token_ids), "max_tokens": self.max_tokens,
+            "ignore_eos": True, "seed": self.number, "stream": True,
+            "stream_options": {"include_usage": True}, **SAMPLINGS[self.sampling],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

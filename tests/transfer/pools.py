@@ -7,6 +7,8 @@ import torch
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.transport import Memory
 
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype="bfloat16")
+
 
 @dataclass(slots=True)
 class Pool:

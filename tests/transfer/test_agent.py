@@ -2,7 +2,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -80,30 +79,6 @@ async def test_blocks_written_in_one_process_arrive_and_are_announced(
         await p.notify("d", b"nothing written")
         assert await heard.get() == b"nothing written"
         d.expect(-1)
-
-
-async def test_a_transfer_outside_either_pool_or_after_its_lease_is_not_posted(
-    make_pool: MakePool, layout: KvLayout
-) -> None:
-    source, target = make_pool(4), make_pool(8, fill="zero")
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    async with running(source, layout, "p") as p, running(target, layout, "d", heard=heard) as d:
-        await meet(p, d, layout, 8)
-
-        async def write(pairs: list[tuple[int, int]], notice: bytes, **when: Any) -> None:
-            await p.transfer("WRITE", D, whole(layout), pairs, lambda _: notice, **when)
-
-        for pairs in ([(4, 0)], [(0, 8)], [(-1, 0)], [(0, -1)]):
-            with pytest.raises(TransferError, match="out of range"):
-                await write(pairs, b"wrong")
-        with pytest.raises(TransferError, match="no blocks"):
-            await write([], b"wrong")
-        with pytest.raises(TransferError, match="lease is over"):
-            await write([(0, 0)], b"late", post_before=0.0)
-        assert not target.tensor.any()
-        await write([(0, 0)], b"right", post_before=float("inf"))
-        assert await heard.get() == b"right"
-        assert heard.empty()
 
 
 async def test_what_the_notice_raises_is_the_caller_s_and_nothing_is_posted(

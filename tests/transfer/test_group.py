@@ -16,14 +16,19 @@ from tandem.transfer.link import LinkRates
 from tests.transfer.groups import LOOPBACK, MakePool, Start, loopback_pair, write
 from tests.transfer.pools import Pool
 
-DEEP = KvLayout(num_layers=4, num_kv_heads=2, block_size=4, head_dim=8, dtype="float32")
+DEEP = KvLayout(num_layers=4, num_kv_heads=4, block_size=4, head_dim=8, dtype="float32")
 
 
-@pytest.mark.parametrize("widths", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "widths",
+    [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (2, 4), (1, 4), (4, 1)],
+    ids=lambda pair: f"{pair[0]}to{pair[1]}",
+)
 @pytest.mark.parametrize("backend", ["nixl", "loopback"])
 async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_layer(
     backend: str, widths: tuple[int, int], make_pool: MakePool, start_group: Start
 ) -> None:
+    """From ranks to ranks; all blocks are then pulled back."""
     config = TransferConfig.model_validate({"backend": backend})
     layouts = [replace(DEEP, tp_size=tp_size) for tp_size in widths]
     sources = [make_pool(6, layouts[0]) for _ in range(widths[0])]
@@ -57,6 +62,11 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
     for local, remote in pairs:
         assert torch.equal(original[local], joined(targets)[remote])
     assert not joined(targets)[[0, 1, 4]].any()
+    assert d.rank_pairs_from(widths[0]) == link.rank_pairs
+    for ranks in link.rank_pairs:
+        found = await p.read(link, ranks, pairs)
+        assert found == await d.checksums(ranks, range(4), [remote for _, remote in pairs])
+    assert torch.equal(joined(sources)[[0, 1, 3]], original[[0, 1, 3]])
 
 
 def joined(pools: list[Pool]) -> torch.Tensor:

@@ -24,16 +24,10 @@ def test_a_rank_of_four_holds_a_quarter_of_each_block() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_layers": 29},
-        {"num_kv_heads": 4},
-        {"block_size": 32},
-        {"head_dim": 64},
-        {"dtype": "float16"},
-        {"checksum": "mix64"},
-        {"windows": (0, 1024)},
-        {"checksum": "none"},
+        {"num_layers": 29}, {"num_kv_heads": 4}, {"block_size": 32}, {"head_dim": 64},
+        {"dtype": "float16"}, {"checksum": "mix64"}, {"windows": (0, 1024)}, {"checksum": "none"},
     ],
-)
+)  # fmt: skip
 def test_layouts_that_differ_anywhere_have_different_digests(change: dict[str, object]) -> None:
     other = replace(LAYOUT, **change)
     assert other.digest() != LAYOUT.digest()

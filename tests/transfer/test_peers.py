@@ -22,30 +22,22 @@ async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) 
     return await group.prefill_checksums(link.rank_pairs[0], layers, block_ids)
 
 
-async def peer_checksums(peer: Any, rank: str, layout: KvLayout, block_ids: list[int]) -> list[int]:
-    heads, layers = (0, layout.num_kv_heads), (0, layout.num_layers)
-    sums: list[int] = await peer.ask(
-        "Checksums", rank=rank, heads=heads, layers=layers, blocks=block_ids
-    )
-    return sums
-
-
 async def test_blocks_cross_processes_and_a_restarted_peer_is_reached_under_its_new_epoch_only(
-    make_pool: MakePool, start_group: Start, layout: KvLayout, spawn_peer: Callable[..., Any]
+    make_pool: MakePool, start_group: Start, spawn_peer: Callable[..., Any]
 ) -> None:
     p: TransferGroup = await start_group("p", [make_pool(64, num_spare_blocks=8)])
     first, second = await asyncio.gather(spawn_peer("d", "e1", 8), spawn_peer("d", "e2", 8))
-    link = await p.connect(first.metadata("d"))
+    link = await p.connect(first.metadata)
     await p.measure(link)
     assert link.rates is not None and link.rates.wire_bytes_per_s > 0
     for attempt in range(3):
         local, remote = list(range(attempt, 40)), list(range(63, 23 + attempt, -1))
         sent = await write(p, link, list(zip(local, remote, strict=True)), b"%d" % attempt)
-        assert await first.notification() == ("d.0", sent)
-        found = await peer_checksums(first, "d.0", layout, remote)
+        assert await first.notification() == sent
+        found = await first.checksums(remote)
         assert found == await own_checksums(p, link, local)
     await p.notify("d", b"nothing written")
-    assert await first.notification() == ("d.0", b"nothing written")
+    assert await first.notification() == b"nothing written"
     assert p.longest_write_s > 0
 
     await first.kill()
@@ -53,45 +45,45 @@ async def test_blocks_cross_processes_and_a_restarted_peer_is_reached_under_its_
         await write(p, link, [(0, 0)], b"to the dead")
     assert link.is_broken
     with pytest.raises(TransferError):
-        await write(p, await p.connect(first.metadata("d")), [(0, 0)], b"to the dead")
-    renewed = await p.connect(second.metadata("d", "e2"))
+        await write(p, await p.connect(first.metadata), [(0, 0)], b"to the dead")
+    renewed = await p.connect(second.metadata)
     assert p.links == {"d": renewed} and renewed.rates is None
     with pytest.raises(TransferError, match=r"d\.e1\.0: not connected"):
         await write(p, link, [(0, 0)], b"old")
     assert not renewed.is_broken
     await write(p, renewed, [(7, 5)], b"new")
-    assert await second.notification() == ("d.0", b"new")
-    found = await peer_checksums(second, "d.0", layout, [5])
+    assert await second.notification() == b"new"
+    found = await second.checksums([5])
     assert found == await own_checksums(p, renewed, [7])
 
 
 @pytest.mark.slow
 async def test_a_stopped_peer_delays_nobody_else_neither_at_first_contact_nor_later(
-    make_pool: MakePool, start_group: Start, layout: KvLayout, spawn_peer: Callable[..., Any]
+    make_pool: MakePool, start_group: Start, spawn_peer: Callable[..., Any]
 ) -> None:
     config = TransferConfig(write_timeout_s=2.0)
     p: TransferGroup = await start_group("p", [make_pool(8, num_spare_blocks=8)], config=config)
     stopped, alive = await asyncio.gather(spawn_peer("d1", "e1", 8), spawn_peer("d2"))
-    to_alive = await p.connect(alive.metadata("d2"))
+    to_alive = await p.connect(alive.metadata)
     await stopped.stop()
     try:
-        link = await p.connect(stopped.metadata("d1"))
+        link = await p.connect(stopped.metadata)
         measuring = asyncio.create_task(p.measure(link))
         for i in range(10):
             await write(p, to_alive, [(i % 8, i)], b"goes on")
-            assert await alive.notification() == ("d2.0", b"goes on")
+            assert await alive.notification() == b"goes on"
         assert not measuring.done()
         with pytest.raises(TransferError, match=r"more than 2\.0 s"):
             await measuring
         assert link.is_broken and link.rates is None
     finally:
         stopped.resume()
-    link = await p.connect(stopped.metadata("d1"))
+    link = await p.connect(stopped.metadata)
     await p.measure(link)
     assert link.rates is not None and not link.is_broken
     # After a READ, as the last of a measurement is, one write completes without the peer.
     await write(p, link, [(0, 0)], b"warm")
-    assert await stopped.notification() == ("d1.0", b"warm")
+    assert await stopped.notification() == b"warm"
 
     await stopped.stop()
     try:
@@ -103,10 +95,10 @@ async def test_a_stopped_peer_delays_nobody_else_neither_at_first_contact_nor_la
         assert link.is_broken and not to_alive.is_broken
     finally:
         stopped.resume()
-    link = await p.connect(stopped.metadata("d1"))
+    link = await p.connect(stopped.metadata)
     await write(p, link, [(2, 2)], b"again")
-    assert await stopped.notification() == ("d1.0", b"again")  # and never "hangs"
-    found = await peer_checksums(stopped, "d1.0", layout, [2])
+    assert await stopped.notification() == b"again"  # and never "hangs"
+    found = await stopped.checksums([2])
     assert found == await own_checksums(p, link, [2])
 
 
@@ -145,22 +137,6 @@ async def test_a_link_that_broke_is_connected_again_with_the_rates_it_had(
     assert again is not link and not again.is_broken
     assert again.rates is not None and again.rates is link.rates
     await write(p, again, [(0, 0)], b"arrives")
-
-
-async def test_a_new_epoch_drops_the_old_one_and_what_was_measured_of_it(
-    make_pool: MakePool, start_group: Start
-) -> None:
-    p, d = await loopback_pair(make_pool, start_group)
-    old = await p.connect(d.metadata())
-    await p.measure(old)
-    target = make_pool(8, fill="zero", num_spare_blocks=4)
-    restarted: TransferGroup = await start_group("d", [target], epoch="e2", config=LOOPBACK)
-    new = await p.connect(restarted.metadata())
-    assert p.links == {"d": new} and new.rates is None and not p.reports()
-    with pytest.raises(TransferError, match=r"d\.e1\.0: not connected"):
-        await write(p, old, [(0, 0)], b"old")
-    await write(p, new, [(3, 4)], b"new")
-    assert target.tensor[4].any() and not target.tensor[:4].any()
 
 
 async def test_different_layouts_are_refused_by_naming_both_and_decoding_nothing(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.bench.engine.profile import STEP_MARK, by_step, idle_of, profile_of, profiled
+from tandem.bench.engine.profile import STEP_MARK, by_step, idle_of, profiled
 from tandem.bench.report.setting import Setting, setting_for
 
 Event = Mapping[str, Any]
@@ -74,19 +74,6 @@ def test_work_on_another_stream_is_no_idle_time() -> None:
     events = [*overlapped(), dict(call(30.0, 77)), dict(ran(1080, 30, 77, "other stream"))]
     # all of the first gap is covered, the second one is as before
     assert idle_of(by_step(events)).between_steps == pytest.approx((0 + 6) / 200)
-
-
-def test_a_profile_lists_the_longest_kernels_and_sums_up_the_others() -> None:
-    first, *kernels, others = profile_of(by_step(overlapped()))
-    assert "0.098 ms a step over 3 steps" in first
-    assert [line.split()[-1] for line in kernels] == ["gemm", "attention", "HtoD"]
-    assert kernels[0].split()[:2] == [f"{50 / 93:.1%}", "0.0500"] and "1.0 calls" in kernels[0]
-    assert others.split()[0] == "0.0000"
-    many = [dict(event) for event in overlapped()]
-    for launch in range(500, 512):
-        many += [dict(call(21.0, launch)), dict(ran(1500.0 + launch, 0.5, launch, f"k{launch}"))]
-    _, *listed, others = profile_of(by_step(many))
-    assert len(listed) == 8 and others.split()[0] == f"{7 * 0.5e-3 / 3:.4f}"
 
 
 class FakeProfile:

@@ -46,12 +46,6 @@ def test_local_requests_are_apart_and_those_taken_back_are_only_counted() -> Non
     assert summarize([record(each) for each in timelines], {}).num_fallbacks == 1
 
 
-def test_a_server_that_tells_nothing_has_no_breakdown() -> None:
-    summary = summarize([record({})], {})
-    assert (summary.breakdown_ms, summary.num_fallbacks) == ({}, 0)
-    assert summary.prediction is None
-
-
 def test_errors_of_predictions_are_shares_of_the_worker_s_actual_times() -> None:
     """The actual time is 8 ms; without a prediction or a first token there is no error."""
     predicted_ms = (10.0, 8.0, 4.0, 12.0, 12.1, 80.0, 0.0)

@@ -208,8 +208,3 @@ def test_poisson_arrivals_have_the_rate_and_follow_the_seed() -> None:
     assert offsets[-1] / 4999 == pytest.approx(1 / 50, rel=0.05)
     assert offsets == list(itertools.islice(arrival_offsets_s(50.0, "poisson", 3), 5000))
     assert offsets != list(itertools.islice(arrival_offsets_s(50.0, "poisson", 4), 5000))
-
-
-def test_constant_arrivals_are_evenly_spaced() -> None:
-    offsets = list(itertools.islice(arrival_offsets_s(4.0, "constant", 0), 4))
-    assert offsets == [0.0, 0.25, 0.5, 0.75]

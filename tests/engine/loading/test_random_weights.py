@@ -17,21 +17,11 @@ CPU = torch.device("cpu")
 
 def config(**changes: Any) -> ModelConfig:
     fields: dict[str, Any] = {
-        "architecture": QWEN3,
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_layers": 36,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 512,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-6,
-        "rope": RopeConfig(10_000.0),
-        "tie_word_embeddings": False,
-        "eos_token_ids": (),
-        "dtype": "float32",
-    }
+        "architecture": QWEN3, "hidden_size": 64, "intermediate_size": 160, "num_layers": 36,
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab_size": 512,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope": RopeConfig(10_000.0),
+        "tie_word_embeddings": False, "eos_token_ids": (), "dtype": "float32",
+    }  # fmt: skip
     return ModelConfig(**(fields | changes))
 
 
@@ -87,18 +77,14 @@ def state_dict(weights: ModelWeights) -> dict[str, torch.Tensor]:
         gate, up = layer.gate_up.chunk(2)
         assert layer.qk_norm is not None
         tensors |= {
-            f"{prefix}.input_layernorm": layer.input_norm,
-            f"{prefix}.self_attn.q_proj": q,
-            f"{prefix}.self_attn.k_proj": k,
-            f"{prefix}.self_attn.v_proj": v,
+            f"{prefix}.input_layernorm": layer.input_norm, f"{prefix}.self_attn.q_proj": q,
+            f"{prefix}.self_attn.k_proj": k, f"{prefix}.self_attn.v_proj": v,
             f"{prefix}.self_attn.q_norm": layer.qk_norm[0],
             f"{prefix}.self_attn.k_norm": layer.qk_norm[4],
             f"{prefix}.self_attn.o_proj": layer.output,
-            f"{prefix}.post_attention_layernorm": layer.post_norm,
-            f"{prefix}.mlp.gate_proj": gate,
-            f"{prefix}.mlp.up_proj": up,
-            f"{prefix}.mlp.down_proj": layer.down,
-        }
+            f"{prefix}.post_attention_layernorm": layer.post_norm, f"{prefix}.mlp.gate_proj": gate,
+            f"{prefix}.mlp.up_proj": up, f"{prefix}.mlp.down_proj": layer.down,
+        }  # fmt: skip
     return {f"{name}.weight": tensor for name, tensor in tensors.items()}
 
 

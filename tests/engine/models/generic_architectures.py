@@ -3,40 +3,19 @@
 from typing import Any
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.2,
-}
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
+}  # fmt: skip
 EXPERTS: dict[str, Any] = {
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1,
-}
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "decoder_sparse_step": 1,
+}  # fmt: skip
 LATENT: dict[str, Any] = EXPERTS | {
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
+    "num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 2, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 # Of several kinds: plain, two norms and windows, experts, keys and values of two sizes.
 QUICK: dict[str, dict[str, Any]] = {
     "stablelm": {},
@@ -82,23 +61,7 @@ SLOW: dict[str, dict[str, Any]] = {
 # Their heads are normed, rotated and stored by one kernel. Others rotate neighbors or a part of a
 # head, have norms over all heads or of another kind, or keys of several parts.
 FUSED = {
-    "apertus",
-    "arcee",
-    "exaone4",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "granitemoe",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "seed_oss",
-    "smollm3",
-    "starcoder2",
-}
+    "apertus", "arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "granitemoe",
+    "llama", "mistral", "mixtral", "olmo", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss",
+    "smollm3", "starcoder2",
+}  # fmt: skip

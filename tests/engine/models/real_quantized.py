@@ -5,23 +5,13 @@ from typing import Any
 from tandem.engine.models.quantization import Quantization
 
 GPTQ = {
-    "bits": 4,
-    "damp_percent": 0.01,
-    "desc_act": False,
-    "group_size": 128,
-    "quant_method": "gptq",
-    "static_groups": False,
-    "sym": True,
-    "true_sequential": True,
-}
+    "bits": 4, "damp_percent": 0.01, "desc_act": False, "group_size": 128, "quant_method": "gptq",
+    "static_groups": False, "sym": True, "true_sequential": True,
+}  # fmt: skip
 AWQ = {
-    "bits": 4,
-    "group_size": 128,
-    "modules_to_not_convert": None,
-    "quant_method": "awq",
-    "version": "gemm",
-    "zero_point": True,
-}
+    "bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq",
+    "version": "gemm", "zero_point": True,
+}  # fmt: skip
 BLOCKS = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
@@ -40,14 +30,10 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
         "weights": {"block_structure": None, "dynamic": False, "symmetric": True} | weights,
     }
     return {
-        "config_groups": {"group_0": group},
-        "format": form,
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "sparsity_config": {"format": "dense"},
-    }
+        "config_groups": {"group_0": group}, "format": form, "ignore": ["lm_head"],
+        "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+        "quantization_status": "compressed", "sparsity_config": {"format": "dense"},
+    }  # fmt: skip
 
 
 W4A16 = compressed(

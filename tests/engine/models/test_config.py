@@ -14,17 +14,10 @@ from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import ModelError
 
 BASE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 300,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+}  # fmt: skip
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 LLAMA3 = {
     "factor": 32.0,

@@ -50,15 +50,6 @@ def test_an_allocation_continues_after_a_given_block_if_it_can() -> None:
     pool.check_invariants()
 
 
-def test_a_scattered_pool_still_gives_every_block() -> None:
-    pool = BlockPool(40, 16)
-    table = taken(pool, 40)
-    pool.free(table[::2])
-    assert sorted(taken(pool, 20)) == table[::2]
-    assert pool.allocate(1) is None
-    pool.check_invariants()
-
-
 def test_a_prefix_is_found_shared_and_counted() -> None:
     pool = BlockPool(8, 16)
     table = taken(pool, 3)
@@ -95,26 +86,6 @@ def test_the_least_recently_used_block_is_evicted_first_and_a_tail_before_its_pr
     taken(pool, 3)
     assert removed == [b"a2", b"a1", b"b2", b"b1", b"b0"]
     assert pool.count_prefix([b"a0", b"a1"]) == 1
-
-
-def test_listeners_hear_of_every_hash_that_enters_and_leaves() -> None:
-    known: set[bytes] = set()
-    pool = BlockPool(2, 16)
-    pool.on_stored, pool.on_removed = known.update, known.difference_update
-    for i in range(10):
-        (block_id,) = taken(pool, 1)
-        assert pool.publish([block_id], [bytes([i])])
-        pool.free([block_id])
-        assert known == set(pool._blocks_of[0])
-
-
-def test_a_failed_allocation_changes_nothing() -> None:
-    pool = BlockPool(4, 16)
-    table = taken(pool, 3)
-    publish(pool, table[:1], [b"a"])
-    pool.free(table[:1])
-    assert pool.allocate(3) is None
-    assert (pool.num_free, pool.num_cached, pool.num_held) == (1, 1, 2)
 
 
 def test_nothing_is_shared_without_a_prefix_cache() -> None:

@@ -49,14 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_runner(folder: Path, recorder: CallAgain | None = None, **changes: Any) -> ModelRunner:
     options = {
-        "model": str(folder),
-        "dtype": "float32",
-        "block_size": BLOCK_SIZE,
-        "num_blocks": MAX_NUM_SEQS * MAX_BLOCKS,
-        "max_model_len": BLOCK_SIZE * MAX_BLOCKS,
-        "max_num_seqs": MAX_NUM_SEQS,
-        "threads": 1,
-    }
+        "model": str(folder), "dtype": "float32", "block_size": BLOCK_SIZE,
+        "num_blocks": MAX_NUM_SEQS * MAX_BLOCKS, "max_model_len": BLOCK_SIZE * MAX_BLOCKS,
+        "max_num_seqs": MAX_NUM_SEQS, "threads": 1,
+    }  # fmt: skip
     runner = ModelRunner(EngineConfig(**(options | changes)), recorder)
     # What no sequence has written is poison.
     runner.kv_cache.tensor.fill_(float("nan"))

@@ -46,19 +46,11 @@ def save_model(folder: Path, kind: str, **changes: Any) -> Any:
         "llama": (LlamaConfig, LlamaForCausalLM),
     }[kind]
     shape: dict[str, Any] = {
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 80,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.3,
-        "attn_implementation": "eager",
-        "bos_token_id": None,
-        "eos_token_id": 7,
-    }
+        "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 80, "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512, "initializer_range": 0.3, "attn_implementation": "eager",
+        "bos_token_id": None, "eos_token_id": 7,
+    }  # fmt: skip
     torch.manual_seed(1)
     model = model_type(config_type(**(shape | changes))).eval()
     for name, weight in model.named_parameters():

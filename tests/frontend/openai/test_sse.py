@@ -4,7 +4,7 @@ import pytest
 
 from tandem.frontend.openai.logprobs import ChatLogprobs, TokenLogprob
 from tandem.frontend.openai.responses import ResponseHead, usage
-from tandem.frontend.openai.sse import DONE, ChunkWriter, event, usage_event
+from tandem.frontend.openai.sse import DONE, ChunkWriter, usage_event
 from tandem.frontend.pieces import Content, Reasoning, ToolCallDelta
 from tandem.runtime.messages import FinishReason
 
@@ -88,7 +88,3 @@ def test_a_choice_with_tool_calls_finishes_by_them(ended: FinishReason, shown: b
     assert b'"finish_reason":"stop"' in writer.finish("stop")
     writer.piece(ToolCallDelta(0, "{}", "call_1", "look"))
     assert b'"finish_reason":"%b"' % shown in writer.finish(ended)
-
-
-def test_an_error_is_one_event() -> None:
-    assert event(b'{"error":{}}') == b'data: {"error":{}}\n\n'

@@ -43,14 +43,10 @@ def test_templates_render_as_at_hugging_face(template: object, rendered: str) ->
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ raise_exception('no system message') }}",
-        "{{ messages[7].content.x }}",
-        "{{ 1 / 0 }}",
-        "{{ messages.append(1) }}",
-        "{{ ().__class__.__base__.__subclasses__() }}",
-        "{{ none() }}",
+        "{{ raise_exception('no system message') }}", "{{ messages[7].content.x }}", "{{ 1 / 0 }}",
+        "{{ messages.append(1) }}", "{{ ().__class__.__base__.__subclasses__() }}", "{{ none() }}",
     ],
-)
+)  # fmt: skip
 def test_a_template_that_refuses_is_the_callers_error(template: str) -> None:
     with pytest.raises(InvalidRequestError, match="chat template") as refused:
         render(text_with(template))

@@ -12,17 +12,15 @@ from tandem.kernels.attention.prefill import BLOCKS_OF_64, PrefillAttentionConfi
 from tandem.kernels.cpu import launch
 from tandem.kernels.reference import prefill_attention as reference
 from tandem.kernels.tuned import INTERPRETED, architecture
-from tests.kernels.tolerance import DTYPES, on_cpu, tolerance, unlike
+from tests.kernels.tolerance import DTYPES, launchers, tolerance, unlike
 
 SCALE = 0.27
 
-launchers = pytest.mark.parametrize(
+kinds = launchers(
     "attend",
-    [
-        pytest.param(prefill_attention.prefill_attention, id="triton"),
-        pytest.param(reference.prefill_attention, id="torch"),
-        pytest.param(launch.prefill_attention, id="c", marks=on_cpu),
-    ],
+    prefill_attention.prefill_attention,
+    reference.prefill_attention,
+    launch.prefill_attention,
 )
 # Tiles small enough for tiny prompts to take several, by every way to fetch and to take turns.
 configs = pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def check(
         torch.testing.assert_close(out[mine], expected, rtol=0, atol=atol)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whole_prompts_of_odd_lengths_are_causal(
     attend: Callable[..., None], make_paged, dtype: torch.dtype
@@ -112,12 +110,12 @@ def test_whole_prompts_of_odd_lengths_are_causal(
     check(attend, make_paged(lens, dtype=dtype), lens, num_heads=4)
 
 
-@launchers
+@kinds
 def test_a_later_chunk_sees_everything_before_it(attend: Callable[..., None], make_paged) -> None:
     check(attend, make_paged([100, 33, 130, 18], 1), [20, 32, 1, 2], num_heads=2)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize(
     "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
 )
@@ -127,7 +125,7 @@ def test_every_group_of_query_heads_reads_its_own_kv_head(
     check(attend, make_paged([40, 21]), [11, 13], num_heads=2 * group_size)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize(
     ("head_dim", "block_size"),
     [(8, 16), (24, 16), (64, 1), (16, 7), (128, 32), (96, 64), (256, 128)],
@@ -170,7 +168,7 @@ def test_the_copy_engine_loads_blocks_of_64_whole(
     assert len(loads) == 1  # blocks of 16 are loaded by threads
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("window", [1, 32, 33])
 def test_a_window_hides_what_lies_further_back(
     attend: Callable[..., None], make_paged, window: int
@@ -178,7 +176,7 @@ def test_a_window_hides_what_lies_further_back(
     check(attend, make_paged([80, 18], 1), [40, 2], num_heads=2, window=window)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("config", [None, PrefillAttentionConfig(32, 64, 4, 3, False, False)])
 def test_blocks_that_the_window_has_passed_may_hold_anything(
     attend: Callable[..., None], make_paged, config: PrefillAttentionConfig | None
@@ -201,13 +199,13 @@ def test_windows_begin_and_end_anywhere_in_a_tile(
     check(attend, make_paged([90, 20], 1), [41, 20], num_heads=2, window=21, config=config)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_soft_cap_bends_the_scores(attend: Callable[..., None], make_paged, window: int) -> None:
     check(attend, make_paged([50, 8]), [30, 8], num_heads=4, soft_cap=1.5, window=window)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (1.5, 20)])
 def test_a_sink_takes_weight_and_has_no_value(
     attend: Callable[..., None], make_paged, soft_cap: float, window: int
@@ -217,19 +215,19 @@ def test_a_sink_takes_weight_and_has_no_value(
     check(attend, paged, [20, 8, 21], 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
 
-@launchers
+@kinds
 def test_a_prompt_longer_than_every_tile_is_attended_whole(
     attend: Callable[..., None], make_paged
 ) -> None:
     check(attend, make_paged([300], 1, dtype=DTYPES[-1]), [160], num_heads=2)
 
 
-@launchers
+@kinds
 def test_an_empty_batch_is_nothing_to_do(attend: Callable[..., None], make_paged) -> None:
     check(attend, make_paged([]), [], num_heads=2)
 
 
-@launchers
+@kinds
 def test_sequences_without_queries_leave_the_others_alone(
     attend: Callable[..., None], make_paged
 ) -> None:

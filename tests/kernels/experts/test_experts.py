@@ -12,16 +12,9 @@ from tandem.kernels.experts import launch
 from tandem.kernels.reference import experts as reference
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.routing import Routing
-from tests.kernels.tolerance import DTYPES, UNIT, on_cpu
+from tests.kernels.tolerance import DTYPES, UNIT, launchers, on_cpu
 
-kinds = pytest.mark.parametrize(
-    "kernels",
-    [
-        pytest.param(launch, id="triton"),
-        pytest.param(reference, id="torch"),
-        pytest.param(in_c, id="c", marks=on_cpu),
-    ],
-)
+kinds = launchers("kernels", launch, reference, in_c)
 
 ROUTINGS = {
     "softmax": Routing(3, is_renormalized=False),

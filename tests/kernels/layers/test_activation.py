@@ -9,25 +9,11 @@ import torch
 from tandem.kernels.cpu import launch
 from tandem.kernels.layers import activation
 from tandem.kernels.reference import activation as reference
-from tests.kernels.tolerance import DTYPES, on_cpu, tolerance
+from tests.kernels.tolerance import DTYPES, launchers, tolerance
 
-launchers = pytest.mark.parametrize(
-    "silu_mul",
-    [
-        pytest.param(activation.silu_mul, id="triton"),
-        pytest.param(reference.silu_mul, id="torch"),
-        pytest.param(launch.silu_mul, id="c", marks=on_cpu),
-    ],
-)
+kinds = launchers("silu_mul", activation.silu_mul, reference.silu_mul, launch.silu_mul)
 
-gelu_launchers = pytest.mark.parametrize(
-    "gelu_mul",
-    [
-        pytest.param(activation.gelu_mul, id="triton"),
-        pytest.param(reference.gelu_mul, id="torch"),
-        pytest.param(launch.gelu_mul, id="c", marks=on_cpu),
-    ],
-)
+gelu_launchers = launchers("gelu_mul", activation.gelu_mul, reference.gelu_mul, launch.gelu_mul)
 
 
 def inputs(num_tokens: int, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -45,7 +31,7 @@ def check(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gate_scales_the_up_projection(
     silu_mul: Callable[..., None], device: str, dtype: torch.dtype
@@ -61,7 +47,7 @@ def test_the_gate_scales_the_up_projection(
 
 # NumPy's, under the interpreter: exp() may be infinite, the gate is divided by it.
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-@launchers
+@kinds
 def test_gates_far_from_zero_stay_finite(silu_mul: Callable[..., None], device: str) -> None:
     gates = torch.tensor([[-1e4, -100.0, -88.0, 0.0, 88.0, 100.0, 1e4]], device=device)
     out = torch.full_like(gates, float("nan"))
@@ -94,7 +80,7 @@ def test_gelu_gates_far_from_zero_stay_finite(gelu_mul: Callable[..., None], dev
     torch.testing.assert_close(out, gates.clamp(min=0.0))
 
 
-@launchers
+@kinds
 def test_no_tokens_are_no_work(silu_mul: Callable[..., None], device: str) -> None:
     silu_mul(torch.empty(0, 32, device=device), torch.empty(0, 16, device=device))
 

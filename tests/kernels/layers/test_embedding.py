@@ -7,13 +7,12 @@ import torch
 
 from tandem.kernels.layers import embedding
 from tandem.kernels.reference import embedding as reference
+from tests.kernels.tolerance import launchers
 
-launchers = pytest.mark.parametrize(
-    "embed", [pytest.param(embedding.embed, id="triton"), pytest.param(reference.embed, id="torch")]
-)
+kinds = launchers("embed", embedding.embed, reference.embed)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
 def test_each_token_gets_its_row(
@@ -28,7 +27,7 @@ def test_each_token_gets_its_row(
         assert torch.equal(out, table[ids.long()])
 
 
-@launchers
+@kinds
 def test_no_tokens_are_no_work(embed: Callable[..., None], device: str) -> None:
     ids = torch.empty(0, dtype=torch.int64, device=device)
     embed(ids, torch.empty(4, 8, device=device), torch.empty(0, 8, device=device))

@@ -9,21 +9,14 @@ import torch
 from tandem.kernels.cpu import launch
 from tandem.kernels.layers import kv_store
 from tandem.kernels.reference import kv_store as reference
-from tests.kernels.tolerance import DTYPES, on_cpu, tolerance, unlike
+from tests.kernels.tolerance import DTYPES, launchers, tolerance, unlike
 
 EPS = 1e-6
 MAX_LEN = 50
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Store = Callable[..., None]
-launchers = pytest.mark.parametrize(
-    "store",
-    [
-        pytest.param(kv_store.store_qkv, id="triton"),
-        pytest.param(reference.store_qkv, id="torch"),
-        pytest.param(launch.store_qkv, id="c", marks=on_cpu),
-    ],
-)
+kinds = launchers("store", kv_store.store_qkv, reference.store_qkv, launch.store_qkv)
 
 
 @dataclass
@@ -123,7 +116,7 @@ def make_step(
     )
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize(
     ("slots", "dtype"),
     [
@@ -142,7 +135,7 @@ def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
     assert torch.equal(step.qkv, before)
 
 
-@launchers
+@kinds
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_may_be_wider_than_what_they_norm(
     store: Store, device: str, dtype: torch.dtype
@@ -153,14 +146,14 @@ def test_norms_may_be_wider_than_what_they_norm(
     step.check(*step.run(store))
 
 
-@launchers
+@kinds
 def test_every_even_head_size_is_rotated(store: Store, device: str) -> None:
     for head_dim in (2, 6, 24, 64, 96, 128, 256):
         step = make_step([9], 3, 1, head_dim, device=device)
         step.check(*step.run(store))
 
 
-@launchers
+@kinds
 def test_every_ratio_of_queries_to_keys_is_stored(store: Store, device: str) -> None:
     for ratio, num_kv_heads in (*((ratio, 1) for ratio in range(1, 9)), (2, 3)):
         heads = ratio * num_kv_heads, num_kv_heads
@@ -168,7 +161,7 @@ def test_every_ratio_of_queries_to_keys_is_stored(store: Store, device: str) -> 
         step.check(*step.run(store))
 
 
-@launchers
+@kinds
 def test_queries_may_be_rotated_in_place(store: Store, device: str) -> None:
     step = make_step([3, 9, 0, 1], dtype=torch.float16, device=device)
     apart = step.run(store)
@@ -176,26 +169,26 @@ def test_queries_may_be_rotated_in_place(store: Store, device: str) -> None:
     assert torch.equal(apart[0], together[0]) and torch.equal(apart[1], together[1])
 
 
-@launchers
+@kinds
 def test_a_token_without_a_slot_is_stored_nowhere(store: Store, device: str) -> None:
     for slots in ([-1], [6, -1, 3, -1], [-1] * 9):
         step = make_step(slots, device=device)
         step.check(*step.run(store))
 
 
-@launchers
+@kinds
 def test_no_tokens_are_no_work(store: Store, device: str) -> None:
     q_out, pool = make_step([], device=device).run(store)
     assert q_out.numel() == 0 and torch.all(pool == -3.0)
 
 
-@launchers
+@kinds
 def test_indices_may_be_narrow(store: Store, device: str) -> None:
     step = make_step([4, -1, 8], index_dtype=torch.int32, device=device)
     step.check(*step.run(store))
 
 
-@launchers
+@kinds
 def test_what_a_token_gets_does_not_depend_on_its_batch(store: Store, device: str) -> None:
     step = make_step(list(range(12)), 8, 2, 32, device=device)
     q_out, pool = step.run(store)

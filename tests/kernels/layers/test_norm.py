@@ -9,26 +9,14 @@ import torch
 from tandem.kernels.cpu import launch
 from tandem.kernels.layers import norm
 from tandem.kernels.reference import norm as reference
-from tests.kernels.tolerance import DTYPES, on_cpu, tolerance
+from tests.kernels.tolerance import DTYPES, launchers, on_cpu, tolerance
 
 EPS = 1e-6
 
 Launch = Callable[..., None]
-rms_norms = pytest.mark.parametrize(
-    "rms_norm",
-    [
-        pytest.param(norm.rms_norm, id="triton"),
-        pytest.param(reference.rms_norm, id="torch"),
-        pytest.param(launch.rms_norm, id="c", marks=on_cpu),
-    ],
-)
-add_rms_norms = pytest.mark.parametrize(
-    "add_rms_norm",
-    [
-        pytest.param(norm.add_rms_norm, id="triton"),
-        pytest.param(reference.add_rms_norm, id="torch"),
-        pytest.param(launch.add_rms_norm, id="c", marks=on_cpu),
-    ],
+rms_norms = launchers("rms_norm", norm.rms_norm, reference.rms_norm, launch.rms_norm)
+add_rms_norms = launchers(
+    "add_rms_norm", norm.add_rms_norm, reference.add_rms_norm, launch.add_rms_norm
 )
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # One column, fewer than a vector, odd, a power of two, several pieces, pieces that don't fill.

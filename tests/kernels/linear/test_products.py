@@ -15,7 +15,7 @@ from tandem.kernels.reference import experts as reference_experts
 from tandem.kernels.reference import linear as reference
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.quantized import Code, QuantizedMatrix, expanded
-from tests.kernels.tolerance import DTYPES, UNIT, on_cpu
+from tests.kernels.tolerance import DTYPES, UNIT, launchers, on_cpu
 
 # (code, group size, dtype of scales, has zeros)
 FORMS: dict[str, tuple[Code, int, torch.dtype, bool]] = {
@@ -155,10 +155,7 @@ def test_in_c_experts_compute_as_their_numbers_to_the_last_bit(form: str) -> Non
         torch.testing.assert_close(half, product, rtol=0.05, atol=float(product.std()) / 8)
 
 
-@pytest.mark.parametrize(
-    "kernels",
-    [pytest.param(experts_in_triton, id="triton"), pytest.param(reference_experts, id="torch")],
-)
+@launchers("kernels", experts_in_triton, reference_experts)
 @pytest.mark.parametrize(
     "form",
     [

@@ -11,7 +11,7 @@ from tandem.kernels.reference import sampling as reference
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
 from tests.kernels.sampling.oracle import Asked, acceptable, adjusted, as_adjustments, as_rows
-from tests.kernels.tolerance import COSTLY_DTYPES, DTYPES, UNIT
+from tests.kernels.tolerance import COSTLY_DTYPES, DTYPES, UNIT, launchers
 
 INF, NAN = math.inf, math.nan
 # Several chunks and groups in a small vocabulary, and lists that overflow.
@@ -24,9 +24,7 @@ def by_kernel(*args: object, **options: object) -> None:
     sampling.sample(*args, **({"config": SMALL} | options))  # type: ignore[arg-type]
 
 
-samplers = pytest.mark.parametrize(
-    "sample", [pytest.param(by_kernel, id="triton"), pytest.param(reference.sample, id="torch")]
-)
+samplers = launchers("sample", by_kernel, reference.sample)
 
 
 def draw(
@@ -75,25 +73,14 @@ def random_logits(
 
 
 MIXED = [
-    Asked(temperature=0),
-    Asked(seed=2**64 - 1),
-    Asked(temperature=0.7, seed=2**63),
-    Asked(top_k=4),
-    Asked(top_k=1),
-    Asked(top_k=60),
-    Asked(top_k=10_000),
-    Asked(top_p=0.9),
-    Asked(temperature=3, top_p=0.97),
-    Asked(top_p=1e-6),
-    Asked(min_p=0.2),
-    Asked(temperature=5, min_p=0.05),
-    Asked(min_p=1),
-    Asked(temperature=1.3, top_k=5, top_p=0.8),
+    Asked(temperature=0), Asked(seed=2**64 - 1), Asked(temperature=0.7, seed=2**63), Asked(top_k=4),
+    Asked(top_k=1), Asked(top_k=60), Asked(top_k=10_000), Asked(top_p=0.9),
+    Asked(temperature=3, top_p=0.97), Asked(top_p=1e-6), Asked(min_p=0.2),
+    Asked(temperature=5, min_p=0.05), Asked(min_p=1), Asked(temperature=1.3, top_k=5, top_p=0.8),
     Asked(temperature=2, top_k=70, top_p=0.9, min_p=0.01),
-    Asked(temperature=0.8, top_p=0.95, min_p=0.03),
-    Asked(temperature=1e-6),
+    Asked(temperature=0.8, top_p=0.95, min_p=0.03), Asked(temperature=1e-6),
     Asked(temperature=100, top_k=6, top_p=0.7),
-]
+]  # fmt: skip
 
 
 @samplers

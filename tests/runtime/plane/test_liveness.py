@@ -88,17 +88,6 @@ async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
         await eventually(lambda: not server.running, NOTICE_S)
 
 
-async def test_a_quiet_stream_outlives_many_heartbeats() -> None:
-    async with pair(QUICK, QUICK) as (server, client):
-        stream = await client.open(server.address, "hold", b"", RequestContext())
-        await anext(stream)
-        waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.wait({waiting}, timeout=10 * QUICK.heartbeat_interval_s)
-        assert not waiting.done()
-        waiting.cancel()
-        await asyncio.wait({waiting})
-
-
 async def test_a_server_that_is_busy_without_progress_is_given_up() -> None:
     impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
     async with pair(QUICK, impatient, progress=lambda: (7, True)) as (server, client):

@@ -21,15 +21,11 @@ TOKENS = [1, 70_000, 3]
 @pytest.mark.parametrize(
     "given",
     [
-        TOKENS,
-        tuple(TOKENS),
-        array("I", TOKENS),
-        pack_tokens(TOKENS),
-        bytearray(pack_tokens(TOKENS)),
-        memoryview(pack_tokens(TOKENS)),
+        TOKENS, tuple(TOKENS), array("I", TOKENS), pack_tokens(TOKENS),
+        bytearray(pack_tokens(TOKENS)), memoryview(pack_tokens(TOKENS)),
     ],
     ids=lambda given: type(given).__name__,
-)
+)  # fmt: skip
 def test_token_ids_of_any_shape_become_a_list(given: Any) -> None:
     assert token_ids_to_list(given) == TOKENS
     assert token_ids_len(given) == 3

@@ -97,26 +97,11 @@ async def test_it_ends_soon_after_the_caller_stops_it(options: SampleOptions) ->
 async def test_flags_set_what_they_name() -> None:
     engine, config = await SampleEngine.from_args(
         [
-            "--model-name",
-            "test-model",
-            "--ttft-ms",
-            "5",
-            "--token-interval-ms",
-            "2",
-            "--max-tokens",
-            "3",
-            "--namespace",
-            "n",
-            "--component",
-            "c",
-            "--endpoint",
-            "e",
-            "--disaggregation-mode",
-            "prefill",
-            "--endpoint-types",
-            "chat",
+            "--model-name", "test-model", "--ttft-ms", "5", "--token-interval-ms", "2",
+            "--max-tokens", "3", "--namespace", "n", "--component", "c", "--endpoint", "e",
+            "--disaggregation-mode", "prefill", "--endpoint-types", "chat",
         ]
-    )
+    )  # fmt: skip
     assert (engine.options.ttft_s, engine.options.token_interval_s) == (0.005, 0.002)
     assert (config.namespace, config.component, config.endpoint) == ("n", "c", "e")
     assert config.served_model_name == "test-model"

@@ -157,14 +157,9 @@ def test_the_first_token_of_a_text_is_found_in_a_tokenizer_or_its_wrapper() -> N
 
 def test_an_openai_body_becomes_the_engines_request() -> None:
     body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "hi"}],
-        "temperature": 0.5,
-        "max_tokens": 9,
-        "stop": "END",
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5,
+        "max_tokens": 9, "stop": "END", "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
     request = text_request(body, "id")
     assert request["messages"] == body["messages"]
     assert request["sampling_options"] == {"temperature": 0.5}

@@ -81,16 +81,12 @@ async def test_a_worker_that_published_nothing_is_no_candidate(
     answer = [item async for item in await client.generate({}, annotated=False)]
     assert answer == [
         {
-            "worker_id": pair.worker.instance_id,
-            "request_active_slots": 0,
-            "request_total_slots": 1024,
-            "kv_active_blocks": 0,
-            "kv_total_blocks": 1024,
-            "num_requests_waiting": 0,
-            "gpu_cache_usage_perc": 0.0,
+            "worker_id": pair.worker.instance_id, "request_active_slots": 0,
+            "request_total_slots": 1024, "kv_active_blocks": 0, "kv_total_blocks": 1024,
+            "num_requests_waiting": 0, "gpu_cache_usage_perc": 0.0,
             "gpu_prefix_cache_hit_rate": 0.0,
         }
-    ]
+    ]  # fmt: skip
     await client.close()
     await publisher.close()
 

@@ -68,12 +68,6 @@ def names(entry: type) -> list[str]:
     return [spec.name for spec in graph_of(entry)]
 
 
-def test_a_service_is_still_the_class_that_it_was() -> None:
-    assert isinstance(Worker, type)
-    assert Worker.__name__ == "Worker"
-    assert isinstance(Worker(), Worker)
-
-
 def test_the_address_is_namespace_class_and_method() -> None:
     spec = spec_of(Worker)
     assert str(spec.address("generate", "tandem")) == "shop.Worker.generate"

@@ -8,24 +8,6 @@ from tandem.runtime.context import RequestContext
 from tandem.sdk import Context
 
 
-def test_a_context_is_neither_stopped_nor_killed_at_first() -> None:
-    context = Context("r1")
-    assert context.id() == "r1"
-    assert not context.is_stopped() and not context.is_killed()
-
-
-def test_stopping_is_not_killing() -> None:
-    context = Context()
-    context.stop_generating()
-    assert context.is_stopped() and not context.is_killed()
-
-
-def test_what_is_killed_is_stopped() -> None:
-    context = Context()
-    context.kill()
-    assert context.is_stopped() and context.is_killed()
-
-
 @pytest.mark.parametrize("end", [Context.stop_generating, Context.kill])
 async def test_waiting_wakes_at_a_stop_and_at_a_kill(end: object) -> None:
     context = Context()

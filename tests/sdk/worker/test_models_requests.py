@@ -83,18 +83,10 @@ def test_sampling_comes_under_the_names_that_engines_know() -> None:
     request = codec(logprobs=2).request
     assert request["output_options"] == {"logprobs": 2}
     assert request["sampling_options"] == {
-        "n": 1,
-        "temperature": 0.5,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {3: 1.0},
-        "seed": 9,
+        "n": 1, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {3: 1.0}, "seed": 9,
         "grammar": None,
-    }
+    }  # fmt: skip
 
 
 def test_a_chunk_may_be_a_dict_json_or_a_pydantic_model() -> None:

@@ -192,11 +192,6 @@ async def hostile_tokens(target: Target) -> list[int]:
 
 
 API_ATTACKS: tuple[Attack, ...] = (
-    hostile_schemas,
-    schemas_as_deep_as_a_field_is_long,
-    hostile_tools,
-    hostile_responses,
-    stored_responses,
-    hostile_messages,
-    hostile_tokens,
-)
+    hostile_schemas, schemas_as_deep_as_a_field_is_long, hostile_tools, hostile_responses,
+    stored_responses, hostile_messages, hostile_tokens,
+)  # fmt: skip

@@ -153,11 +153,6 @@ async def records_that_come_and_go(target: Target) -> list[int]:
 
 
 ETCD_ATTACKS: tuple[Attack, ...] = (
-    garbage_values,
-    keys_that_are_not_utf8,
-    odd_live_values,
-    planted_instances,
-    planted_cards,
-    deleted_keys,
-    records_that_come_and_go,
-)
+    garbage_values, keys_that_are_not_utf8, odd_live_values, planted_instances, planted_cards,
+    deleted_keys, records_that_come_and_go,
+)  # fmt: skip

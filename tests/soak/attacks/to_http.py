@@ -228,14 +228,10 @@ async def _sent_whole(target: Target, data: bytes) -> list[int]:
 async def smuggled_requests(target: Target) -> list[int]:
     start = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     headers = (
-        "content-length: 5\r\ntransfer-encoding: chunked",
-        "content-length: 5\r\ncontent-length: 6",
-        "content-length: -1",
-        "content-length: 99999999999999999999",
-        "transfer-encoding: xchunked",
-        "transfer-encoding: chunked\r\n folded: x",
-        "content-length: 5\nx: bare",
-    )
+        "content-length: 5\r\ntransfer-encoding: chunked", "content-length: 5\r\ncontent-length: 6",
+        "content-length: -1", "content-length: 99999999999999999999", "transfer-encoding: xchunked",
+        "transfer-encoding: chunked\r\n folded: x", "content-length: 5\nx: bare",
+    )  # fmt: skip
     tails = (
         b"0\r\n\r\nGET /live HTTP/1.1\r\n\r\n",
         b"ffffffffffffffffff\r\n",
@@ -271,32 +267,10 @@ async def many_requests_at_once(target: Target) -> list[int]:
 
 
 HTTP_ATTACKS: tuple[Attack, ...] = (
-    numbers_out_of_range,
-    numbers_of_many_digits,
-    long_texts,
-    a_long_text_in_a_chat,
-    many_long_prompts,
-    empty_messages,
-    content_parts,
-    logit_biases,
-    token_ids,
-    long_stop_strings,
-    large_template_arguments,
-    templates_in_contents,
-    deep_nesting,
-    bodies_that_are_no_json,
-    names_without_end,
-    huge_headers,
-    half_sent_bodies,
-    bodies_byte_by_byte,
-    half_request_lines,
-    unread_answers,
-    clients_that_leave,
-    many_choices_with_logprobs,
-    old_protocols,
-    smuggled_requests,
-    odd_paths,
-    idle_connections,
-    pipelined_requests,
-    many_requests_at_once,
-)
+    numbers_out_of_range, numbers_of_many_digits, long_texts, a_long_text_in_a_chat,
+    many_long_prompts, empty_messages, content_parts, logit_biases, token_ids, long_stop_strings,
+    large_template_arguments, templates_in_contents, deep_nesting, bodies_that_are_no_json,
+    names_without_end, huge_headers, half_sent_bodies, bodies_byte_by_byte, half_request_lines,
+    unread_answers, clients_that_leave, many_choices_with_logprobs, old_protocols,
+    smuggled_requests, odd_paths, idle_connections, pipelined_requests, many_requests_at_once,
+)  # fmt: skip

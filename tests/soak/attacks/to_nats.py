@@ -168,13 +168,6 @@ async def deleted_queue(target: Target) -> list[int]:
 
 
 NATS_ATTACKS: tuple[Attack, ...] = (
-    garbage_tickets,
-    odd_subjects,
-    replayed_tickets,
-    tickets_with_numbers_out_of_range,
-    tickets_of_strangers,
-    large_tickets,
-    garbage_events,
-    forged_events,
-    deleted_queue,
-)
+    garbage_tickets, odd_subjects, replayed_tickets, tickets_with_numbers_out_of_range,
+    tickets_of_strangers, large_tickets, garbage_events, forged_events, deleted_queue,
+)  # fmt: skip

@@ -113,11 +113,6 @@ async def deep_frames(target: Target) -> list[int]:
 
 
 WORKER_ATTACKS: tuple[Attack, ...] = (
-    garbage_bytes,
-    silent_connections,
-    unfinished_frames,
-    unread_calls,
-    calls_without_the_token,
-    replayed_greetings,
-    deep_frames,
-)
+    garbage_bytes, silent_connections, unfinished_frames, unread_calls, calls_without_the_token,
+    replayed_greetings, deep_frames,
+)  # fmt: skip

@@ -2,10 +2,8 @@ import json
 import re
 from itertools import islice
 
-import pytest
-
 from tools.tiny_model.corpus import documents
-from tools.tiny_model.corpus_words import Writer, and_list, with_article
+from tools.tiny_model.corpus_words import Writer
 
 NUM_DOCUMENTS = 3_000
 JSON_OBJECT = re.compile(r'\{(".*)?\}')
@@ -88,14 +86,3 @@ def test_reasoning_is_in_the_last_answer_alone() -> None:
 def test_alternatives_nest_and_slots_are_filled_last() -> None:
     said = {Writer(seed).say("{a|b{1|2}} $x", x="{not|split}") for seed in range(50)}
     assert said == {"a {not|split}", "b1 {not|split}", "b2 {not|split}"}
-
-
-@pytest.mark.parametrize(
-    ("items", "text"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b, and c")]
-)
-def test_lists_are_joined_as_in_english(items: list[str], text: str) -> None:
-    assert and_list(items) == text
-
-
-def test_articles_follow_the_first_letter() -> None:
-    assert (with_article("owl"), with_article("fox")) == ("an owl", "a fox")

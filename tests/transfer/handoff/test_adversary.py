@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.decode import HandoffState
 from tests.transfer.schedules.explore import first_failure
-from tests.transfer.schedules.memory import LoopbackMemory
 from tests.transfer.schedules.steps import WIDTHS, Schedule
 
 NUM_FEW = 1_500
-NUM_IN_MEMORY = 150
 NUM_WATCHED = 1000
 RARE = frozenset({CloseCause.QUEUE_LOST, CloseCause.TAKEN_BACK, CloseCause.INCOMPLETE})
 RARELY_DROPPED = frozenset({DropCause.UNKNOWN_ORDINAL})
@@ -36,11 +34,6 @@ RARELY_DROPPED = frozenset({DropCause.UNKNOWN_ORDINAL})
 )
 def test_no_schedule_breaks_an_invariant(seeds: range) -> None:
     assert first_failure(seeds) is None
-
-
-def test_no_schedule_breaks_an_invariant_over_loopback_transports_in_real_memory() -> None:
-    for seed in range(NUM_IN_MEMORY):
-        Schedule(random.Random(seed), memory=LoopbackMemory()).run()
 
 
 def test_the_schedules_go_every_way_that_a_handoff_can_go() -> None:
@@ -75,4 +68,4 @@ def test_the_schedules_go_every_way_that_a_handoff_can_go() -> None:
 )
 @given(st.randoms(use_true_random=False))
 def test_no_schedule_that_hypothesis_draws_breaks_an_invariant(draw: random.Random) -> None:
-    Schedule(draw, memory=LoopbackMemory()).run()
+    Schedule(draw).run()

@@ -6,7 +6,7 @@ what every block should hold.
 
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.runtime.messages import FirstToken
-from tests.transfer.schedules.memory import Memory, Shape
+from tests.transfer.schedules.memory import Shape, Words
 from tests.transfer.schedules.parts import Case, Decoding, Write
 
 NUM_BLOCKS = 14
@@ -16,11 +16,11 @@ TOKEN = 7  # the one that every prompt is followed by
 class BlocksSide:
     """Who may write which block, and who reads it. `writes` are those that may be under way."""
 
-    def __init__(self, shape: Shape, memory: Memory) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.now = 100.0
         self.pool = BlockPool(NUM_BLOCKS, 1)
-        self.words = memory.pool(shape, shape.decode_tp, NUM_BLOCKS)
+        self.words = Words(shape, shape.decode_tp, NUM_BLOCKS)
         self.writable: dict[int, Case] = {}  # block |-> the handoff that may write it
         self.cases: list[Case] = []
         self.num_open = 0  # of `cases`, those whose blocks are not free yet

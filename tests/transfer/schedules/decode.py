@@ -21,7 +21,7 @@ from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tests.transfer.schedules.blocks import BlocksSide
-from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
+from tests.transfer.schedules.memory import Shape, rank_pairs_of
 from tests.transfer.schedules.parts import Case, Check, Job, Process
 
 GRACE_MS = 200
@@ -32,8 +32,8 @@ SAMPLING = SamplingParams()
 class DecodeSide(BlocksSide):
     """One decode worker: what it hears, and what its machines ask it for."""
 
-    def __init__(self, shape: Shape, memory: Memory, *, verify: bool) -> None:
-        super().__init__(shape, memory)
+    def __init__(self, shape: Shape, *, verify: bool) -> None:
+        super().__init__(shape)
         self.verify = verify
         self.checks: list[Check] = []
 

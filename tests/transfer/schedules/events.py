@@ -294,24 +294,9 @@ def lie_again(schedule: "Schedule", case: Case, write: Write) -> None:
 
 # how often, against the others; a schedule leaves about half of them out
 EVENTS: "tuple[tuple[Callable[[Schedule], None], int], ...]" = (
-    (publish, 4),
-    (advance, 4),
-    (start_case, 2),
-    (leap, 1),
-    (post_late, 3),
-    (finish, 3),
-    (stray_tick, 1),
-    (cancel, 1),
-    (give_up, 1),
-    (stop_job, 1),
-    (stray_layers, 1),
-    (freeze, 1),
-    (freeze_in_post, 2),
-    (kill, 1),
-    (hear_of_death, 2),
-    (prove_death, 2),
-    (forge, 2),
-    (claim_wrongly, 1),
-    (lie, 3),
-)
+    (publish, 4), (advance, 4), (start_case, 2), (leap, 1), (post_late, 3), (finish, 3),
+    (stray_tick, 1), (cancel, 1), (give_up, 1), (stop_job, 1), (stray_layers, 1), (freeze, 1),
+    (freeze_in_post, 2), (kill, 1), (hear_of_death, 2), (prove_death, 2), (forge, 2),
+    (claim_wrongly, 1), (lie, 3),
+)  # fmt: skip
 ALWAYS = frozenset((publish, advance))

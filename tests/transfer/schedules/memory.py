@@ -1,26 +1,19 @@
 """KV pools for schedules: one word per layer, plane (keys, values) and head of a block.
 
 A word says what it is (which prompt, ordinal, layer, plane, head) and who computed it, so a block
-that holds anything else than it should is told from a good one. Two kinds: lists of words, quick
-enough for millions of schedules; and real memory under a real LoopbackTransport and real checksums.
+that holds anything else than it should is told from a good one. They are lists, quick enough for
+millions of schedules.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import Protocol
 
-import torch
-
-from tandem.transfer.checksum import part_checksums
-from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
-from tandem.transfer.loopback import LoopbackFabric, LoopbackTransport, PendingTransfer
-from tandem.transfer.transport import BlockGrid
+from tandem.transfer.layout import RankPair, rank_pairs
 
 RUN_BITS = 20  # of a word: who computed it, counted through a schedule; 0 is the decode worker
 CHECKSUM_MASK = 2**64 - 1
-WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +66,6 @@ def _getter(num_heads: int, heads: range, layers: range) -> Callable[[list[int]]
     return itemgetter(*positions(num_heads, heads, layers))
 
 
-class Flight(Protocol):
-    """A posted write in memory."""
-
-    def copy(self, num_blocks: int, torn: bool) -> None:
-        """Land in the first `num_blocks` of its blocks; `torn`: the first half of each only."""
-
-
 class Words:
     """The pools of one worker's ranks: lists of words per block, None while nobody wrote it."""
 
@@ -106,13 +92,10 @@ class Words:
     def put(self, rank: int, block_id: int, begin: int, words: list[int]) -> None:
         self.block(rank, block_id)[begin : begin + len(words)] = words
 
-    def get(self, rank: int, block_id: int) -> list[int]:
-        return self.block(rank, block_id)
-
     def holds(self, block_id: int, prompt: int, ordinal: int, runs: Sequence[int]) -> bool:
         """Every rank of the block is what one of `runs` computed for this place of the prompt."""
         for rank in range(self.tp_size):
-            found = self.get(rank, block_id)
+            found = self.block(rank, block_id)
             words = content(self.shape, self.tp_size, rank, prompt, ordinal)
             if not any(found == [word | run for word in words] for run in runs):
                 return False
@@ -121,7 +104,7 @@ class Words:
     def is_of(self, block_id: int, prompt: int, ordinal: int) -> bool:
         """Every rank of the block is this place of the prompt, whoever computed it."""
         for rank in range(self.tp_size):
-            found = [word >> RUN_BITS << RUN_BITS for word in self.get(rank, block_id)]
+            found = [word >> RUN_BITS << RUN_BITS for word in self.block(rank, block_id)]
             if found != content(self.shape, self.tp_size, rank, prompt, ordinal):
                 return False
         return True
@@ -130,11 +113,13 @@ class Words:
         self, rank: int, heads: range, layers: range, block_ids: Sequence[int]
     ) -> list[int]:
         words_of = _getter(self.num_heads, heads, layers)
-        return [hash(words_of(self.get(rank, b))) & CHECKSUM_MASK for b in block_ids]
+        return [hash(words_of(self.block(rank, b))) & CHECKSUM_MASK for b in block_ids]
 
 
 @dataclass(slots=True)
-class WordFlight:
+class Flight:
+    """A posted write."""
+
     near: Words
     far: Words
     ranks: RankPair
@@ -142,6 +127,7 @@ class WordFlight:
     pairs: list[tuple[int, int]]  # (local, remote) block ids
 
     def copy(self, num_blocks: int, torn: bool) -> None:
+        """Land in the first `num_blocks` of its blocks; `torn`: the first half of each only."""
         ranks, near, far = self.ranks, self.near, self.far
         origins = positions(near.num_heads, ranks.prefill_heads, self.layers)
         targets = positions(far.num_heads, ranks.decode_heads, self.layers)
@@ -152,97 +138,3 @@ class WordFlight:
             target = far.block(ranks.decode_rank, remote)
             for origin, where in zip(origins, targets, strict=False):
                 target[where] = source[origin]
-
-
-class WordMemory:
-    """Makes pools of words, and writes between them."""
-
-    def pool(self, shape: Shape, tp_size: int, num_blocks: int) -> Words:
-        return Words(shape, tp_size, num_blocks)
-
-    def post(
-        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
-    ) -> Flight:
-        return WordFlight(near, far, ranks, layers, pairs)
-
-
-class LoopbackWords(Words):
-    """Words in real memory, each rank's under a loopback transport of its own."""
-
-    def __init__(self, shape: Shape, tp_size: int, num_blocks: int, fabric: LoopbackFabric) -> None:
-        super().__init__(shape, tp_size, 0)
-        self.layout = KvLayout(shape.num_layers, shape.num_heads, 1, 4, "bfloat16", tp_size=tp_size)
-        assert self.layout.head_bytes == WORD_BYTES
-        self.tensors = [
-            torch.zeros(num_blocks, self.num_words, dtype=torch.int64) for _ in range(tp_size)
-        ]
-        self.transports = []
-        for tensor in self.tensors:
-            transport = LoopbackTransport(str(len(fabric.transports)), fabric)
-            transport.register(
-                BlockGrid(tensor.data_ptr(), self.layout.block_bytes, num_blocks, "DRAM", 0)
-            )
-            self.transports.append(transport)
-
-    def put(self, rank: int, block_id: int, begin: int, words: list[int]) -> None:
-        self.tensors[rank][block_id, begin : begin + len(words)] = torch.tensor(words)
-
-    def get(self, rank: int, block_id: int) -> list[int]:
-        return list(self.tensors[rank][block_id].tolist())
-
-    def checksums(
-        self, rank: int, heads: range, layers: range, block_ids: Sequence[int]
-    ) -> list[int]:
-        parts = self.layout.span_parts(heads, layers)
-        return part_checksums(self.tensors[rank], block_ids, parts, "xxh3")
-
-
-@dataclass(slots=True)
-class LoopbackFlight:
-    transfer: PendingTransfer
-    num_blocks: int
-
-    def copy(self, num_blocks: int, torn: bool) -> None:
-        is_whole = not torn and num_blocks == self.num_blocks
-        self.transfer.copy(None if is_whole else WORD_BYTES // 2)
-
-
-class LoopbackMemory:
-    """Makes pools in memory, and posts writes between them over one loopback fabric."""
-
-    def __init__(self) -> None:
-        self._fabric = LoopbackFabric(held=True)
-
-    def pool(self, shape: Shape, tp_size: int, num_blocks: int) -> LoopbackWords:
-        return LoopbackWords(shape, tp_size, num_blocks, self._fabric)
-
-    def post(
-        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
-    ) -> Flight:
-        assert isinstance(near, LoopbackWords) and isinstance(far, LoopbackWords)
-        transport = near.transports[ranks.prefill_rank]
-        target = far.transports[ranks.decode_rank]
-        peer = transport.add_peer(target.metadata(), target.grid)
-        local_parts = near.layout.head_parts(ranks.prefill_heads)
-        remote_parts = far.layout.head_parts(ranks.decode_heads)
-        tables = transport.prepare(peer, local_parts, remote_parts)
-        chosen, count = range(2 * layers.start, 2 * layers.stop), len(local_parts)
-        transfer = transport.post(
-            "WRITE",
-            tables,
-            [local * count + part for local, _ in pairs for part in chosen],
-            [remote * count + part for _, remote in pairs for part in chosen],
-            b"",
-        )
-        assert isinstance(transfer, PendingTransfer)
-        return LoopbackFlight(transfer, len(pairs))
-
-
-class Memory(Protocol):
-    """Where the pools of a schedule are."""
-
-    def pool(self, shape: Shape, tp_size: int, num_blocks: int) -> Words: ...
-
-    def post(
-        self, near: Words, far: Words, ranks: RankPair, layers: range, pairs: list[tuple[int, int]]
-    ) -> Flight: ...

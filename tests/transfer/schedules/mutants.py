@@ -24,19 +24,10 @@ Kind = Literal["always", "never", "without", "swap", "drop"]
 CLASSES: tuple[type, ...] = (DecodeHandoff, Coverage, PrefillHandoff)
 UNTESTED = frozenset({"check_invariants", "_claimant_name"})  # asserts, and words for people
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-}
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Add: ast.Sub, ast.Sub: ast.Add,
+}  # fmt: skip
 DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 

@@ -13,7 +13,7 @@ from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Se
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
 from tests.transfer.schedules.clock import TICK_SLACK_S, pass_time
 from tests.transfer.schedules.events import ALWAYS, EVENTS, MAX_CASES, finish, publish, start_case
-from tests.transfer.schedules.memory import Memory, Shape, WordMemory
+from tests.transfer.schedules.memory import Shape
 from tests.transfer.schedules.parts import Case, Job, Message, Write
 from tests.transfer.schedules.world import World
 
@@ -38,17 +38,13 @@ class Trouble:
 class Schedule:
     """One seed's way through a world. `log` gets a line per step."""
 
-    def __init__(
-        self, draw: random.Random, memory: Memory | None = None, log: list[str] | None = None
-    ) -> None:
+    def __init__(self, draw: random.Random, log: list[str] | None = None) -> None:
         self.draw = draw
         self.chance = draw.random
         self.log = log
         shape = Shape(*self.pick(WIDTHS), self.pick((1, 2, 3, 4)), self.pick((1, 1, 2)))
         verify = self.chance() < 0.7
-        self.world = World(
-            shape, memory or WordMemory(), verify=verify, longest_s=self.pick((0.0, 0.0, 0.15))
-        )
+        self.world = World(shape, verify=verify, longest_s=self.pick((0.0, 0.0, 0.15)))
         self.trouble = Trouble(
             loss=self.pick((0.0, 0.05, 0.25)),
             repeat=self.pick((0.0, 0.1, 0.3)),
@@ -261,7 +257,7 @@ class Schedule:
         width = 2 * world.words.num_heads
         layer, head = self.pick(list(posted.layers)), self.pick(list(posted.ranks.decode_heads))
         position = layer * width + head
-        word = world.words.get(rank, block_id)[position]
+        word = world.words.block(rank, block_id)[position]
         world.words.put(rank, block_id, position, [word ^ 1 << int(self.chance() * 40)])
         write.job.case.is_suspect = True
         self.say(f"a bit flips in block {block_id}")

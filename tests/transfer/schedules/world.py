@@ -9,7 +9,7 @@ from tandem.runtime.messages import Claim, Claimed, ClaimRefused, FirstToken, Se
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide
-from tests.transfer.schedules.memory import Memory, Shape, rank_pairs_of
+from tests.transfer.schedules.memory import Flight, Shape, Words, rank_pairs_of
 from tests.transfer.schedules.parts import Case, Job, Message, Plan, Process, Write
 
 NUM_BLOCKS = 12  # of a prefill worker
@@ -19,9 +19,8 @@ MARGIN_MS = 100
 class World(DecodeSide):
     """What there is, and what each side does; the schedule says when."""
 
-    def __init__(self, shape: Shape, memory: Memory, *, verify: bool, longest_s: float) -> None:
-        super().__init__(shape, memory, verify=verify)
-        self.memory = memory
+    def __init__(self, shape: Shape, *, verify: bool, longest_s: float) -> None:
+        super().__init__(shape, verify=verify)
         self.longest_s = longest_s  # the longest write that a prefill worker has measured
         self.flight_s = (MARGIN_MS + GRACE_MS) / 1e3 + longest_s - 1e-6  # what leases rest on
         self.wire: list[Message] = []
@@ -33,7 +32,7 @@ class World(DecodeSide):
 
     def start_process(self, name: str) -> Process:
         self.num_starts += 1
-        words = self.memory.pool(self.shape, self.shape.prefill_tp, NUM_BLOCKS)
+        words = Words(self.shape, self.shape.prefill_tp, NUM_BLOCKS)
         return Process(name, self.num_starts, words, BlockPool(NUM_BLOCKS, 1, False))
 
     def can_act(self, process: Process) -> bool:
@@ -127,7 +126,7 @@ class World(DecodeSide):
             return
         sums = words.checksums(ranks.prefill_rank, ranks.prefill_heads, posted.layers, local_blocks)
         pairs = list(zip(local_blocks, posted.remote_blocks, strict=True))
-        flight = self.memory.post(words, self.words, ranks, posted.layers, pairs)
+        flight = Flight(words, self.words, ranks, posted.layers, pairs)
         notice = machine.landed_notice(posted, sums)
         self.writes.append(Write(job, posted, notice, flight, self.now + self.flight_s))
 
