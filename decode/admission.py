@@ -18,6 +18,7 @@ CLAIM_SLACK_MS = 50.0
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
 FAR_CHEAPER = 0.5  # of the cost here: at such a worker a ticket is computed better
 TYPICAL_TOKENS = 1024  # of a ticket, before it is known
+MAX_WAYS_GIVEN = 8  # by one ticket, which is a dead letter after 16 deliveries
 
 
 @dataclass(slots=True)
@@ -157,6 +158,20 @@ def is_still_remote(
     )
     decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
     return decision.place == "remote" and decision.is_predicted
+
+
+def gives_way(
+    config: DisaggConfig, place: PlaceLoad, num_uncached_tokens: int, waited_ms: float
+) -> bool:
+    """Return True if a ticket should be offered again later, and others before it.
+
+    It should where its first token would miss the target even if a worker with the costs of
+    `place` began at once. The caller sees to it that others wait, and that none gives way for ever.
+    """
+    if config.ttft_target_ms is None or config.policy is not Policy.ADAPTIVE:
+        return False
+    compute_s = predict(PlaceLoad(place.costs), num_uncached_tokens).compute_s
+    return waited_ms + compute_s * 1e3 > config.ttft_target_ms
 
 
 def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:

@@ -55,6 +55,7 @@ class RemotePrefill(HandoffReceiver):
         self.active = active
         self.num_uncached_tokens = num_uncached_tokens
         self.num_unclaimed_tokens = num_uncached_tokens  # 0 once claimed
+        self.num_ways_given = 0  # to other tickets, as its target of the first token is lost
         self._first_was_sent = False
 
     def first_token(self, first: FirstToken) -> None:

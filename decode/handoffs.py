@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from tandem.decode.admission import LOOK_AGAIN_S
+from tandem.decode.admission import LOOK_AGAIN_S, MAX_WAYS_GIVEN
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
@@ -58,11 +58,13 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
         vocab_size: int,
         own_prompts: OwnPrompts,
         is_still_remote: Callable[[Engine, RemotePrefill], bool],  # on the engine thread
+        gives_way: Callable[[RemotePrefill, str], bool],  # at the claim of an instance
     ) -> None:
         super().__init__(transfer, node, group, publish)
         self._thresholds = thresholds
         self._vocab_size = vocab_size
         self._is_still_remote = is_still_remote
+        self._gives_way = gives_way
         self._tools = HandoffTools(
             group=group,
             health=self.health,
@@ -173,6 +175,17 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
     def _taken(self, remote: RemotePrefill) -> None:
         self.num_taken_tokens += remote.num_unclaimed_tokens
         remote.num_unclaimed_tokens = 0
+
+    def gives_way(self, receiver: RemotePrefill, prefill_instance: str) -> bool:
+        """Return True if the ticket should be offered again later, a limited number of times."""
+        decision = receiver.active.decision
+        if decision is None or not decision.is_predicted:
+            return False
+        if receiver.num_ways_given == MAX_WAYS_GIVEN:
+            return False
+        is_late = self._gives_way(receiver, prefill_instance)
+        receiver.num_ways_given += is_late
+        return is_late
 
     # ---- the first token ----------------------------------------------------------------------
 

@@ -95,6 +95,11 @@ class PrefillView:
                 found.append(place)
         return found
 
+    def place_of(self, instance_id: str) -> PlaceLoad | None:
+        """Return the load that a worker last reported."""
+        _, report = self._loads.get(instance_id, (0.0, None))
+        return None if report is None else PlaceLoad.of(report)
+
     def on_load(self, subject: str, payload: bytes) -> None:
         """Take a report of a worker's load."""
         instance_id = subject.rpartition(".")[2]

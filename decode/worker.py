@@ -9,6 +9,7 @@ from tandem.decode.admission import (
     PlacementCause,
     PrefillSide,
     decide,
+    gives_way,
     is_still_remote,
 )
 from tandem.decode.config import DisaggConfig
@@ -158,6 +159,7 @@ class DecodeRole:
             vocab_size=self.engine.runner.model_config.vocab_size,
             own_prompts=worker.own_prompts,
             is_still_remote=self._is_still_remote,
+            gives_way=self._gives_way,
         )
         self.prefill_view = PrefillView(
             worker, self.remote, self._prefill_instances.items, self._transfer_cost, self.metrics
@@ -260,6 +262,14 @@ class DecodeRole:
             num_cached_tokens=remote.active.num_cached_tokens,
             waited_ms=remote.active.timeline.elapsed_s() * 1e3,
         )
+
+    def _gives_way(self, remote: RemotePrefill, prefill_instance: str) -> bool:
+        """Return True if other tickets should be computed first, where others wait."""
+        place = self.prefill_view.place_of(prefill_instance)
+        if place is None or self.prefill_view.queue_depth.num_jobs == 0:
+            return False
+        waited_ms = remote.active.timeline.elapsed_s() * 1e3
+        return gives_way(self.thresholds.current, place, remote.num_uncached_tokens, waited_ms)
 
     def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
         """Return the seconds by which prompts that are not placed yet lengthen its last step."""

@@ -16,6 +16,7 @@ from tandem.transfer.handoff.sender import HandoffSender
 logger = logging.getLogger(__name__)
 
 EXCLUDED_DELAY_S = 0.05  # so that another prefill worker gets the ticket first
+GIVE_WAY_DELAY_S = 0.25  # times the deliveries so far: other tickets are served before
 
 
 class Job:
@@ -57,6 +58,8 @@ class Job:
         self._record(outcome)
         if outcome in ("excluded", "unregistered"):
             await self._delivery.nak(EXCLUDED_DELAY_S)  # for another prefill worker
+        elif outcome == "late":
+            await self._delivery.nak(GIVE_WAY_DELAY_S * self._delivery.num_deliveries)
         else:
             await self._delivery.ack()
 

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from tandem.router.predict import PACKED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
+from tandem.router.predict import Pace, PlaceLoad, nominal_s
 from tandem.runtime.messages import LoadReport, StepCosts
 
-FILLED_SHARE = 0.8  # of the blocks, up to which answers that have a target join others
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 
 
@@ -91,19 +90,14 @@ class InstanceLoad:
         """
         return self.takes_tickets and self.costs is not None and self.costs.has_target
 
-    def num_joined(self) -> int:
-        """Return how many answers another one may join here; -1: none, as steps would be too long.
-
-        Of an instance with a target.
-        """
-        assert self.costs is not None
-        num = self.num_decodes
-        step_s = decode_step_s(self.costs, num + 1, int((num + 1) * self.context))
-        return num if step_s <= PACKED_SHARE * self.costs.max_step_s else -1
+    @property
+    def max_context(self) -> int:
+        """The tokens of answers that it has blocks for."""
+        return self.num_blocks * self.block_size
 
     def num_fillable(self) -> float:
-        """Return the blocks that an answer may have which joins those that run here."""
-        return FILLED_SHARE * self.num_blocks - self.active()
+        """Return the blocks that one more answer may have here."""
+        return self.num_blocks - self.active()
 
     def rate_of_prompts(self, now_s: float) -> float:
         """Return the seconds of computing prompts of ours, a second."""

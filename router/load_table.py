@@ -10,9 +10,9 @@ from tandem.router.predict import Floats, Pace, bounding_arrays, bounding_factor
 _NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
 _PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE = range(_NUM_PACE, _NUM_PACE + 5)
 # Of instances with a target; the rate of prompts is as of `rated at`.
-_NUM_JOINED, _FILLABLE, _RATE, _RATED_AT, _NUM_DECODES, _CONTEXT = range(_ACTIVE + 1, _ACTIVE + 7)
+_HAS_TARGET, _FILLABLE, _RATE, _RATED_AT, _NUM_DECODES, _CONTEXT = range(_ACTIVE + 1, _ACTIVE + 7)
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
-_NO_TARGET = (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_NO_TARGET = (0.0,) * 6
 _FIRST_CAPACITY = 16
 Pressing = tuple[float, int, float, float]  # rate, workers, answers, context
 
@@ -109,18 +109,18 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
-    def joining(self, now_s: float) -> tuple[Floats, Floats, Pressing] | None:
-        """Return the answers that another one may join, -1: none, and the blocks that it may have.
+    def targets(self, now_s: float) -> tuple[Floats, Floats, Floats, Pressing] | None:
+        """Return which candidates have a target, 1 or 0, their answers and the blocks for another.
 
-        With them come arguments of `are_pressed`. None where no instance has a target.
+        With them come arguments of `num_holding`. None where no candidate has a target.
         """
-        if not self._has_any_target:
-            return None
         first = self._first
+        if not self._has_any_target or not (num_workers := int(first[_HAS_TARGET].sum())):
+            return None
         rate = first[_RATE] @ np.exp((first[_RATED_AT] - now_s) / RATE_S)
         num_decodes, context = first[_NUM_DECODES:].sum(axis=1).tolist()
-        pressing = (float(rate), first.shape[1], num_decodes, context)
-        return first[_NUM_JOINED], first[_FILLABLE], pressing
+        pressing = (float(rate), num_workers, num_decodes, context)
+        return first[_HAS_TARGET], first[_NUM_DECODES], first[_FILLABLE], pressing
 
     def _update(self) -> None:
         for instance_id in self._changed:
@@ -133,7 +133,7 @@ class LoadTable:
                 load.num_requests,
                 load.pending(),
                 load.active(),
-                *(_joining_of(load) if load.has_target else _NO_TARGET),
+                *(_target_of(load) if load.has_target else _NO_TARGET),
             )
         self._changed.clear()
 
@@ -167,10 +167,10 @@ def _lend(loads: list[InstanceLoad]) -> None:
             load.set_costs(costs)
 
 
-def _joining_of(load: InstanceLoad) -> Iterable[float]:
+def _target_of(load: InstanceLoad) -> Iterable[float]:
     """Return the columns of an instance with a target."""
     return (
-        load.num_joined(),
+        1.0,
         load.num_fillable(),
         load.prompt_rate,
         load.rated_at_s,

@@ -1,5 +1,6 @@
 """The choice of a decode worker: the cheapest by predicted delays, with prefix overlap. Pure."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
 from tandem.router.load_table import LoadTable, few_paces
-from tandem.router.predict import MAX_SLOWNESS, Floats, are_pressed, delay_s
+from tandem.router.predict import MAX_SLOWNESS, Floats, delay_s, num_holding
 from tandem.runtime.messages import LoadReport
 
 # The position among the candidates, its cost, and the seconds to the first token; None: not known.
@@ -57,9 +58,9 @@ class Router:
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
-    With a target of the time between tokens, and prompts that come fast, an answer joins the most
-    answers whose tokens keep coming in time (of workers that hold as much of its prompt), and other
-    workers have none: there prompts are computed without short steps.
+    With a target of the time between tokens, and prompts that come fast, only as many workers are
+    chosen from as hold all answers in time, those with the most of them. The others soon have
+    none: there prompts are computed without short steps.
 
     The caller reports the start, the first token and the end of each request; `index` and
     `update_load` add the rest.
@@ -141,11 +142,13 @@ class Router:
             costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
         if len(candidates) == 1:
             return 0, costs[0], first_tokens_s[0]
-        joined = self._joining_of_few(loads, num_cached, num_blocks)
-        if joined is not None:
-            return joined, costs[joined], first_tokens_s[joined]
-        best = self._best_of_few(loads, costs, num_cached, MARGIN)
-        best = self._tried(best, candidates, costs, num_cached)
+        holding = self._holding_of_few(loads, num_blocks)
+        if holding is not None:
+            among = [cost if index in holding else math.inf for index, cost in enumerate(costs)]
+            best = self._best_of_few(loads, among, num_cached, MARGIN)
+        else:
+            best = self._best_of_few(loads, costs, num_cached, MARGIN)
+            best = self._tried(best, candidates, costs, num_cached)
         return best, costs[best], first_tokens_s[best]
 
     def _best_of_few(
@@ -185,11 +188,12 @@ class Router:
             compute_s = pace.compute_s(num_tokens, num_cached * block_size)
         first_token_s = pace.wait_s + compute_s
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
-        joined = self._joining_of_many(candidates, num_cached, num_blocks)
-        if joined is not None:
-            return joined, costs.item(joined), first_token_s.item(joined)
-        best = self._best_of_many(costs, num_cached, MARGIN)
-        best = self._tried(best, candidates, costs, num_cached)
+        holding = self._holding_of_many(candidates, num_blocks)
+        if holding is not None:
+            best = self._best_of_many(np.where(holding, costs, np.inf), num_cached, MARGIN)
+        else:
+            best = self._best_of_many(costs, num_cached, MARGIN)
+            best = self._tried(best, candidates, costs, num_cached)
         return best, costs.item(best), first_token_s.item(best)
 
     def _best_of_many(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
@@ -225,49 +229,52 @@ class Router:
         is_as_long = num_cached is None or num_cached[other] >= num_cached[best]
         return other if is_idle and is_bearable and is_as_long else best
 
-    def _joining_of_few(
-        self, loads: list[InstanceLoad], num_cached: list[int], num_blocks: int
-    ) -> int | None:
-        """Return the position of the instance whose answers another one should join, if it should.
+    def _holding_of_few(self, loads: list[InstanceLoad], num_blocks: int) -> set[int] | None:
+        """Return the positions of the instances to choose from; None: all.
 
-        It is the one with the most answers, of those that hold the most of the prompt.
+        Those with a target that have the most answers, and those without one.
         """
-        with_target = [load for load in loads if load.has_target]
-        costs = with_target[0].costs if with_target else None
+        ranked = [index for index, load in enumerate(loads) if load.has_target]
+        costs = loads[ranked[0]].costs if ranked else None
         if costs is None:
             return None
-        now_s = self.clock()
-        rate = sum(load.rate_of_prompts(now_s) for load in with_target)
-        num_decodes = sum(load.num_decodes for load in with_target)
-        context = sum(load.num_decodes * load.context for load in with_target)
-        if not are_pressed(costs, rate, len(loads), num_decodes, context):
+        with_target, now_s = [loads[index] for index in ranked], self.clock()
+        num_held = num_holding(
+            costs,
+            with_target[0].max_context,
+            sum(load.rate_of_prompts(now_s) for load in with_target),
+            len(ranked),
+            sum(load.num_decodes for load in with_target),
+            sum(load.num_decodes * load.context for load in with_target),
+        )
+        if num_held >= len(ranked):
             return None
-        good = [
-            (num_cached[index], num_joined, -index)
-            for index, load in enumerate(loads)
-            if load.has_target
-            and (num_joined := load.num_joined()) >= 0
-            and num_blocks <= load.num_fillable()
-        ]
-        return -max(good)[2] if good else None
+        ranked.sort(key=lambda index: -loads[index].num_decodes)
+        while num_held < len(ranked) and all(
+            loads[index].num_fillable() < num_blocks for index in ranked[:num_held]
+        ):
+            num_held += 1
+        return set(range(len(loads))).difference(ranked[num_held:])
 
-    def _joining_of_many(
-        self, candidates: list[str], num_cached: Floats | None, num_blocks: int
-    ) -> int | None:
-        """Return what `_joining_of_few` does."""
-        joining = self._loads.joining(self.clock())
-        if joining is None:
+    def _holding_of_many(self, candidates: list[str], num_blocks: int) -> Floats | None:
+        """Return what `_holding_of_few` does, as a mask."""
+        targets = self._loads.targets(self.clock())
+        if targets is None:
             return None
-        num_joined, num_fillable, pressing = joining
-        costs = self._loads.add(candidates[int(num_joined.argmax())]).costs
-        if costs is None or not are_pressed(costs, *pressing):
+        has_target, num_decodes, num_fillable, pressing = targets
+        load = self._loads.add(candidates[int(has_target.argmax())])
+        if load.costs is None:
             return None
-        is_good = (num_joined >= 0) & (num_fillable >= num_blocks)
-        if not is_good.any():
+        num_held = num_holding(load.costs, load.max_context, *pressing)
+        if num_held >= pressing[1]:
             return None
-        if num_cached is not None:
-            is_good &= num_cached == num_cached.max(initial=0.0, where=is_good)
-        return int(np.where(is_good, num_joined, -1.0).argmax())
+        ranked = np.argsort(np.where(has_target, -num_decodes, np.inf), kind="stable")
+        have_room = num_fillable[ranked] >= num_blocks
+        if not have_room[:num_held].any():
+            num_held = int(have_room.argmax()) + 1 if have_room.any() else len(ranked)
+        holding = 1 - has_target
+        holding[ranked[:num_held]] = 1.0
+        return holding
 
     # ---- our own requests ---------------------------------------------------------------------
 

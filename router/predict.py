@@ -23,8 +23,8 @@ Real = TypeVar("Real", float, Floats)
 
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
-# Up to this share of the longest step answers that have a target join others.
-PACKED_SHARE = 0.85
+PACKED_SHARE = 0.85  # of the longest step, that answers with a target take on few workers
+FILLED_SHARE = 0.9  # of the blocks, that they take there
 PRESSING_SHARE = 0.15  # of the time that answers on all workers leave prompts
 MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
 _TINY_S = 1e-12
@@ -196,23 +196,33 @@ def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> flo
     return min(left, num_following) * load.costs.prompt_s[1]
 
 
-def are_pressed(
-    costs: StepCosts, prompt_rate: float, num_workers: int, num_decodes: float, context: float
-) -> bool:
-    """Return True if prompts need the time that they have where answers stand on few workers.
+def num_holding(
+    costs: StepCosts,
+    max_context: float,
+    prompt_rate: float,
+    num_workers: int,
+    num_decodes: float,
+    context: float,
+) -> int:
+    """Return how many workers should hold the answers, if the others compute prompts; or all.
 
     `prompt_rate` is in seconds of computing, a second, of all workers, and `num_decodes` answers
-    with `context` tokens in all run there. Spread over all workers, answers leave prompts a part of
-    each step; on few, where steps get PACKED_SHARE of the longest, they leave the others whole.
+    with `context` tokens in all run there; a worker has room for `max_context`. Spread over all
+    workers, answers leave prompts a part of each step; on few, where steps get PACKED_SHARE of the
+    longest, they leave the others whole: where that is more time, and prompts need it, few do.
     """
     longest_s, share = costs.max_step_s, 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_decodes * share), int(context * share))
     left_if_spread = (PLANNED_SHARE * longest_s - spread_s - costs.prompt_s[0]) / longest_s
-    all_s = decode_step_s(costs, math.ceil(num_decodes), int(context))
     constant_s = costs.decode_s[0]
-    num_filled = (all_s - constant_s) / max(PACKED_SHARE * longest_s - constant_s, _TINY_S)
-    left_if_packed = 1 - max(1, math.ceil(num_filled)) * share
-    return left_if_packed > left_if_spread and prompt_rate * share > PRESSING_SHARE * left_if_spread
+    answers_s = decode_step_s(costs, math.ceil(num_decodes), int(context)) - constant_s
+    by_time = answers_s / max(PACKED_SHARE * longest_s - constant_s, _TINY_S)
+    by_room = context / max(FILLED_SHARE * max_context, 1.0)
+    num_filled = max(1, math.ceil(max(by_time, by_room)))
+    left_if_packed = 1 - num_filled * share
+    if left_if_packed > left_if_spread and prompt_rate * share > PRESSING_SHARE * left_if_spread:
+        return num_filled
+    return num_workers
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

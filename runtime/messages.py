@@ -214,7 +214,7 @@ class Claimed(Message, frozen=True):
 class ClaimRefused(Message, frozen=True):
     """The decode worker does not need this ticket's work, or not from this prefill worker."""
 
-    reason: Literal["stale", "cancelled", "expired", "unknown", "excluded", "unregistered"]
+    reason: Literal["stale", "cancelled", "expired", "unknown", "excluded", "unregistered", "late"]
 
 
 class CancelHandoff(Message, frozen=True):

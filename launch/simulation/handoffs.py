@@ -8,8 +8,10 @@ from functools import partial
 from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import (
     LOOK_AGAIN_S,
+    MAX_WAYS_GIVEN,
     Decision,
     PrefillSide,
+    gives_way,
     is_still_remote,
     leaves_tickets,
 )
@@ -24,6 +26,7 @@ from tandem.launch.simulation.worker import (
     VirtualWorker,
 )
 from tandem.prefill.config import PrefillConfig
+from tandem.prefill.job import GIVE_WAY_DELAY_S
 from tandem.router.predict import PlaceLoad
 
 
@@ -39,6 +42,7 @@ class Ticket:
     worker: VirtualWorker | None = None  # that claimed it
     prompt: PlannedSequence | None = None  # at that worker
     computed_s: float | None = None
+    num_ways_given: int = 0  # to other tickets, as its target of the first token is lost
     has_ended: bool = False
 
 
@@ -69,6 +73,7 @@ class Handoffs:
         self._on_token = on_token
         self._helpers = deque(helpers)  # the longest idle first
         self._queue: dict[Ticket, None] = {}
+        self._postponed: set[Ticket] = set()
         self._jobs: dict[VirtualWorker, dict[Ticket, None]] = {each: {} for each in helpers}
         self._by_prompt: dict[PlannedSequence, Ticket] = {}
         self._homes: dict[VirtualWorker, _Home] = {}
@@ -135,6 +140,9 @@ class Handoffs:
             worker = next((each for each in self._helpers if self._takes(each, ticket)), None)
             if worker is None:
                 return
+            if self._gives_way(ticket, worker):
+                self._postpone(ticket)
+                continue
             self._helpers.remove(worker)
             self._helpers.append(worker)
             if worker is ticket.home:
@@ -152,6 +160,28 @@ class Handoffs:
             and sum(job.num_uncached for job in jobs) < self._prefill.max_batch_tokens
             and not self._leaves_tickets(worker)
         )
+
+    def _gives_way(self, ticket: Ticket, worker: VirtualWorker) -> bool:
+        is_last = len(self._queue) == 1 or ticket.num_ways_given == MAX_WAYS_GIVEN
+        if is_last or worker is ticket.home:
+            return False
+        place = PlaceLoad.of(worker.report())
+        waited_ms = (self._clock.now_s - ticket.queued_s) * 1e3
+        return place is not None and gives_way(self._config, place, ticket.num_uncached, waited_ms)
+
+    def _postpone(self, ticket: Ticket) -> None:
+        """Offer a ticket again later, as one that is delivered again."""
+        del self._queue[ticket]
+        self._postponed.add(ticket)
+        ticket.num_ways_given += 1
+
+        def again() -> None:
+            if ticket in self._postponed:
+                self._postponed.remove(ticket)
+                self._queue = {ticket: None} | self._queue
+                self.offer()
+
+        self._clock.after(GIVE_WAY_DELAY_S * ticket.num_ways_given, again)
 
     def _leaves_tickets(self, worker: VirtualWorker) -> bool:
         here = PlaceLoad.of(worker.report())
@@ -243,7 +273,8 @@ class Handoffs:
             return
         home, mine = ticket.home, self._homes[ticket.home]
         if ticket.worker is None:
-            del self._queue[ticket]
+            self._queue.pop(ticket, None)
+            self._postponed.discard(ticket)
             mine.num_unclaimed -= 1
             mine.num_unclaimed_tokens -= ticket.num_uncached
         ticket.seq.record.prefill_place = "local"

@@ -235,9 +235,9 @@ class Stage:
         answer: ClaimAnswer = msgspec.msgpack.decode(await anext(stream), type=ClaimAnswer)
         return answer
 
-    async def claimed(self) -> Work:
-        """Takes the next ticket, claims it and computes the prompt; nothing is sent yet."""
-        work = await self.claim(await self.ticket())
+    async def claimed(self, job: PrefillJob | None = None) -> Work:
+        """Claims the ticket, by default the next, and computes the prompt; nothing is sent yet."""
+        work = await self.claim(job or await self.ticket())
         assert isinstance(work, Work)
         grant, request_id = work.grant, work.job.handoff_id.hex()
         token_ids = unpack_tokens(grant.token_ids)

@@ -11,6 +11,7 @@ from tandem.decode.admission import (
     PlacementCause,
     PrefillSide,
     decide,
+    gives_way,
     is_still_remote,
     leaves_tickets,
 )
@@ -207,3 +208,21 @@ def test_tickets_are_left_to_workers_where_they_cost_far_less(
     here: PlaceLoad, others: list[PlaceLoad], leaves: bool
 ) -> None:
     assert leaves_tickets(here, others) is leaves
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens", "waited_ms", "gives"),
+    [
+        ({"ttft_target_ms": 1000.0}, 100, 2000.0, True),
+        ({"ttft_target_ms": 1000.0}, 100, 0.0, False),
+        ({"ttft_target_ms": 1000.0}, 1_000_000, 0.0, True),  # computing alone takes longer
+        ({}, 100, 2000.0, False),  # without a target
+        ({"ttft_target_ms": 1000.0, "policy": Policy.THRESHOLD}, 100, 2000.0, False),
+    ],
+)
+def test_a_ticket_gives_way_once_its_target_is_lost(
+    changes: dict[str, object], num_tokens: int, waited_ms: float, gives: bool
+) -> None:
+    config = ADAPTIVE.model_copy(update=changes)
+    busy = place(waiting=1_000_000)  # which may be over by the time it is claimed again
+    assert gives_way(config, busy, num_tokens, waited_ms) is gives

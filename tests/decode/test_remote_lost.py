@@ -6,10 +6,13 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tandem.decode.admission import MAX_WAYS_GIVEN
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
@@ -171,28 +174,12 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
     monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)  # so that remote is better
     limits = {"policy": "adaptive", "max_local_prefill_length": 0, "claim_timeout_ms": 500}
     async with Stage(runtime_config, tiny_model, **limits) as stage:
-        worker, events = stage.worker, stage.peer.node.events
-        assert await (await stage.ask(fresh_prompt(9, seed=1), place="local")).whole()
-        costs = StepCosts((1e-9, 0.0, 0.0), (1e-9, 1e-12, 0.0), 1.0, 4096, 4096)
-        puppet = stage.peer.node.instance_id
-        load = LoadReport(puppet, "", "prefill", 0, 0, 0, 8, 8, 0, costs=costs)
-        subject = load_subject(stage.peer.node.config.namespace, puppet)
-
-        async def report() -> None:
-            while True:
-                events.publish(subject, encode(load))
-                await asyncio.sleep(0.02)  # as a worker does, more often
-
-        reports = asyncio.create_task(report())
-        try:
-            await eventually(lambda: puppet in worker.prefill_view._loads)
+        async with reporting(stage):
             waits = await stage.ask(PROMPT)
             asked_at = time.perf_counter()
             await eventually(lambda: time.perf_counter() > asked_at + 1.0)
-            assert worker.remote.num_open == 1
+            assert stage.worker.remote.num_open == 1
             await stage.deliver(await stage.claimed())
-        finally:
-            reports.cancel()
         assert await waits.whole() == stage.undisturbed(PROMPT)
         assert waits.report is not None and waits.report.place == "remote"
         silent = await stage.ask(fresh_prompt(12, seed=2))
@@ -200,6 +187,51 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
         assert silent.report is not None and silent.report.place == "local"
         assert "no prefill worker claimed it in time" in silent.report.reason
         await stage.balanced()
+
+
+async def test_a_ticket_whose_target_is_lost_gives_way_while_others_wait(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)
+    limits = {"policy": "adaptive", "max_local_prefill_length": 0, "ttft_target_ms": 1e-3}
+    async with Stage(runtime_config, tiny_model, **limits) as stage, reporting(stage):
+        view = stage.worker.prefill_view
+        prompts = [PROMPT, fresh_prompt(12, seed=2)]
+        answers = [await stage.ask(prompt) for prompt in prompts]
+        first = await stage.ticket()
+        await eventually(lambda: view.queue_depth.num_jobs == 1)
+        refusals = [await stage.claim(first) for _ in range(MAX_WAYS_GIVEN)]
+        assert refusals == [ClaimRefused("late")] * MAX_WAYS_GIVEN
+        await stage.deliver(await stage.claimed(first))  # it does not starve
+        second = await stage.ticket()
+        await eventually(lambda: view.queue_depth.num_jobs == 0)
+        await stage.deliver(await stage.claimed(second))  # no other waits
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert await answer.whole() == stage.undisturbed(prompt)
+            assert answer.report is not None and answer.report.place == "remote"
+        await stage.balanced()
+
+
+@asynccontextmanager
+async def reporting(stage: Stage) -> AsyncIterator[None]:
+    """The puppet reports that it computes a prompt in no time, after one was computed here."""
+    assert await (await stage.ask(fresh_prompt(9, seed=1), place="local")).whole()
+    costs = StepCosts((1e-9, 0.0, 0.0), (1e-9, 1e-12, 0.0), 1.0, 4096, 4096)
+    puppet = stage.peer.node.instance_id
+    load = LoadReport(puppet, "", "prefill", 0, 0, 0, 8, 8, 0, costs=costs)
+    subject = load_subject(stage.peer.node.config.namespace, puppet)
+
+    async def report() -> None:
+        while True:
+            stage.peer.node.events.publish(subject, encode(load))
+            await asyncio.sleep(0.02)  # as a worker does, more often
+
+    reports = asyncio.create_task(report())
+    try:
+        await eventually(lambda: puppet in stage.worker.prefill_view._loads)
+        yield
+    finally:
+        reports.cancel()
 
 
 async def test_losing_the_queue_spares_claimed_handoffs_and_no_request(

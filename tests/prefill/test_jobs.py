@@ -1,6 +1,7 @@
 """A prefill worker against a decode side that refuses, retracts, vanishes, or lies."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tandem.prefill.job import GIVE_WAY_DELAY_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import (
@@ -145,6 +147,19 @@ async def test_a_refused_or_stale_ticket_costs_nothing_and_does_not_come_again(
         await stage.peer.queue.publish(msgspec.structs.replace(offer.job, **{field: "old"}))
         await stage.balanced()
         assert not offer.claims
+
+
+async def test_a_ticket_that_gives_way_to_others_comes_again(stage: Stage) -> None:
+    offer = stage.prepare(fresh_prompt(9))
+    granted, offer.answer = offer.answer, ClaimRefused("late")
+    offer.may_answer.set()
+    published_at = time.perf_counter()
+    await stage.peer.queue.publish(offer.job)
+    await eventually(lambda: len(offer.claims) == 1)
+    offer.answer = granted
+    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(9))
+    assert len(offer.claims) == 2
+    assert time.perf_counter() - published_at >= GIVE_WAY_DELAY_S
 
 
 async def test_only_a_registered_decode_worker_is_dialed(stage: Stage) -> None:

@@ -287,13 +287,14 @@ def pressed(few: int, *reports: LoadReport, num_prompts: int = 10) -> Router:
     [
         ({"a": (TARGET, 3), "b": (TARGET, 9), "c": (TARGET, 0)}, "b"),
         ({"a": (TARGET, 23), "b": (TARGET, 0)}, "a"),  # 10 + 24 ms of 40 * 0.85
-        ({"a": (TARGET, 24), "b": (TARGET, 0)}, "b"),
+        ({"a": (TARGET, 25), "b": (TARGET, 0)}, "b"),
+        ({"a": (TARGET, 9), "b": (TARGET, 16), "c": (TARGET, 8), "d": (TARGET, 0)}, "a"),  # of two
         ({"a": (TARGET, 24), "b": (TARGET, 30), "c": (TARGET, 30)}, "a"),  # the cheapest
         ({"b": (TARGET, 4), "a": (TARGET, 4)}, "b"),  # always the first, on every frontend
         ({"a": (COSTS, 3), "b": (COSTS, 0)}, "b"),  # without a target
     ],
 )
-def test_answers_with_a_target_join_others_while_their_tokens_come_in_time(
+def test_answers_with_a_target_stand_on_as_few_workers_as_hold_them_in_time(
     few: int, loads: dict[str, tuple[StepCosts, int]], chosen_name: str
 ) -> None:
     chosen = pressed(few, *(report(name, *load) for name, load in loads.items()))
@@ -318,11 +319,23 @@ def test_answers_with_a_target_spread_where_prompts_come_slowly(few: int) -> Non
 
 
 @pytest.mark.parametrize("few", [0, 16])
-def test_no_answer_joins_others_beyond_a_worker_s_blocks(few: int) -> None:
-    full = msgspec.structs.replace(report("a", TARGET, 9), num_free_blocks=200)
+def test_another_worker_holds_answers_where_those_that_should_have_no_blocks(few: int) -> None:
+    full = msgspec.structs.replace(report("a", TARGET, 9), num_free_blocks=10)
     chosen = pressed(few, full, report("b", TARGET))
-    assert chosen.choose(["a", "b"], [], 0).instance_id == "a"
-    assert chosen.choose(["a", "b"], [], 1).instance_id == "b", "800 of 1000 blocks are held"
+    assert chosen.choose(["a", "b"], [], 10).instance_id == "a"
+    assert chosen.choose(["a", "b"], [], 11).instance_id == "b"
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_answers_stand_on_as_many_workers_as_have_blocks_for_their_contexts(few: int) -> None:
+    long = msgspec.structs.replace(report("a", TARGET, 9), decode_context=20_000)
+    for num_blocks, chosen_name in ((2000, "a"), (1000, "b")):  # of 16 tokens
+        reports = [
+            msgspec.structs.replace(each, num_blocks=num_blocks, num_free_blocks=num_blocks)
+            for each in (long, report("b", TARGET, 1), report("c", TARGET), report("d", TARGET))
+        ]
+        chosen = pressed(few, *reports)
+        assert chosen.choose(list("abcd"), [], 10).instance_id == chosen_name
 
 
 @pytest.mark.parametrize("few", [0, 16])
@@ -333,8 +346,10 @@ def test_answers_spread_over_workers_that_compute_no_prompts_of_others(few: int)
 
 
 @pytest.mark.parametrize("few", [0, 16])
-def test_an_answer_joins_those_that_hold_its_prompt(few: int) -> None:
-    chosen = pressed(few, report("a", TARGET, 9), report("b", TARGET, 2))
-    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:5]))
-    assert chosen.choose(["a", "b"], HASHES[:10], 10).instance_id == "b"
-    assert chosen.choose(["a", "b"], HASHES[50:60], 10).instance_id == "a"
+def test_of_the_workers_that_hold_answers_one_with_the_prompt_is_chosen(few: int) -> None:
+    reports = [report(name, TARGET, num) for name, num in zip("abcd", (16, 17, 0, 0), strict=True)]
+    chosen = pressed(few, *reports)
+    for name in "bc":
+        chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[:9]))
+    assert chosen.choose(list("abcd"), HASHES[:10], 10).instance_id == "b"
+    assert chosen.choose(list("abcd"), HASHES[50:60], 10).instance_id == "a"

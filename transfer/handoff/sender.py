@@ -68,7 +68,8 @@ class HandoffSender:
     async def run(self) -> str:
         """Claim the ticket and deliver its KV; return the outcome. Raise TandemErrors.
 
-        "excluded" and "unregistered" are outcomes of a ticket that another worker can serve.
+        "excluded" and "unregistered" are outcomes of a ticket that another worker can serve, "late"
+        is one of a ticket that any can serve later.
         """
         ticket, claimant = self._ticket, self.claimant
         if ticket.deployment != self._tools.deployment:

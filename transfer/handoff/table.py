@@ -174,6 +174,9 @@ class OpenHandoffs(Generic[Receiver]):
             answer.send(encode(ClaimRefused("unknown")))
             return
         was_unclaimed = receiver.is_unclaimed
+        if was_unclaimed and self.gives_way(receiver, claim.prefill_instance):
+            answer.send(encode(ClaimRefused("late")))
+            return
         if not receiver.claim(claim, answer):
             return
         self.num_taken += was_unclaimed
@@ -182,6 +185,10 @@ class OpenHandoffs(Generic[Receiver]):
             await receiver.ended.wait()
         finally:
             forget()
+
+    def gives_way(self, receiver: Receiver, prefill_instance: str) -> bool:
+        """Return True if the ticket that this worker claims should be offered again later."""
+        return False
 
     async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         settled = msgspec.msgpack.decode(payload, type=Settled)

@@ -124,6 +124,21 @@ def test_answers_with_a_target_stand_on_few_workers_and_prompts_are_computed_on_
     assert sum(together) < 0.8 * sum(apart)
 
 
+def test_a_prompt_whose_target_is_lost_gives_way_to_those_that_can_keep_theirs(
+    tmp_path: Path,
+) -> None:
+    target = DisaggConfig.model_validate({"ttft_target_ms": 300, "itl_target_ms": 40})
+    answers = [(0.0, 16, 200, []) for _ in range(20)]  # beside which prompts are slow
+    prompts = [(600.0, 4000, 2, []), (610.0, 1000, 2, []), (850.0, 500, 2, [])]
+    trace = write_trace(tmp_path / "trace", *answers, *prompts)
+    setup = setup_of(target, prefill=PrefillConfig.model_validate({"max_batch_jobs": 1}))
+    records = simulate(layout("1P 1D", 2), setup, load_of(trace=trace))[-3:]
+    assert [record.prefill_place for record in records] == ["remote"] * 3
+    first_tokens_s = [record.output_times_s[0] for record in records]
+    assert first_tokens_s[0] < first_tokens_s[2] < first_tokens_s[1]
+    assert first_tokens_s[2] - records[2].scheduled_s < 0.3
+
+
 @pytest.mark.parametrize("chosen", layouts_of(3), ids=lambda each: each.name)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(chosen: Layout) -> None:
     shape = {"request_rate": 12.0, "num_requests": 40, "input_stddev": 300.0, "output_tokens": 20}
