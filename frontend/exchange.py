@@ -39,9 +39,8 @@ class ClientGoneError(Exception):
 class Connection(Protocol):
     """The connection of a request: the facts that ASGI tells only to those who wait for them."""
 
-    @property
-    def has_whole_body(self) -> bool:
-        """True when the rest of the request's body can be received without a wait."""
+    def take_body(self) -> bytes | None:
+        """Return the request's whole body; None if some of it has to be waited for."""
 
     def when_gone(self, callback: Callable[[], object]) -> None:
         """Call `callback` if the client leaves before the response is over; now if it has left."""
@@ -113,8 +112,12 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > max_bytes:
             raise _too_large(max_bytes)
-        if self._connection.has_whole_body:  # as nearly always: no timer is needed
-            return await self._read_parts(max_bytes, share)
+        body = self._connection.take_body()
+        if body is not None:  # as nearly always
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+            share.grow_to(len(body))
+            return body
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read_parts(max_bytes, share)

@@ -4,7 +4,7 @@ A body of known length goes out with its head. Without a length it has chunks; a
 does not know chunks, and gets a body that ends with the connection.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
@@ -32,8 +32,8 @@ class DirectResponse:
         self._num_left: int | None = None  # bytes of the body to come; None: not known
         self._has_chunks = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, self._send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
         cycle = self._cycle
@@ -53,7 +53,7 @@ class DirectResponse:
         cycle.waiting_for_100_continue = False
         headers = [*cycle.default_headers, *headers]
         names, values = zip(*headers, strict=True)
-        if any(map(HEADER_RE.search, names)) or HEADER_VALUE_RE.search(b"".join(values)):
+        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
             raise RuntimeError("a header of the response has a character that none may have")
         given = dict(headers)
         if b"content-length" in given:
