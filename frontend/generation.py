@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -43,14 +42,13 @@ _UNPRINTABLE = re.compile(r"[^ -~]")
 _decode_delta = msgspec.msgpack.Decoder(TokenDelta).decode
 
 
-@dataclass(slots=True)
-class ChoiceRun:
+class ChoiceRun(msgspec.Struct):
     """A choice being generated. It outlives the workers that fail."""
 
     choice: Choice
     text: ChoiceText
     failover: Failover
-    generated: list[int] = field(default_factory=list)  # tokens of the answer so far
+    generated: list[int] = []  # tokens of the answer so far
     has_begun: bool = False  # a worker has answered, and the sink has begun the choice
     began_with: RoutingDecision | None = None  # the choice of the worker that began it
     report: PrefillReport | None = None  # of the worker that began it
@@ -83,8 +81,7 @@ class Sink(Protocol):
         """End a choice. `body` is the last result of `deltas`, not sent yet."""
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """The choices of a request while they are generated."""
 
     plan: Plan
