@@ -40,7 +40,7 @@ from tandem.runtime.logs import log_for
 
 logger = logging.getLogger(__name__)
 
-_TRACE_HEADERS = {"traceparent": b"traceparent", "tracestate": b"tracestate"}
+_TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
 
 
@@ -231,8 +231,10 @@ def _num_used(summary: AnswerSummary | None) -> int:
 
 def _trace(exchange: Exchange) -> dict[str, str]:
     """Return the W3C trace headers, which travel with the request."""
-    trace = {}
-    for name, key in _TRACE_HEADERS.items():
+    trace: dict[str, str] = {}
+    if exchange.headers.keys().isdisjoint(_TRACE_HEADERS):
+        return trace
+    for key, name in _TRACE_HEADERS.items():
         value = exchange.headers.get(key)
         if value is not None and len(value) <= _MAX_TRACE_CHARACTERS:
             trace[name] = value.decode("latin-1")
