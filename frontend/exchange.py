@@ -94,6 +94,9 @@ class Exchange:
 
         A page in a browser can send any other type to any server without asking it first.
         """
+        is_plain = b"content-encoding" not in self.headers
+        if is_plain and self.headers.get(b"content-type") == JSON[1]:  # as nearly always
+            return
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding != b"identity":
             name = short(encoding.decode("latin-1"))
@@ -161,7 +164,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, headers: list[Header]) -> None:
-        """Send the status and headers of a stream of events."""
+        """Begin a stream of events. Its status and headers go out with the next `write`."""
         self.is_started = True
         self.status = 200
         await self.send(

@@ -71,8 +71,11 @@ class ChoiceRun(msgspec.Struct):
 class Sink(Protocol):
     """The receiver of generated tokens, which makes the response of them."""
 
-    async def first(self, run: ChoiceRun) -> None:
-        """Begin a choice. Its first tokens have come, and its report is set."""
+    async def first(self, run: ChoiceRun) -> bytes:
+        """Begin a choice. Its first tokens have come, and its report is set.
+
+        Returns the bytes to send before those of the tokens.
+        """
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         """Take tokens of a choice. Returns the bytes to send now."""
@@ -251,7 +254,7 @@ class _ChoiceSequence:
         run, sink, send = self._run, self._sink, self._exchange.send
         text, generated = run.text, run.generated
         deltas = list(map(_decode_delta, await stream.take()))
-        await self._begin(deltas[0])
+        begin = await self._begin(deltas[0])
         while True:
             num_tokens = text.num_tokens
             for delta in deltas:
@@ -262,9 +265,11 @@ class _ChoiceSequence:
             body = sink.deltas(run, deltas)
             if num_tokens:
                 self._observe_gap(text.num_tokens - num_tokens)
+            else:
+                body, begin = begin + body, b""
             if text.finish_reason is not None:
                 break
-            if body:
+            if body or (num_tokens == 0 and self._exchange.is_started):  # the head goes with it
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if was_given_up:
                 raise IncompleteError("the worker canceled the sequence")
@@ -275,17 +280,20 @@ class _ChoiceSequence:
             self._recent.ended(run.instance_id, run.report, run.timeline_ms)
         await sink.last(run, body)
 
-    async def _begin(self, delta: TokenDelta) -> None:
-        """Note the first delta of a worker, which begins the choice or resumes it."""
+    async def _begin(self, delta: TokenDelta) -> bytes:
+        """Note the first delta of a worker, which begins the choice or resumes it.
+
+        Returns the bytes to send before those of its tokens.
+        """
         now = time.perf_counter()
         run, model = self._run, self._plan.head.model
         run.failover.begun()
         if run.generated:
             self._metrics.migration_gap.labels(model).observe(now - run.last_token_s)
-            return
+            return b""
         run.last_token_s = now
         if run.has_begun:
-            return
+            return b""
         run.prompt_logprobs = _checked(delta, run.choice)
         run.has_begun = True
         run.first_token_s = now
@@ -294,7 +302,7 @@ class _ChoiceSequence:
         if delta.prefill is not None:
             self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)
-        await self._sink.first(run)
+        return await self._sink.first(run)
 
     def _observe_gap(self, num_tokens: int) -> None:
         if num_tokens == 0:

@@ -1,7 +1,7 @@
 """The writing of one response: ASGI's `send` in a part of the time that uvicorn's takes.
 
-A body of known length goes out with its head. Without a length it has chunks; a client of HTTP/1.0
-does not know chunks, and gets a body that ends with the connection.
+The head goes out with the first bytes of the body, or an empty part of it. Without a length a body
+has chunks; a client of HTTP/1.0 does not know chunks, and gets one that ends with the connection.
 """
 
 from collections.abc import Awaitable, Iterable
@@ -42,10 +42,29 @@ class DirectResponse:
         if cycle.disconnected:
             return
         assert not cycle.response_complete, "a message after the end of the response"
-        if cycle.response_started:
-            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
-        else:
+        if not cycle.response_started:
             self._begin(message["status"], message.get("headers", ()))
+            return
+        body: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        if self._num_left is not None:
+            self._num_left -= len(body)
+            assert (self._num_left == 0) if is_last else (self._num_left >= 0), "wrong length"
+        elif self._has_chunks:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if is_last:
+                body += b"0\r\n\r\n"
+        if self._head:
+            body, self._head = self._head + body, b""
+        if body:
+            cycle.transport.write(body)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle
@@ -66,26 +85,3 @@ class DirectResponse:
         elif not cycle.keep_alive:
             headers.append((b"connection", b"close"))
         self._head = STATUS_LINE[status] + b"\r\n".join(map(b": ".join, headers)) + b"\r\n\r\n"
-        if self._num_left is None:
-            cycle.transport.write(self._head)
-            self._head = b""
-
-    def _write(self, body: bytes, *, is_last: bool) -> None:
-        cycle = self._cycle
-        if self._num_left is not None:
-            self._num_left -= len(body)
-            assert (self._num_left == 0) if is_last else (self._num_left >= 0), "wrong length"
-            body, self._head = self._head + body, b""
-        elif self._has_chunks:
-            if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
-            if is_last:
-                body += b"0\r\n\r\n"
-        if body:
-            cycle.transport.write(body)
-        if is_last:
-            cycle.response_complete = True
-            cycle.message_event.set()
-            if not cycle.keep_alive:
-                cycle.transport.close()
-            cycle.on_response()

@@ -70,8 +70,8 @@ class WholeSink:
         self._has_logprobs = answer.plan.body.num_logprobs is not None
         self._has_token_ids = bool(answer.plan.body.return_token_ids)
 
-    async def first(self, run: ChoiceRun) -> None:
-        """Nothing is sent yet."""
+    async def first(self, run: ChoiceRun) -> bytes:
+        return b""  # nothing is sent yet
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         choice = self._choices[run.choice.index]
