@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tandem.frontend.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
@@ -13,8 +14,7 @@ Work = Coroutine[None, None, None]
 _SMALL_BYTES = 256 * 1024  # of a body; less takes a millisecond or two
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One request on its way to an answer."""
 
     exchange: Exchange

@@ -31,18 +31,16 @@ from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_reques
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.scrape_targets import ScrapeTargets
-from tandem.frontend.trace import end_span
+from tandem.frontend.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, UnavailableError
 from tandem.runtime.logs import log_for
-from tandem.runtime.spans import RequestSpan
-from tandem.runtime.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-_TRACE_HEADERS = {"traceparent": b"traceparent", "tracestate": b"tracestate"}
+_TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
 
 
@@ -126,8 +124,9 @@ class RequestHandler:
         context = RequestContext(
             timeout_s=self._deps.config.request_timeout_s, headers=_trace(exchange)
         )
-        span = RequestSpan("frontend", context.headers, Timeline())
-        exchange.traceparent = span.traceparent
+        span = begin_span(context.headers, self._deps.trace)
+        if span is not None:
+            exchange.traceparent = span.traceparent
         log_for(context.id, context.headers)
         client = exchange.client
         record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
@@ -151,7 +150,8 @@ class RequestHandler:
                 self._idle.set()
             record.status, record.is_gone = exchange.status, exchange.is_gone
             summary = log_request(record, self._deps.metrics)
-            end_span(span, record, summary, self._deps.trace)
+            if span is not None:
+                end_span(span, record, summary, self._deps.trace)
             if client is not None:
                 client.settle(call.num_reserved, _num_used(summary))
 
@@ -231,8 +231,10 @@ def _num_used(summary: AnswerSummary | None) -> int:
 
 def _trace(exchange: Exchange) -> dict[str, str]:
     """Return the W3C trace headers, which travel with the request."""
-    trace = {}
-    for name, key in _TRACE_HEADERS.items():
+    trace: dict[str, str] = {}
+    if exchange.headers.keys().isdisjoint(_TRACE_HEADERS):
+        return trace
+    for key, name in _TRACE_HEADERS.items():
         value = exchange.headers.get(key)
         if value is not None and len(value) <= _MAX_TRACE_CHARACTERS:
             trace[name] = value.decode("latin-1")

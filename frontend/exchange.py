@@ -39,9 +39,8 @@ class ClientGoneError(Exception):
 class Connection(Protocol):
     """The connection of a request: the facts that ASGI tells only to those who wait for them."""
 
-    @property
-    def has_whole_body(self) -> bool:
-        """True when the rest of the request's body can be received without a wait."""
+    def take_body(self) -> bytes | None:
+        """Return the request's whole body; None if some of it has to be waited for."""
 
     def when_gone(self, callback: Callable[[], object]) -> None:
         """Call `callback` if the client leaves before the response is over; now if it has left."""
@@ -95,6 +94,9 @@ class Exchange:
 
         A page in a browser can send any other type to any server without asking it first.
         """
+        is_plain = b"content-encoding" not in self.headers
+        if is_plain and self.headers.get(b"content-type") == JSON[1]:  # as nearly always
+            return
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding != b"identity":
             name = short(encoding.decode("latin-1"))
@@ -113,8 +115,12 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > max_bytes:
             raise _too_large(max_bytes)
-        if self._connection.has_whole_body:  # as nearly always: no timer is needed
-            return await self._read_parts(max_bytes, share)
+        body = self._connection.take_body()
+        if body is not None:  # as nearly always
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+            share.grow_to(len(body))
+            return body
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read_parts(max_bytes, share)
@@ -158,7 +164,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, headers: list[Header]) -> None:
-        """Send the status and headers of a stream of events."""
+        """Begin a stream of events. Its status and headers go out with the next `write`."""
         self.is_started = True
         self.status = 200
         await self.send(

@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from tandem.frontend.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
 from tandem.router.policy import RoutingDecision
+from tandem.runtime import otel
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import endpoint_of
 from tandem.runtime.errors import (
@@ -54,17 +56,14 @@ class WorkerSequence(Protocol):
         """
 
 
-@dataclass(slots=True)
-class Attempts:
+class Attempts(msgspec.Struct):
     """The workers that one sequence has tried, and the number of migrations it has left."""
 
     limit: int  # migrations after failures; 0: none, and no handover either
     num_migrations: int = 0
     num_handovers: int = 0  # of these, from a healthy worker that had brought the answer forward
-    _failed: set[str] = field(default_factory=set)  # instance ids; not asked again
-    _gave_up: set[str] = field(
-        default_factory=set
-    )  # perhaps healthy, but asked again only as a last resort
+    _failed: set[str] = set()  # instance ids; not asked again
+    _gave_up: set[str] = set()  # perhaps healthy, but asked again only as a last resort
 
     def failed(self, instance_id: str, error: TandemError) -> None:
         """Note that this worker did not complete the sequence.
@@ -179,9 +178,13 @@ class Failover:
         self._sent_s = time.perf_counter()
 
     async def _attempt(self, sequence: WorkerSequence) -> None:
-        facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
-        self._call = CallSpan(self._context.headers, self._call, facts)
+        headers = self._context.headers
         try:
+            if otel.tracer() is None:
+                await sequence.follow(await self._open(sequence, headers))
+                return
+            facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
+            self._call = CallSpan(headers, self._call, facts)
             with self._call as call:
                 await sequence.follow(await self._open(sequence, call.headers))
         finally:

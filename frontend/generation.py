@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -43,14 +42,13 @@ _UNPRINTABLE = re.compile(r"[^ -~]")
 _decode_delta = msgspec.msgpack.Decoder(TokenDelta).decode
 
 
-@dataclass(slots=True)
-class ChoiceRun:
+class ChoiceRun(msgspec.Struct):
     """A choice being generated. It outlives the workers that fail."""
 
     choice: Choice
     text: ChoiceText
     failover: Failover
-    generated: list[int] = field(default_factory=list)  # tokens of the answer so far
+    generated: list[int] = []  # tokens of the answer so far
     has_begun: bool = False  # a worker has answered, and the sink has begun the choice
     began_with: RoutingDecision | None = None  # the choice of the worker that began it
     report: PrefillReport | None = None  # of the worker that began it
@@ -73,8 +71,11 @@ class ChoiceRun:
 class Sink(Protocol):
     """The receiver of generated tokens, which makes the response of them."""
 
-    async def first(self, run: ChoiceRun) -> None:
-        """Begin a choice. Its first tokens have come, and its report is set."""
+    async def first(self, run: ChoiceRun) -> bytes:
+        """Begin a choice. Its first tokens have come, and its report is set.
+
+        Returns the bytes to send before those of the tokens.
+        """
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         """Take tokens of a choice. Returns the bytes to send now."""
@@ -83,8 +84,7 @@ class Sink(Protocol):
         """End a choice. `body` is the last result of `deltas`, not sent yet."""
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """The choices of a request while they are generated."""
 
     plan: Plan
@@ -254,7 +254,7 @@ class _ChoiceSequence:
         run, sink, send = self._run, self._sink, self._exchange.send
         text, generated = run.text, run.generated
         deltas = list(map(_decode_delta, await stream.take()))
-        await self._begin(deltas[0])
+        begin = await self._begin(deltas[0])
         while True:
             num_tokens = text.num_tokens
             for delta in deltas:
@@ -265,9 +265,11 @@ class _ChoiceSequence:
             body = sink.deltas(run, deltas)
             if num_tokens:
                 self._observe_gap(text.num_tokens - num_tokens)
+            else:
+                body, begin = begin + body, b""
             if text.finish_reason is not None:
                 break
-            if body:
+            if body or (num_tokens == 0 and self._exchange.is_started):  # the head goes with it
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if was_given_up:
                 raise IncompleteError("the worker canceled the sequence")
@@ -278,17 +280,20 @@ class _ChoiceSequence:
             self._recent.ended(run.instance_id, run.report, run.timeline_ms)
         await sink.last(run, body)
 
-    async def _begin(self, delta: TokenDelta) -> None:
-        """Note the first delta of a worker, which begins the choice or resumes it."""
+    async def _begin(self, delta: TokenDelta) -> bytes:
+        """Note the first delta of a worker, which begins the choice or resumes it.
+
+        Returns the bytes to send before those of its tokens.
+        """
         now = time.perf_counter()
         run, model = self._run, self._plan.head.model
         run.failover.begun()
         if run.generated:
             self._metrics.migration_gap.labels(model).observe(now - run.last_token_s)
-            return
+            return b""
         run.last_token_s = now
         if run.has_begun:
-            return
+            return b""
         run.prompt_logprobs = _checked(delta, run.choice)
         run.has_begun = True
         run.first_token_s = now
@@ -297,7 +302,7 @@ class _ChoiceSequence:
         if delta.prefill is not None:
             self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)
-        await self._sink.first(run)
+        return await self._sink.first(run)
 
     def _observe_gap(self, num_tokens: int) -> None:
         if num_tokens == 0:

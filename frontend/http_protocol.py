@@ -6,6 +6,7 @@ A head is the request line and the headers. It has a size and a time, and names 
 import asyncio
 from collections.abc import Callable
 from itertools import chain
+from operator import itemgetter
 from typing import Any, ClassVar, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,6 +20,8 @@ from tandem.frontend.exchange import CONNECTION
 from tandem.frontend.http_response import DirectResponse
 from tandem.frontend.openai.errors import http_error_body
 from tandem.runtime.address import new_id
+
+_NAME = itemgetter(0)  # of a header
 
 
 class _RefusedError(Exception):
@@ -35,14 +38,20 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **fields)
         self._is_in_head = False
         self._num_head_bytes = 0  # of the present head, in the reads after its first one
+        self._may_be_over = False  # the present head, its maximum
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not HTTP/1")
         self._on_gone: Callable[[], object] | None = None
+        self._answered: RequestResponseCycle | None = None  # the present one; others may wait
 
-    @property
-    def has_whole_body(self) -> bool:
-        """True when nothing more of a body is to come, of the present request or the next one."""
-        return not self.cycle.more_body
+    def take_body(self) -> bytes | None:
+        """Return the body of the present request; None if some of it has to be waited for."""
+        cycle = self._answered
+        assert cycle is not None, "no request is being answered"
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = cycle.body, bytearray()
+        return bytes(body)
 
     def when_gone(self, callback: Callable[[], object]) -> None:
         """Call `callback` if the client leaves during the present request, now if it has left."""
@@ -65,6 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
+        self._may_be_over = was_in_head or len(data) > self.max_head_bytes
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -87,10 +97,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_head_timer()
-        num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
-        num_hosts = [name for name, _ in self.headers].count(b"host")
-        if num_bytes > self.max_head_bytes:
-            self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
+        if self._may_be_over:
+            num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
+            if num_bytes > self.max_head_bytes:
+                self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
+        num_hosts = [*map(_NAME, self.headers)].count(b"host")
         if num_hosts != 1 and self.parser.get_http_version() == "1.1":
             self._refuse(400, f"the request has {num_hosts} Host headers, not one")
         super().on_headers_complete()
@@ -113,6 +124,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self._answered = cycle
         if cycle.scope["method"] != "HEAD":
             app = DirectResponse(app, cycle)
         super()._start_asgi_task(cycle, app)

@@ -1,10 +1,10 @@
 """The writing of one response: ASGI's `send` in a part of the time that uvicorn's takes.
 
-A body of known length goes out with its head. Without a length it has chunks; a client of HTTP/1.0
-does not know chunks, and gets a body that ends with the connection.
+The head goes out with the first bytes of the body, or an empty part of it. Without a length a body
+has chunks; a client of HTTP/1.0 does not know chunks, and gets one that ends with the connection.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
@@ -32,8 +32,8 @@ class DirectResponse:
         self._num_left: int | None = None  # bytes of the body to come; None: not known
         self._has_chunks = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, self._send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
         cycle = self._cycle
@@ -42,10 +42,29 @@ class DirectResponse:
         if cycle.disconnected:
             return
         assert not cycle.response_complete, "a message after the end of the response"
-        if cycle.response_started:
-            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
-        else:
+        if not cycle.response_started:
             self._begin(message["status"], message.get("headers", ()))
+            return
+        body: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        if self._num_left is not None:
+            self._num_left -= len(body)
+            assert (self._num_left == 0) if is_last else (self._num_left >= 0), "wrong length"
+        elif self._has_chunks:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if is_last:
+                body += b"0\r\n\r\n"
+        if self._head:
+            body, self._head = self._head + body, b""
+        if body:
+            cycle.transport.write(body)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle
@@ -53,7 +72,7 @@ class DirectResponse:
         cycle.waiting_for_100_continue = False
         headers = [*cycle.default_headers, *headers]
         names, values = zip(*headers, strict=True)
-        if any(map(HEADER_RE.search, names)) or HEADER_VALUE_RE.search(b"".join(values)):
+        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
             raise RuntimeError("a header of the response has a character that none may have")
         given = dict(headers)
         if b"content-length" in given:
@@ -66,26 +85,3 @@ class DirectResponse:
         elif not cycle.keep_alive:
             headers.append((b"connection", b"close"))
         self._head = STATUS_LINE[status] + b"\r\n".join(map(b": ".join, headers)) + b"\r\n\r\n"
-        if self._num_left is None:
-            cycle.transport.write(self._head)
-            self._head = b""
-
-    def _write(self, body: bytes, *, is_last: bool) -> None:
-        cycle = self._cycle
-        if self._num_left is not None:
-            self._num_left -= len(body)
-            assert (self._num_left == 0) if is_last else (self._num_left >= 0), "wrong length"
-            body, self._head = self._head + body, b""
-        elif self._has_chunks:
-            if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
-            if is_last:
-                body += b"0\r\n\r\n"
-        if body:
-            cycle.transport.write(body)
-        if is_last:
-            cycle.response_complete = True
-            cycle.message_event.set()
-            if not cycle.keep_alive:
-                cycle.transport.close()
-            cycle.on_response()

@@ -49,11 +49,12 @@ class PieceSink:
         self._num_counted = 0  # generated tokens whose pieces have come
         self._num_reasoning = 0
 
-    async def first(self, run: ChoiceRun) -> None:
+    async def first(self, run: ChoiceRun) -> bytes:
         begin = self._writer.begin(self._answer.tokens())
-        if self._is_stream:
-            await self._exchange.start_stream(self._answer.headers(run, self._exchange))
-            await self._exchange.write(begin)
+        if not self._is_stream:
+            return b""
+        await self._exchange.start_stream(self._answer.headers(run, self._exchange))
+        return begin
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         pieces = run.text.take(deltas)

@@ -47,11 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
     context: RequestContext
     head: ResponseHead
     wants_timeline: bool
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts; choices of one prompt share it."""
-        return sum([len(prompt.token_ids) for prompt in self.prompts])
+    num_prompt_tokens: int  # of all prompts; choices of one prompt share it
 
 
 def most_tokens(plan: Plan) -> int:
@@ -84,7 +80,10 @@ class Planner:
         head = new_head(context.id, model.card.name, is_chat, body.include_usage)
         format = answer_format(body, model, self._config, prompts[0].token_ids)
         choices = _choices(body, model, prompts, format, context, placement)
-        return Plan(model, body, prompts, choices, format, context, head, wants_timeline)
+        num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
+        return Plan(
+            model, body, prompts, choices, format, context, head, wants_timeline, num_tokens
+        )
 
 
 def of_tokens(model: ServedModel) -> TokenModel:
@@ -110,7 +109,6 @@ def _choices(
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
         check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, param)
-    deadline_ms = int(context.remaining_s() * 1e3)
     is_single = len(prompts) * n == 1
     grammar = None if format.constraint is None else format.constraint.grammar
     choices: list[Choice] = []
@@ -126,7 +124,7 @@ def _choices(
                 token_ids=token_ids,
                 sampling=_with_derived_seed(sampling, seed_ordinal),
                 stop=prompt.stop,
-                deadline_ms=deadline_ms,
+                deadline_ms=0,  # set when it is sent
                 cache_salt=body.cache_salt or "",
                 prefill_place=placement,
                 grammar=grammar,

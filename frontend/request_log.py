@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,14 +35,13 @@ class AnswerSummary(msgspec.Struct, frozen=True, gc=False):
     reason: str  # of the choice of this worker
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """The facts about one request, gathered while it is answered."""
 
     request_id: str
     endpoint: str
     key: str = ""  # name of the API key; empty without keys
-    arrived_s: float = field(default_factory=time.perf_counter)
+    arrived_s: float = msgspec.field(default_factory=time.perf_counter)
     model: str = ""  # empty until it is known to exist
     summarize: Callable[[], AnswerSummary] | None = None  # None until the request is planned
     error: str = ""

@@ -13,7 +13,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
 from tandem.router.load_table import LoadTable, few_paces
-from tandem.router.predict import MAX_SLOWNESS, Floats, delay_s, num_holding
+from tandem.router.predict import MAX_SLOWNESS, Floats, Pace, delay_s, num_holding
 from tandem.runtime.messages import LoadReport
 
 # The position among the candidates, its cost, and the seconds to the first token; None: not known.
@@ -34,8 +34,7 @@ class RoutingDecision(Struct, frozen=True, gc=False):
     cost_ms: float = 0.0  # predicted delay of all answers together
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(Struct, gc=False):
     """One of our own requests on an instance."""
 
     instance_id: str
@@ -100,7 +99,15 @@ class Router:
 
         `hashes` may be empty where `heeds_prefix` is False.
         """
-        if len(candidates) <= self.few:
+        if len(candidates) == 1:
+            best, load = 0, self._loads.add(candidates[0])
+            overlap = self.index.match(hashes, candidates).get(candidates[0], 0) if hashes else 0
+            pace = load.pace()
+            if pace is None:
+                cost, first_token_s = self._num_blocks_of(load, overlap, num_blocks), None
+            else:
+                cost, first_token_s = self._seconds_of(pace, overlap, num_blocks, load.block_size)
+        elif len(candidates) <= self.few:
             matches = self.index.match(hashes, candidates) if hashes else {}
             few_cached = [matches.get(each, 0) for each in candidates]
             best, cost, first_token_s = self._choose_of_few(candidates, few_cached, num_blocks)
@@ -124,32 +131,40 @@ class Router:
     ) -> Choice:
         """Choose in plain numbers."""
         loads = [self._loads.add(each) for each in candidates]
-        weight = self.config.overlap_weight
         paces = few_paces(loads)
         if paces is None:
             costs = [
-                weight * (max(num_blocks - num, 0) + load.pending()) + load.active()
+                self._num_blocks_of(load, num, num_blocks)
                 for load, num in zip(loads, num_cached, strict=True)
             ]
             best = self._best_of_few(loads, costs, [0] * len(costs), 0.0)
             return best, costs[best], None
         block_size = loads[0].block_size
-        first_tokens_s, costs = [], []
-        for pace, num in zip(paces, num_cached, strict=True):
-            num_tokens = max((num_blocks - weight * num) * block_size, 1.0)
-            compute_s = pace.compute_s(num_tokens, num * block_size)
-            first_tokens_s.append(pace.wait_s + compute_s)
-            costs.append(delay_s(first_tokens_s[-1], compute_s, pace.num_decodes))
-        if len(candidates) == 1:
-            return 0, costs[0], first_tokens_s[0]
-        holding = self._holding_of_few(loads, num_blocks)
+        seconds = [
+            self._seconds_of(pace, num, num_blocks, block_size)
+            for pace, num in zip(paces, num_cached, strict=True)
+        ]
+        holding, costs = self._holding_of_few(loads, num_blocks), [cost_s for cost_s, _ in seconds]
         if holding is not None:
-            among = [cost if index in holding else math.inf for index, cost in enumerate(costs)]
-            best = self._best_of_few(loads, among, num_cached, MARGIN)
-        else:
-            best = self._best_of_few(loads, costs, num_cached, MARGIN)
+            costs = [cost if index in holding else math.inf for index, cost in enumerate(costs)]
+        best = self._best_of_few(loads, costs, num_cached, MARGIN)
+        if holding is None:
             best = self._tried(best, candidates, costs, num_cached)
-        return best, costs[best], first_tokens_s[best]
+        return best, *seconds[best]
+
+    def _num_blocks_of(self, load: InstanceLoad, num_cached: int, num_blocks: int) -> float:
+        """Return the cost at an instance, in blocks."""
+        num_missing = max(num_blocks - num_cached, 0)
+        return self.config.overlap_weight * (num_missing + load.pending()) + load.active()
+
+    def _seconds_of(
+        self, pace: Pace[float], num_cached: int, num_blocks: int, block_size: int
+    ) -> tuple[float, float]:
+        """Return the cost at an instance, in seconds, and those to the first token."""
+        num_missing = num_blocks - self.config.overlap_weight * num_cached
+        compute_s = pace.compute_s(max(num_missing * block_size, 1.0), num_cached * block_size)
+        first_token_s = pace.wait_s + compute_s
+        return delay_s(first_token_s, compute_s, pace.num_decodes), first_token_s
 
     def _best_of_few(
         self, loads: list[InstanceLoad], costs: list[float], num_cached: list[int], margin: float
@@ -190,9 +205,9 @@ class Router:
         costs = delay_s(first_token_s, compute_s, pace.num_decodes)
         holding = self._holding_of_many(candidates, num_blocks)
         if holding is not None:
-            best = self._best_of_many(np.where(holding, costs, np.inf), num_cached, MARGIN)
-        else:
-            best = self._best_of_many(costs, num_cached, MARGIN)
+            costs = np.where(holding, costs, np.inf)
+        best = self._best_of_many(costs, num_cached, MARGIN)
+        if holding is None:
             best = self._tried(best, candidates, costs, num_cached)
         return best, costs.item(best), first_token_s.item(best)
 

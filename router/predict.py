@@ -8,7 +8,6 @@ worker, in numbers, and for many at once, in arrays.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -31,8 +30,7 @@ _TINY_S = 1e-12
 _NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
 
 
-@dataclass(slots=True)
-class PlaceLoad:
+class PlaceLoad(Struct, gc=False):
     """The load of a worker, as far as it delays a prompt that comes now."""
 
     costs: StepCosts

@@ -164,7 +164,7 @@ class StreamSink:
         self._has_token_ids = bool(answer.plan.body.return_token_ids)
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
-    async def first(self, run: ChoiceRun) -> None:
+    async def first(self, run: ChoiceRun) -> bytes:
         if not self._exchange.is_started:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
         echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
@@ -175,8 +175,7 @@ class StreamSink:
             begin = writer.prompt(run.choice.prompt.token_ids)
         if echo or listed is not None:
             begin += writer.piece(Content(echo), listed)
-        if begin:
-            await self._exchange.write(begin)
+        return begin
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         writer = self._writers[run.choice.index]

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, ChoiceRun
 from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
-from tandem.frontend.openai.logprobs import joined
+from tandem.frontend.openai.logprobs import CompletionLogprobs, joined
 from tandem.frontend.openai.responses import (
     ChatChoice,
     ChatMessageOut,
@@ -27,16 +26,15 @@ from tandem.runtime.messages import TokenDelta, TokenLogprobs
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class _Choice:
+class _Choice(msgspec.Struct):
     """The pieces of one choice so far."""
 
-    texts: list[str] = field(default_factory=list)
-    reasonings: list[str] = field(default_factory=list)
-    tool_calls: dict[int, ToolCall] = field(default_factory=dict)  # by index, in their order
-    token_ids: list[int] = field(default_factory=list)
-    listed: list[int] = field(default_factory=list)  # those with logprobs
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    texts: list[str] = []
+    reasonings: list[str] = []
+    tool_calls: dict[int, ToolCall] = {}  # by index, in their order
+    token_ids: list[int] = []
+    listed: list[int] = []  # those with logprobs
+    logprobs: list[TokenLogprobs] = []
 
     def add(self, piece: Piece) -> None:
         match piece:
@@ -72,8 +70,8 @@ class WholeSink:
         self._has_logprobs = answer.plan.body.num_logprobs is not None
         self._has_token_ids = bool(answer.plan.body.return_token_ids)
 
-    async def first(self, run: ChoiceRun) -> None:
-        """Nothing is sent yet."""
+    async def first(self, run: ChoiceRun) -> bytes:
+        return b""  # nothing is sent yet
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         choice = self._choices[run.choice.index]
@@ -141,7 +139,10 @@ class WholeSink:
                 timeline,
                 self._token_ids(run),
             )
-        echoed = await echoed_logprobs(run)
+        echoed: CompletionLogprobs | None = None
+        scored: PromptTokens = msgspec.UNSET
+        if run.prompt_logprobs is not None:
+            echoed, scored = await echoed_logprobs(run), await self._prompt_logprobs(run)
         listed = text.completion_logprobs(listed_ids, logprobs) if logprobs else None
         if echoed is not None:
             listed = echoed if listed is None else joined(echoed, listed)
@@ -151,7 +152,7 @@ class WholeSink:
             listed,
             run.text.finish_reason,
             timeline,
-            await self._prompt_logprobs(run),
+            scored,
             self._token_ids(run),
             self._prompt_token_ids(run),
         )

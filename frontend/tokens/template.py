@@ -15,11 +15,16 @@ import jinja2.sandbox
 from tandem.runtime.errors import InvalidRequestError, ModelError
 
 _MAX_SOURCE_CHARACTERS = 1024 * 1024
-_CHECK_TIME = "_tandem_check_time"
+_CHECK_TIME = "_tandem_check_time"  # a filter, which is called without the sandbox's own checks
+_END_S = "_tandem_end_s"  # a variable
 
 
 class TemplateTimeError(InvalidRequestError):
     """The template did not end within its time."""
+
+
+class _LateError(Exception):
+    """The template is over its time."""
 
 
 class ChatTemplate:
@@ -37,12 +42,14 @@ class ChatTemplate:
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         environment.filters["tojson"] = _to_json
+        environment.filters[_CHECK_TIME] = _check_time
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(_with_checks(environment.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template: {error}") from error
+        self._template.globals = dict(self._template.globals)  # every render copies them
 
     def render(self, variables: Mapping[str, Any], max_characters: int, limit_s: float) -> str:
         """Return the rendered text, which may be cut when it has more than `max_characters`.
@@ -51,24 +58,19 @@ class ChatTemplate:
         this thread's CPU time.
         """
         end_s = time.thread_time() + limit_s
-
-        def check_time() -> None:
-            if time.thread_time() > end_s:
-                raise TemplateTimeError(
-                    f"the chat template took over {limit_s:g} s for these messages",
-                    param="messages",
-                )
-
+        context = self._template.new_context({**variables, _END_S: end_s})
         parts: list[str] = []
         num_characters = 0
         try:
-            for part in self._template.generate({**variables, _CHECK_TIME: check_time}):
+            for part in self._template.root_render_func(context):
                 parts.append(part)
                 num_characters += len(part)
                 if num_characters > max_characters:
                     break
-        except InvalidRequestError:
-            raise
+        except _LateError:
+            raise TemplateTimeError(
+                f"the chat template took over {limit_s:g} s for these messages", param="messages"
+            ) from None
         except Exception as error:  # of any kind: a template is a program of the model's author
             raise InvalidRequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
@@ -80,10 +82,15 @@ def _with_checks(template: jinja2.nodes.Template) -> jinja2.nodes.Template:
     """Return the parsed template with a check of the time in every loop and macro."""
     loops: list[jinja2.nodes.For | jinja2.nodes.Macro] = [*template.find_all(jinja2.nodes.For)]
     for node in [*loops, *template.find_all(jinja2.nodes.Macro)]:
-        name = jinja2.nodes.Name(_CHECK_TIME, "load", lineno=node.lineno)
-        call = jinja2.nodes.Call(name, [], [], None, None, lineno=node.lineno)
-        node.body.insert(0, jinja2.nodes.ExprStmt(call, lineno=node.lineno))
+        end_s = jinja2.nodes.Name(_END_S, "load", lineno=node.lineno)
+        check = jinja2.nodes.Filter(end_s, _CHECK_TIME, [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, jinja2.nodes.ExprStmt(check, lineno=node.lineno))
     return template
+
+
+def _check_time(end_s: float) -> None:
+    if time.thread_time() > end_s:
+        raise _LateError
 
 
 class _Generation(jinja2.ext.Extension):

@@ -170,6 +170,8 @@ class StateStream(Response):
                 await exchange.start_stream([])
                 exchange.cancel_when_gone(context)
                 try:
+                    async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                        await exchange.write(b"")  # the head alone: a state may be long in coming
                     while not exchange.is_gone and (state := await self._collector.next_state()):
                         async with asyncio.timeout(_WRITE_TIMEOUT_S):
                             await exchange.write(b"data: %b\n\n" % state)

@@ -139,12 +139,33 @@ async def test_no_header_of_a_response_has_a_character_that_none_may_have(
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [header]})
 
-    cycle = Mock(disconnected=False, response_started=False, response_complete=False)
-    cycle.flow.write_paused = False
-    cycle.default_headers = [(b"date", b"now")]
+    cycle = new_cycle()
     with pytest.raises(RuntimeError):
         await DirectResponse(app, cycle)({}, Mock(), Mock())
     cycle.transport.write.assert_not_called()
+
+
+def new_cycle() -> Mock:
+    """Return a request of HTTP/1.1 whose response has not begun."""
+    cycle = Mock(disconnected=False, response_started=False, response_complete=False)
+    cycle.flow.write_paused = False
+    cycle.default_headers = [(b"date", b"now")]
+    cycle.scope = {"http_version": "1.1"}
+    return cycle
+
+
+async def test_the_head_of_a_stream_goes_out_with_its_first_event() -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    cycle = new_cycle()
+    await DirectResponse(app, cycle)({}, Mock(), Mock())
+    first, last = (call.args[0] for call in cycle.transport.write.call_args_list)
+    head = b"HTTP/1.1 200 OK\r\ndate: now\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert first == head + b"3\r\none\r\n"
+    assert last == b"3\r\ntwo\r\n0\r\n\r\n"
 
 
 async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
