@@ -36,6 +36,8 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         if len(source) > _MAX_SOURCE_CHARACTERS:
             raise ModelError(f"the chat template has over {_MAX_SOURCE_CHARACTERS} characters")
+        if _END_S in source:  # it could give itself more time
+            raise ModelError(f"the chat template uses the name {_END_S}")
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,

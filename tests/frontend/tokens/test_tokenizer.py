@@ -115,6 +115,11 @@ def test_a_template_without_end_in_its_source_is_refused() -> None:
         text_with("x" * 2**20 + "x")
 
 
+def test_a_template_that_gives_itself_more_time_is_refused() -> None:
+    with pytest.raises(ModelError, match="chat template uses the name"):
+        text_with("{% set _tandem_end_s = 1e9 %}{% for i in range(9999) %}{% endfor %}")
+
+
 @pytest.mark.parametrize("length", [1, 10_000])
 def test_long_and_short_texts_have_the_same_tokens(length: int) -> None:
     text = "Hello wörld " * length
