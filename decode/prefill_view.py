@@ -11,7 +11,7 @@ from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
-from tandem.engine.outputs import LoadStats
+from tandem.engine.outputs import Backlog, LoadStats
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.errors import ServiceError
@@ -65,7 +65,7 @@ class PrefillView:
         side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - remote.num_taken)
         num_unclaimed_tokens = self._num_reserved_tokens - remote.num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
-        side.here = _place_here(engine.load())
+        side.here = _place_here(engine.backlog())
         side.others = self._other_places(helpers, longest_silence_s)
         return side
 
@@ -77,6 +77,8 @@ class PrefillView:
 
     def _helpers(self) -> set[str]:
         """Return the other workers that take tickets of this one."""
+        if not self._instances:
+            return set()
         excluded = {self._me, *self._remote.excluded()}
         return {
             each.instance_id
@@ -126,7 +128,7 @@ class PrefillView:
                 logger.debug("queue depth not known: %s", error)
 
 
-def _place_here(load: LoadStats) -> PlaceLoad | None:
+def _place_here(load: Backlog) -> PlaceLoad | None:
     if load.costs is None:
         return None
     return PlaceLoad(load.costs, load.num_decodes, load.decode_context, load.num_waiting_tokens)

@@ -273,9 +273,9 @@ class DecodeRole:
 
     def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
         """Return the seconds by which prompts that are not placed yet lengthen its last step."""
-        if side.here is None:
-            return 0.0
         num_following = sum(list(self._unplaced.values()))
+        if side.here is None or not num_following:
+            return 0.0
         return shared_step_s(side.here, num_uncached, num_following)
 
     def _finished(self, active: ActiveRequest) -> None:

@@ -8,7 +8,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.engine.config import STEP_TOKENS, EngineConfig
-from tandem.engine.outputs import LoadStats, Reservation, SequenceOutput, load_of
+from tandem.engine.outputs import (
+    Backlog,
+    LoadStats,
+    Reservation,
+    SequenceOutput,
+    backlog_of,
+    load_of,
+)
 from tandem.engine.runner import Runner, Step
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import Scheduler
@@ -247,6 +254,10 @@ class Engine:
     def load(self) -> LoadStats:
         """Return the load at this moment."""
         return load_of(self.scheduler)
+
+    def backlog(self) -> Backlog:
+        """Return the part of the load that delays a prompt."""
+        return backlog_of(self.scheduler)
 
     def check_invariants(self) -> None:
         """Assert that every block is accounted for. Walks the whole pool: for tests and idling."""

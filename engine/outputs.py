@@ -1,6 +1,7 @@
 """The engine's results: outputs of sequences, reservations of blocks, and its load."""
 
 import msgspec
+from msgspec.structs import asdict
 
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Sequence
@@ -39,23 +40,28 @@ class Reservation(msgspec.Struct, frozen=True):
     num_cached_tokens: int
 
 
-class LoadStats(msgspec.Struct, frozen=True):
-    """The engine's load at one moment. Blocks held are those not free, cached or quarantined."""
+class Backlog(msgspec.Struct, frozen=True):
+    """The part of the engine's load that delays a prompt."""
 
-    num_running: int
-    num_waiting: int
-    num_remote: int  # waiting for a remote prefill
     num_waiting_tokens: int  # known tokens that no step has computed yet
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_quarantined_blocks: int
-    num_preemptions: int  # since the start
     num_decodes: int = 0  # sequences past their prompt
     decode_context: int = 0  # tokens of these
     costs: StepCosts | None = None  # None: not learned yet
     num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
     num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
+
+
+class LoadStats(Backlog, frozen=True, kw_only=True):
+    """The engine's load at one moment. Blocks held are those not free, cached or quarantined."""
+
+    num_running: int
+    num_waiting: int
+    num_remote: int  # waiting for a remote prefill
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_quarantined_blocks: int
+    num_preemptions: int  # since the start
     num_remote_prompt_tokens: int = 0  # of prompts that another worker computes
     num_groups: int = 1  # of layers: a sequence has a block in each for the same tokens
 
@@ -80,35 +86,43 @@ class LoadStats(msgspec.Struct, frozen=True):
         )
 
 
-def load_of(scheduler: Scheduler) -> LoadStats:
-    """Return the load of the engine that `scheduler` belongs to."""
-    pool = scheduler.pool
+def backlog_of(scheduler: Scheduler) -> Backlog:
+    """Return the part of `load_of` that each decision about a prompt depends on."""
     num_waiting_prompt_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
     num_waiting_tokens = num_waiting_prompt_tokens
     num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
-        num_left = seq.num_known_tokens - seq.num_computed_tokens
+        num_known = seq.num_known_tokens
+        num_left = num_known - seq.num_computed_tokens
         num_waiting_tokens += num_left
         if num_left <= 1:
             num_decodes += 1
-            decode_context += seq.num_known_tokens
+            decode_context += num_known
         else:
             num_running_prompt_tokens += num_left
+    return Backlog(
+        num_waiting_tokens,
+        num_decodes,
+        decode_context,
+        _step_costs(scheduler),
+        num_running_prompt_tokens,
+        num_waiting_prompt_tokens,
+    )
+
+
+def load_of(scheduler: Scheduler) -> LoadStats:
+    """Return the load of the engine that `scheduler` belongs to."""
+    pool = scheduler.pool
     return LoadStats(
+        **asdict(backlog_of(scheduler)),
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
         num_remote=len(scheduler.remote),
-        num_waiting_tokens=num_waiting_tokens,
         num_blocks=pool.num_blocks,
         num_free_blocks=pool.num_free,
         num_cached_blocks=pool.num_cached,
         num_quarantined_blocks=pool.num_quarantined,
         num_preemptions=scheduler.num_preemptions,
-        num_decodes=num_decodes,
-        decode_context=decode_context,
-        costs=_step_costs(scheduler),
-        num_running_prompt_tokens=num_running_prompt_tokens,
-        num_waiting_prompt_tokens=num_waiting_prompt_tokens,
         num_remote_prompt_tokens=sum(len(seq.token_ids) for seq in scheduler.remote.values()),
         num_groups=pool.num_groups,
     )

@@ -1,26 +1,31 @@
 """The loss of a GPU: after some errors every later call of a process to its device fails."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from tandem.engine.step.outcome import DeviceLostError
 
+_NOTHING = nullcontext()
 
-@contextmanager
-def noticing_device_loss(device: torch.device) -> Iterator[None]:
+
+def noticing_device_loss(device: torch.device) -> AbstractContextManager[None]:
     """Raise DeviceLostError in place of an error within after which `device` is lost.
 
     An error that ends a CUDA context is raised again by every later call, also by one that only
     waits. After any other error, as of memory that ran out, the device waits as always.
     """
+    return _noticing_cuda_loss(device) if device.type == "cuda" else _NOTHING
+
+
+@contextmanager
+def _noticing_cuda_loss(device: torch.device) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if device.type == "cuda":
-            try:
-                torch.cuda.synchronize(device)
-            except Exception:
-                raise DeviceLostError(f"{device} is lost: {error}") from error
+        try:
+            torch.cuda.synchronize(device)
+        except Exception:
+            raise DeviceLostError(f"{device} is lost: {error}") from error
         raise

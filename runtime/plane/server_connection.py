@@ -43,7 +43,8 @@ class Responder:
     """The server's end of one stream."""
 
     __slots__ = (
-        "_backlog", "_connection", "_context", "_credit", "_stream_id", "_woken", "has_ended",
+        "_backlog", "_connection", "_context", "_credit", "_is_held", "_stream_id", "_woken",
+        "has_ended",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +56,8 @@ class Responder:
         self._context = context
         self._backlog: deque[bytes] = deque()  # sent beyond the credit, in order
         self._woken: asyncio.Event | None = None
+        self._is_held = False  # was without credit once: the end of the context has an effect
         self.has_ended = False
-        context.on_cancel(self._on_context_end)
 
     def shares_connection(self, other: "Responder") -> bool:
         """Return True if the stream `other` came on the same connection."""
@@ -80,6 +81,7 @@ class Responder:
         elif self._connection.num_backlog_bytes + len(payload) <= MAX_BACKLOG_BYTES:
             self._connection.num_backlog_bytes += len(payload)
             self._backlog.append(payload)
+            self._hold()
         else:
             # Later: the handler may be in the midst of its own bookkeeping.
             self._connection.cancel_soon(self._context, "the caller left too much unread")
@@ -107,6 +109,7 @@ class Responder:
         """Wait until all items are sent and the peer takes more; raise the context's error."""
         while self._credit <= 0:
             self._context.raise_if_done()
+            self._hold()
             self._woken = self._woken or asyncio.Event()
             self._woken.clear()
             await self._woken.wait()
@@ -127,6 +130,11 @@ class Responder:
             self._connection.num_backlog_bytes -= len(payload)
             self._connection.post_item(self._stream_id, payload)
         self._wake()
+
+    def _hold(self) -> None:
+        if not self._is_held:
+            self._is_held = True
+            self._context.on_cancel(self._on_context_end)
 
     def _on_context_end(self) -> None:
         self._connection.num_backlog_bytes -= sum(map(len, self._backlog))
