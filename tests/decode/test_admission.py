@@ -1,7 +1,5 @@
 """The place of a prompt's prefill."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -189,7 +187,7 @@ def test_a_reason_names_the_numbers_that_were_compared() -> None:
 
 
 def with_target(load: PlaceLoad) -> PlaceLoad:
-    return replace(load, costs=msgspec.structs.replace(load.costs, has_target=True))
+    return msgspec.structs.replace(load, costs=msgspec.structs.replace(load.costs, has_target=True))
 
 
 @pytest.mark.parametrize(
