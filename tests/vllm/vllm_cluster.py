@@ -82,9 +82,9 @@ class VllmCluster:
         place = ["--namespace", self._namespace, "--port", str(self._port)]
         self._start("frontend", *self._services, *place)
 
-    def start_engine(self) -> None:
+    def start_engine(self, *arguments: str) -> None:
         self.environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
-        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS, *arguments)
         self.engine = self._start("engine", "vllm", *words)
 
     def start_pair(self, *arguments: str) -> None:
