@@ -1,28 +1,25 @@
 """`tandem engine vllm MODEL`: vLLM's engine behind Tandem's frontend.
 
-Loaded only where vLLM is installed. All arguments but the first and `--namespace` are vLLM's own.
+Loaded only where vLLM is installed.
 """
 
-import argparse
 import asyncio
 import logging
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConfigError, InternalError
+from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import Ack, encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
-from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry
@@ -51,32 +48,25 @@ os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig  # noqa: E402
 from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
 
+from tandem.vllm.arguments import CONNECTOR, parse_arguments  # noqa: E402
 from tandem.vllm.load import LoadLogger  # noqa: E402
 
 SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
-CONNECTOR = "tandem.vllm.connector"
 _GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
 _GIVEN_UP = ("abort", "error")  # finish reasons of vLLM's, when the caller has not left
-USAGE = (
-    "tandem engine vllm MODEL [--namespace NAME] [--disaggregation-mode agg|decode|prefill] "
-    "[vLLM's own arguments]"
-)
-_KV_ROLES = {
-    DisaggregationMode.DECODE: "kv_consumer",
-    DisaggregationMode.PREFILL: "kv_producer",
-}
 
 
 class VllmEngine(LLMEngine):
     """One vLLM engine, of one data-parallel rank. Its model runs in a process of vLLM's own."""
 
-    def __init__(self, arguments: AsyncEngineArgs) -> None:
+    def __init__(self, arguments: AsyncEngineArgs, adapters: Mapping[str, LoRARequest]) -> None:
         self._arguments = arguments
+        self._adapters = adapters
         self._starting: asyncio.Task[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of sockets
@@ -85,38 +75,9 @@ class VllmEngine(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
-        """Parse MODEL, then Tandem's flags and vLLM's; `--help` lists both."""
-        words = sys.argv[1:] if argv is None else list(argv)
-        own = argparse.ArgumentParser(usage=USAGE, add_help=False, allow_abbrev=False)
-        own.add_argument("--namespace", default="vllm", help="of Tandem's cluster")
-        own.add_argument(
-            "--disaggregation-mode",
-            choices=["agg", *(mode.value for mode in _KV_ROLES)],
-            default="agg",
-            help="decode: prompts may go to prefill workers, which serve nothing else",
-        )
-        theirs = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage=USAGE, parents=[own]))
-        if "--help" in words or "-h" in words:
-            theirs.parse_args(["--help"])
-        if not words or words[0].startswith("-"):
-            raise ConfigError(f"the model comes first: {USAGE}", param="MODEL")
-        parsed = theirs.parse_args(["--model", *words])
-        arguments = AsyncEngineArgs.from_cli_args(parsed)
-        mode = DisaggregationMode(parsed.disaggregation_mode)
-        _settle(arguments, mode)
-        names = arguments.served_model_name or [arguments.model]
-        names = [names] if isinstance(names, str) else names
-        arguments.served_model_name = names
-        config = WorkerConfig(
-            parsed.namespace,
-            model_name=arguments.model,
-            served_model_name=names[0],
-            # The connector has the decode role: prompts are placed where vLLM schedules them
-            disaggregation_mode=DisaggregationMode.AGGREGATED
-            if mode is DisaggregationMode.DECODE
-            else mode,
-        )
-        return cls(arguments), config
+        """Return the engine of a command line, and the worker's configuration."""
+        arguments, adapters, config = parse_arguments(sys.argv[1:] if argv is None else argv)
+        return cls(arguments, adapters), config
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
@@ -136,7 +97,7 @@ class VllmEngine(LLMEngine):
         return EngineConfig(
             model=self._arguments.model,
             served_model_name=names[0],
-            model_aliases=names[1:],
+            model_aliases=[*names[1:], *self._adapters],
             context_length=config.model_config.max_model_len,
             kv_cache_block_size=cache.block_size,
             total_kv_blocks=cache.num_gpu_blocks,
@@ -218,9 +179,10 @@ class VllmEngine(LLMEngine):
         tokens = _tokens(prompt, (request.get("extra_args") or {}).get("cache_salt"))
         trace = telemetry.engine_trace_kwargs(context)
         name, reports = context.id(), self._load.reports
-        transfer = self._transfer_params(request, name)
+        adapter, transfer = self._adapter(request), self._transfer_params(request, name)
         try:
-            outputs = llm.generate(tokens, _sampling(request, transfer), name, **trace)
+            sampling = _sampling(request, transfer)
+            outputs = llm.generate(tokens, sampling, name, lora_request=adapter, **trace)
             async with aclosing(outputs):
                 async for output in outputs:
                     completion = output.outputs[0]
@@ -238,6 +200,18 @@ class VllmEngine(LLMEngine):
             raise _translated(error, request) from error
         finally:
             reports.pop(name, None)
+
+    def _adapter(self, request: GenerateRequest) -> LoRARequest | None:
+        """Return the adapter of a request's model; None for the model itself.
+
+        Raise InvalidArgument for an adapter that only other workers have.
+        """
+        name = request.get("model")
+        if name is None or name in self._arguments.served_model_name:
+            return None
+        if name not in self._adapters:
+            raise InvalidArgument(f"this worker has no adapter {name!r}", param="model")
+        return self._adapters[name]
 
     def _transfer_params(self, request: GenerateRequest, name: str) -> dict[str, str] | None:
         """Return the request's part for the connector, which reports its prompt's place."""
@@ -292,33 +266,6 @@ async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
         for process in multiprocessing.active_children():
             process.terminate()
         await asyncio.wait({starting}, timeout=_GIVE_UP_POLL_S)
-
-
-def _settle(arguments: AsyncEngineArgs, mode: DisaggregationMode) -> None:
-    """Set what Tandem needs. Raise ConfigError naming an argument that a worker cannot serve."""
-    if arguments.data_parallel_size != 1:
-        raise ConfigError(
-            "--data-parallel-size: a worker has one rank; start one worker per rank",
-            param="data_parallel_size",
-        )
-    if mode in _KV_ROLES:
-        if arguments.kv_transfer_config is not None:
-            raise ConfigError(
-                "--kv-transfer-config: --disaggregation-mode sets it; give one of the two",
-                param="kv_transfer_config",
-            )
-        arguments.kv_transfer_config = KVTransferConfig(
-            kv_connector="TandemConnector",
-            kv_connector_module_path=CONNECTOR,
-            kv_role=_KV_ROLES[mode],
-            kv_load_failure_policy="recompute",
-        )
-    structured = arguments.structured_outputs_config
-    if structured.backend == "auto":  # the frontend writes grammars of tool calls for llguidance
-        structured.backend = "guidance"
-    folder = Path(arguments.model).expanduser()
-    if folder.is_dir():
-        arguments.model = str(folder.resolve())
 
 
 def _tokens(token_ids: list[int], cache_salt: str | None) -> TokensPrompt:

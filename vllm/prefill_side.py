@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import psutil
 
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.context import RequestContext
@@ -116,16 +118,9 @@ def stopped_ancestor() -> int | None:
 
     A stopped scheduler would hold a ticket up although this process is well.
     """
-    pid = os.getppid()
-    for _ in range(2):  # vLLM's scheduler, and Tandem's engine
-        if pid <= 1:
-            return None
-        try:
-            with open(f"/proc/{pid}/stat", errors="replace") as stat:
-                state, parent = stat.read().rpartition(")")[2].split()[:2]
-        except OSError:
-            return None
-        if state in "Tt":
-            return pid
-        pid = int(parent)
+    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    with suppress(psutil.Error):
+        for process in psutil.Process().parents()[:2]:  # vLLM's scheduler, and Tandem's engine
+            if process.status() in stopped:
+                return process.pid
     return None

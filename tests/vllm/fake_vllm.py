@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 BLOCK_SIZE = 128
 NUM_BLOCKS = 64
@@ -96,6 +96,7 @@ class AsyncEngineArgs:
     data_parallel_size: int = 1
     kv_events_config: KVEventsConfig | None = None
     kv_transfer_config: KVTransferConfig | None = None
+    enable_lora: bool | None = None
     structured_outputs_config: Any = field(default_factory=lambda: SimpleNamespace(backend="auto"))
 
     @staticmethod
@@ -118,6 +119,12 @@ class AsyncEngineArgs:
         )
 
 
+class LoRARequest(NamedTuple):
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
 class AsyncLLM:
     """An engine of one process. A test sets `failure` for the next request."""
 
@@ -132,6 +139,7 @@ class AsyncLLM:
         self.running: dict[str, bool] = {}  # request id |-> is aborted
         self.params: list[SamplingParams] = []
         self.prompts: list[dict[str, Any]] = []
+        self.adapters: list[LoRARequest | None] = []
         self.failure: Exception | str | None = None  # or the finish reason of a given-up request
         self.errored = False
         self.has_ended = False
@@ -157,6 +165,7 @@ class AsyncLLM:
         prompt: dict[str, Any],
         params: SamplingParams,
         request_id: str,
+        lora_request: LoRARequest | None = None,
         trace_headers: dict[str, str] | None = None,
     ) -> AsyncIterator[Any]:
         if isinstance(failure := self.failure, Exception):
@@ -165,6 +174,7 @@ class AsyncLLM:
         if not prompt["prompt_token_ids"]:
             raise VLLMClientError("the prompt is empty")
         self.prompts.append(prompt)
+        self.adapters.append(lora_request)
         self.params.append(params)
         self._record((params.extra_args or {}).get("kv_transfer_params", {}))
         self.running[request_id] = False
@@ -255,6 +265,8 @@ MODULES: dict[str, dict[str, Any]] = {
         "VllmConfig": SimpleNamespace,
     },
     "vllm.exceptions": {"GracefulHTTPError": GracefulHTTPError, "VLLMClientError": VLLMClientError},
+    "vllm.lora": {},
+    "vllm.lora.request": {"LoRARequest": LoRARequest},
     "vllm.sampling_params": {
         "RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final"),
         "StructuredOutputsParams": StructuredOutputsParams,
@@ -277,7 +289,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
 }
-LOADS_VLLM = ("tandem.vllm.connector", "tandem.vllm.engine", "tandem.vllm.load")
+LOADS_VLLM = tuple(f"tandem.vllm.{name}" for name in ("arguments", "connector", "engine", "load"))
 
 
 @contextmanager

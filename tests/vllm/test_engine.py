@@ -39,6 +39,20 @@ async def test_a_chat_is_answered_and_a_seed_decides_its_draws(
     assert answers[0][1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_an_adapter_answers_for_itself_and_shares_no_cached_block(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    await served.ready(http)
+    answers = []
+    for model in ("random", "adapted", "random", "adapted"):
+        status, body = await served.chat(
+            http, model=model, content="Once upon a time " * 40, temperature=0, ignore_eos=True
+        )
+        assert status == 200, body
+        answers.append(text_of(body))
+    assert answers[0] == answers[2] != answers[1] == answers[3]
+
+
 async def test_log_probabilities_have_the_best_alternatives(
     served: VllmCluster, http: aiohttp.ClientSession
 ) -> None:

@@ -202,6 +202,23 @@ async def test_the_started_engine_describes_its_model(engine_class: Any) -> None
     assert started.kv_cache_block_size == 128 and started.total_kv_blocks == 64
 
 
+async def test_an_adapter_is_a_model_of_its_own_name(engine_class: Any) -> None:
+    words = ["some-model", "--lora-modules", "terse=/adapters/1", "kind=/adapters/2"]
+    engine, _ = await engine_class.from_args(words)
+    started = await engine.start(1)
+    assert started.model_aliases == ["terse", "kind"]
+    for name in ("kind", "some-model", "terse"):
+        await chunks_of(engine, request_for(1) | {"model": name})
+    (llm,) = AsyncLLM.made
+    assert llm.arguments.enable_lora
+    assert llm.adapters == [("kind", 2, "/adapters/2"), None, ("terse", 1, "/adapters/1")]
+    with pytest.raises(InvalidArgument, match="no adapter 'rude'"):
+        await chunks_of(engine, request_for(1) | {"model": "rude"})
+    await engine.cleanup()
+    with pytest.raises(SystemExit):
+        await engine_class.from_args(["some-model", "--lora-modules", "no-path"])
+
+
 @pytest.mark.parametrize(
     ("words", "param"),
     [

@@ -55,6 +55,15 @@ NEEDS_VLLM = [
 ]
 
 
+def parts_of(engine: psutil.Process) -> dict[str, psutil.Process]:
+    """Return the processes of an engine: its own, vLLM's scheduler, the rank."""
+    found = {"engine": engine}
+    for each in engine.children(recursive=True):
+        name = " ".join(each.cmdline())
+        found |= {part: each for part, word in _PARTS.items() if word in name}
+    return found
+
+
 class VllmCluster:
     """Processes of one namespace, and requests to their frontend."""
 
@@ -82,9 +91,9 @@ class VllmCluster:
         place = ["--namespace", self._namespace, "--port", str(self._port)]
         self._start("frontend", *self._services, *place)
 
-    def start_engine(self) -> None:
+    def start_engine(self, *arguments: str) -> None:
         self.environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
-        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS)
+        words = (str(self.model), "--served-model-name", "random", *ARGUMENTS, *arguments)
         self.engine = self._start("engine", "vllm", *words)
 
     def start_pair(self, *arguments: str) -> None:
@@ -94,15 +103,9 @@ class VllmCluster:
 
     @property
     def prefill_processes(self) -> dict[str, psutil.Process]:
-        """The processes of the pair's prefill worker: its engine, vLLM's scheduler, the rank."""
-        found = {}
-        for child in psutil.Process(self._running[-1].pid).children():
-            if "prefill" in child.cmdline():
-                found["engine"] = child
-                for each in child.children(recursive=True):
-                    name = " ".join(each.cmdline())
-                    found |= {part: each for part, word in _PARTS.items() if word in name}
-        return found
+        """The processes of the pair's prefill worker."""
+        pair = psutil.Process(self._running[-1].pid).children()
+        return next((parts_of(each) for each in pair if "prefill" in each.cmdline()), {})
 
     def _start(
         self, *words: str, program: Sequence[str] = ("-m", "tandem.launch")

@@ -1,0 +1,298 @@
+"""Tandem's connector beside vLLM's NixlConnector (pull) and NixlPushConnector, under equal faults.
+
+    python -m tests.vllm.compare_connectors [ROUNDS] [tandem,pull,push]   # vLLM's environment
+
+vLLM's two need its name of NIXL: `pip install --no-deps nixl==1.5.1`. Their proxy is this program:
+it asks the prefill engine, then the decode engine, under one request id, and repeats nothing.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from tandem.models.random_model import write_random_model
+from tandem.runtime.address import new_id
+from tests.services import EtcdServer, NatsServer, free_port
+from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, parts_of
+
+LIMIT_S, STOP_S, LEASE_S = 45.0, 8.0, 32.0  # a caller's patience; a stop; vLLM's lease of blocks
+LONG = 4000  # tokens
+WORDS = (*ARGUMENTS, "--max-model-len", "4352", "--max-num-batched-tokens", "512",
+         "--served-model-name", "random")  # fmt: skip
+FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block that lands loses it and a bit
+PLUGIN = "[vllm.general_plugins]\nflips = tests.vllm.compare_connectors:flip_landed_bits\n"
+Act = Callable[[], Any]
+
+
+def flip_landed_bits() -> None:
+    """In vLLM's processes: flip an exponent's bit in a block that has landed, when one is due."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
+    from tandem.vllm.decode_side import VllmHandoff
+
+    due, theirs = Path(os.environ[FLIP]), base_worker.NixlBaseConnectorWorker
+    verify, results = VllmHandoff._verify, theirs.get_transfer_results
+
+    def flip(records: Any, block: int) -> None:
+        if due.exists():
+            due.unlink()
+            records[block].flatten().view(dtype=records.new_empty(0).char().dtype)[3] ^= 64
+
+    async def flipped(self: Any, work: Any) -> None:
+        flip(self._tools.group.pool.tensor, work.blocks[0][1])
+        await verify(self, work)
+
+    def results_flipped(self: Any) -> Any:
+        landing = dict(self._recving_metadata)
+        found = results(self)
+        for name in found.finished_recving - found.failed_recving:
+            layer = next(iter(self.device_kv_caches.values()))
+            flip(layer, landing[name].local_physical_block_ids[0][0])
+        return found
+
+    VllmHandoff._verify = flipped  # type: ignore[method-assign]
+    theirs.get_transfer_results = results_flipped
+
+
+class Tandem(VllmCluster):
+    """Both engines behind Tandem's frontend."""
+
+    name = "tandem"
+
+    def start(self) -> None:
+        self.environment["TANDEM_RUNTIME__LOG_LEVEL"] = "debug"
+        self.environment["TANDEM_TRANSFER__EXCLUDE_AFTER"] = "1000"  # flips, of one prefill worker
+        self.start_frontend()
+        self.ports = {"decode": free_port(), "prefill": free_port()}
+        for mode, port in self.ports.items():
+            self.environment["TANDEM_SYSTEM_PORT"] = str(port)
+            words = ("engine", "vllm", str(self.model), *WORDS, "--disaggregation-mode", mode)
+            self.engine = self._start(*words)  # the prefill worker's, in the end
+
+    async def is_ready(self, http: Any) -> None:
+        await self.ready(http)
+        await self.prefill_ready()
+
+    async def turns(self, http: Any, prompt: list[int], between: Act | None = None) -> str:
+        text, headers = await self.ask(http, prompt, "remote", max_tokens=1)
+        self.place = f"{headers['x-tandem-prefill']}: {headers['x-tandem-prefill-reason']}"
+        return text
+
+    async def local(self, http: Any, prompt: list[int]) -> str:
+        return await self.complete(http, prompt, "local", max_tokens=1)
+
+    def handovers_ms(self) -> list[float]:
+        """Return the times from the last computed block to the last proven one, by both logs."""
+        proven = _stamps(self.log(1), "loaded in")
+        computed = [at for at in _stamps(self.log(2), "computed") if at < proven[-1]]
+        return [(min(end for end in proven if end > at) - at) * 1e3 for at in computed]
+
+
+def _stamps(log: str, word: str) -> list[float]:
+    lines = [line.split(" ")[0] for line in log.splitlines() if " ticket " in line and word in line]
+    return [datetime.fromisoformat(stamp).timestamp() for stamp in lines]
+
+
+class Nixl(VllmCluster):
+    """Both engines of `vllm serve` with one of vLLM's own connectors."""
+
+    place = "remote"
+
+    def start(self) -> None:
+        self.ports = {"decode": free_port(), "prefill": free_port()}
+        self.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        for mode, role in {"decode": "kv_consumer", "prefill": "kv_producer"}.items():
+            self.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+            transfer = {
+                "kv_connector": CONNECTORS[self.name],
+                "kv_role": role,
+                "kv_buffer_device": "cpu",
+                "kv_load_failure_policy": "recompute",
+            }
+            address = ("--host", "127.0.0.1", "--port", str(self.ports[mode]))
+            connector = ("--kv-transfer-config", json.dumps(transfer))
+            words = ("serve", str(self.model), *WORDS, *address, *connector)
+            self.engine = self._start(*words, program=("-m", "vllm.entrypoints.cli.main"))
+
+    async def is_ready(self, http: Any) -> None:
+        for mode in self.ports:
+            while True:
+                with suppress(aiohttp.ClientError):
+                    await self._ask(http, mode, [1], new_id(), new_id())
+                    break
+                await asyncio.sleep(0.5)
+
+    async def turns(self, http: Any, prompt: list[int], between: Act | None = None) -> str:
+        request_id, salt = new_id(), new_id()
+        found = await self._ask(http, "prefill", prompt, request_id, salt, do_remote_decode=True)
+        if between is not None:
+            between()
+        transfer = found["kv_transfer_params"]
+        found = await self._ask(http, "decode", prompt, request_id, salt, **transfer)
+        return str(found["choices"][0]["text"])
+
+    async def local(self, http: Any, prompt: list[int]) -> str:
+        found = await self._ask(http, "decode", prompt, new_id(), new_id())
+        return str(found["choices"][0]["text"])
+
+    async def _ask(
+        self, http: Any, mode: str, prompt: list[int], request_id: str, salt: str, **transfer: Any
+    ) -> Any:
+        body = {"model": "random", "prompt": prompt, "max_tokens": 1, "temperature": 0,
+                "cache_salt": salt, "kv_transfer_params": transfer or None}  # fmt: skip
+        url = f"http://127.0.0.1:{self.ports[mode]}/v1/completions"
+        async with http.post(url, json=body, headers={"X-Request-Id": request_id}) as answer:
+            answer.raise_for_status()
+            return await answer.json()
+
+
+CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
+System = Tandem | Nixl
+
+
+def new_prompt(num_tokens: int) -> list[int]:
+    return [random.randrange(256) for _ in range(num_tokens)]
+
+
+async def time_first_tokens(http: Any, systems: list[System], rounds: int) -> None:
+    times = defaultdict(list)
+    for _ in range(rounds):
+        for num_tokens in (500, 2000, LONG):
+            for system in random.sample(systems, len(systems)):
+                for place, ask in (("remote", system.turns), ("local", system.local)):
+                    began_at = time.perf_counter()
+                    await ask(http, new_prompt(num_tokens))
+                    times[num_tokens, system.name, place].append(time.perf_counter() - began_at)
+    for key, found in sorted(times.items()):
+        print("first token", *key, f"p50 {statistics.median(found) * 1e3:.0f} ms", flush=True)
+    for system in systems:
+        if isinstance(system, Tandem) and (found := system.handovers_ms()):
+            print(f"handover p50 {statistics.median(found):.1f} ms of {len(found)}", flush=True)
+
+
+async def fault(
+    http: Any, system: System, what: str, act: Act, *, after_s: float | None = 0.4,
+    undo: Act | None = None,
+) -> None:  # fmt: skip
+    """Act on a prompt on its way, or between both engines' turns (None); print its end."""
+    loop, prompt, hit_at = asyncio.get_running_loop(), new_prompt(LONG), time.perf_counter()
+
+    def hit() -> None:
+        nonlocal hit_at
+        hit_at = time.perf_counter()
+        act()
+        if undo is not None:
+            loop.call_later(STOP_S, undo)
+
+    if after_s is not None:
+        loop.call_later(after_s, hit)
+    try:
+        text = await system.turns(http, prompt, hit if after_s is None else None)
+        waited_s = time.perf_counter() - hit_at
+        is_right = text == await system.local(http, prompt)
+        end = f"{'right' if is_right else 'WRONG'} ({system.place})"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        waited_s, end = time.perf_counter() - hit_at, repr(error)
+    print(f"{what} | {system.name} | {end} | {waited_s:.1f} s afterwards", flush=True)
+
+
+async def callers_leave(http: Any, system: System) -> None:
+    """Let 30 callers leave in every state; print the blocks in use, soon and after the lease."""
+    room, num_right, shares = asyncio.Semaphore(3), 0, []
+
+    async def leave() -> None:
+        async with room:
+            asking = asyncio.create_task(system.turns(http, new_prompt(2000)))
+            await asyncio.wait([asking], timeout=random.uniform(0.0, 2.0))
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    await asyncio.gather(*(leave() for _ in range(30)))
+    for wait_s in (4.0, LEASE_S):
+        await asyncio.sleep(wait_s)
+        for _ in range(3):
+            prompt = new_prompt(300)
+            num_right += await system.turns(http, prompt) == await system.local(http, prompt)
+        await asyncio.sleep(1.0)
+        shares.append([await kv_in_use(http, port) for port in system.ports.values()])
+    end = f"KV in use at both after 4 s, and after the lease: {shares}; {num_right} of 6 right"
+    print(f"30 callers leave | {system.name} | {end}", flush=True)
+
+
+async def kv_in_use(http: Any, port: int) -> float:
+    async with http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(e.split()[-1]) for e in lines if e.startswith("vllm:kv_cache_usage_perc{"))
+
+
+async def faults(http: Any, system: System, flip: Path) -> None:
+    await callers_leave(http, system)
+    for _ in range(3):
+        await fault(http, system, "a bit flipped", flip.touch, after_s=0.0)
+    parts = parts_of(psutil.Process(system.engine.pid))
+    for name in ("scheduler", "rank"):
+        part = parts[name]
+        await fault(http, system, f"{name} stopped", part.suspend, undo=part.resume)
+        await asyncio.sleep(STOP_S)
+    if system.name in CONNECTORS:
+        part = parts["rank"]
+        what = "rank stopped between the turns"
+        await fault(http, system, what, part.suspend, undo=part.resume, after_s=None)
+        await asyncio.sleep(STOP_S)
+        await fault(http, system, "rank killed between the turns", part.kill, after_s=None)
+    else:
+        await fault(http, system, "rank killed", parts["rank"].kill)
+
+
+async def main(rounds: int, names: list[str]) -> None:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-compare-")))
+        info = folder / "flips-0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flips\nVersion: 0\n")
+        (info / "entry_points.txt").write_text(PLUGIN)
+        os.environ[FLIP] = str(folder / "flip")
+        paths = [str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        nats, etcd = stack.enter_context(NatsServer()), stack.enter_context(EtcdServer())
+        shape = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 256}
+        model = write_random_model(folder / "model", **shape)
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIMIT_S))
+        )
+        systems: list[System] = []
+        for name in names:
+            (folder / name).mkdir()
+            system = (Nixl if name in CONNECTORS else Tandem)(nats, etcd, model, folder / name)
+            system.name = name
+            stack.callback(system.end)
+            system.start()
+            systems.append(system)
+        for system in systems:
+            await system.is_ready(http)
+            prompt = new_prompt(LONG)
+            text = await system.turns(http, prompt)
+            assert text == await system.local(http, prompt), f"{system.name}: without any fault"
+        await time_first_tokens(http, systems, rounds)
+        for system in systems:
+            await faults(http, system, folder / "flip")
+        print("load", os.getloadavg())
+
+
+if __name__ == "__main__":
+    rounds, names = [*sys.argv[1:], *("12", "tandem,pull,push")[len(sys.argv) - 1 :]]
+    asyncio.run(main(int(rounds), names.split(",")))
