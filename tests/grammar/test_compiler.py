@@ -11,7 +11,7 @@ import pytest
 
 from tandem.grammar import compiler as compiler_module
 from tandem.grammar.compiler import GrammarCompiler
-from tandem.grammar.matcher import GrammarMatcher
+from tandem.grammar.matcher import MAX_AHEAD, GrammarMatcher
 from tandem.grammar.trial import LONGEST_TRIAL_S
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar, GrammarKind
@@ -219,6 +219,18 @@ async def test_a_large_number_or_many_choices_are_no_fault(
     compiler: GrammarCompiler, kind: GrammarKind, source: str
 ) -> None:
     assert allowed(await compiler.compile(Grammar(kind, source), []))
+
+
+async def test_a_long_fixed_text_is_forced_part_by_part(compiler: GrammarCompiler) -> None:
+    text = "".join(f"{i * i} " for i in range(90))
+    matcher = await compiler.compile(Grammar("regex", f"[ab]{{4}}({text}|b{text})"), [])
+    lengths, token_ids = set(), TOKENIZER.encode("abab" + text).ids
+    for token_id in token_ids:
+        assert token_id in allowed(matcher)
+        lengths.add(len(matcher.forced))
+        matcher.begin([token_id])
+    assert allowed(matcher) == {EOS} and lengths == set(range(MAX_AHEAD + 1))
+    assert len(token_ids) > 2 * MAX_AHEAD
 
 
 async def test_an_answer_goes_on_after_the_tokens_that_it_has(compiler: GrammarCompiler) -> None:
