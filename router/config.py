@@ -17,6 +17,6 @@ class RouterConfig(BaseModel):
     max_index_entries: int = Field(
         4_000_000,
         ge=1,
-        description="most (block, instance) pairs the KV index remembers; the least recently "
-        "used go first",
+        description="most (block, instance) pairs the KV index remembers; the oldest that "
+        "were not looked up lately go first",
     )

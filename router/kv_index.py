@@ -41,11 +41,14 @@ class KvIndex:
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._num_entries = 0
-        self._is_nearly_full = False  # before that, the order of use does not matter
+        self._is_nearly_full = False  # before that, it does not matter what is used
+        self._used: set[bytes] = (
+            set()
+        )  # blocks that were looked up since they were last passed over
         self._sources: dict[str, _Source] = {}
         # Of the same instances; the value of all is the instance's bit. Half as large as sets.
         self._held: dict[str, dict[bytes, int]] = {}
-        self._holders: dict[bytes, int] = {}  # once nearly full, least recently used first
+        self._holders: dict[bytes, int] = {}  # the next to be evicted first
         self._names: list[str] = []  # by place in the sets; also of instances that left
         self._free: list[int] = []  # places of instances that left
         self._candidates: list[str] = []  # of the last call of `depths`
@@ -147,7 +150,7 @@ class KvIndex:
         if among and depth:
             levels.append((depth, among))
         if self._is_nearly_full:
-            self._use(hashes[:depth])
+            self._used.update(hashes[:depth])
         return levels
 
     def _names_of(self, holders: int) -> Iterator[str]:
@@ -174,7 +177,8 @@ class KvIndex:
         held, bit = self._held[event.instance_id], self._sources[event.instance_id].bit
         num_before = len(held)
         self._release([each for each in event.removed if held.pop(each, None)], bit)
-        added = dict.fromkeys(reversed(event.stored), bit)  # reversed as in `_use`
+        # The first one last: a chain is useless without its start.
+        added = dict.fromkeys(reversed(event.stored), bit)
         if not held.keys().isdisjoint(added):
             added = {each: bit for each in added if each not in held}
         held.update(added)
@@ -184,8 +188,6 @@ class KvIndex:
             for block_hash in added:
                 others = self._holders.get(block_hash)
                 self._holders[block_hash] = others | bit if others else bit
-        if self._is_nearly_full:
-            self._use(event.stored)
         self._count(len(held) - num_before)
         if self._num_entries > self._max_entries:
             self._shrink()
@@ -201,6 +203,7 @@ class KvIndex:
         for block_hash in hashes:
             if holders[block_hash] == bit:
                 del holders[block_hash]
+                self._used.discard(block_hash)
             else:
                 holders[block_hash] ^= bit
 
@@ -208,19 +211,16 @@ class KvIndex:
         self._num_entries += num_new
         self._is_nearly_full = 4 * self._num_entries >= 3 * self._max_entries
 
-    def _use(self, hashes: Sequence[bytes]) -> None:
-        """Make `hashes` the youngest, the first one last: a chain is useless without its start."""
-        holders = self._holders
-        for block_hash in reversed(hashes):
-            holders[block_hash] = holders.pop(block_hash)
-
     def _shrink(self) -> None:
-        """Evict the oldest blocks, until there is some room."""
+        """Evict the oldest blocks, until there is some room; those in use become the youngest."""
         room = self._max_entries // _SHARE_EVICTED
-        while self._num_entries > self._max_entries - room:
-            num_excess = self._num_entries - (self._max_entries - room)
-            for block_hash in list(islice(self._holders, num_excess)):
+        while (num_excess := self._num_entries - self._max_entries + room) > 0:
+            for block_hash in list(islice(self._holders, max(num_excess, room))):
                 holders = self._holders.pop(block_hash)
+                if block_hash in self._used:
+                    self._used.remove(block_hash)
+                    self._holders[block_hash] = holders
+                    continue
                 for name in self._names_of(holders):
                     del self._held[name][block_hash]
                 self._count(-holders.bit_count())
