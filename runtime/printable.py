@@ -29,8 +29,11 @@ def one_line(text: str, max_bytes: int) -> str:
 
 
 def short(name: str) -> str:
-    """Return a name for an error text: a longer one than `MAX_NAME_CHARS` is cut."""
-    return name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 3] + "..."
+    """Return a name for an error text, on one line and cut at `MAX_NAME_CHARS`."""
+    start = name[: MAX_NAME_CHARS + 1]
+    if not start.isprintable():
+        start = start.translate(_CONTROL)
+    return start if len(start) <= MAX_NAME_CHARS else start[: MAX_NAME_CHARS - 3] + "..."
 
 
 def masked(text: str) -> str:

@@ -60,6 +60,7 @@ def test_a_short_message_stays_as_it_is() -> None:
 
 def test_names_in_errors_are_cut() -> None:
     assert short("generate") == "generate"
+    assert short("a\nb\x7fé") == "a\\nb\\x7fé"
     assert len(short("n" * 60_000_000)) == MAX_NAME_CHARS
 
 
