@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.transfer_cost import TransferCost
 from tandem.router.predict import PlaceLoad, Prediction, predict
-from tandem.runtime.messages import PrefillPlace
+from tandem.runtime.messages import PrefillPlace, Targets
 
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
@@ -158,6 +158,14 @@ def is_still_remote(
     )
     decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
     return decision.place == "remote" and decision.is_predicted
+
+
+def with_targets(config: DisaggConfig, targets: Targets | None) -> DisaggConfig:
+    """Return the configuration for a request that may have targets of its own."""
+    if targets is None:
+        return config
+    given = {"ttft_target_ms": targets.ttft_ms, "itl_target_ms": targets.itl_ms}
+    return config.model_copy(update={name: ms for name, ms in given.items() if ms is not None})
 
 
 def gives_way(

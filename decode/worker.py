@@ -11,6 +11,7 @@ from tandem.decode.admission import (
     decide,
     gives_way,
     is_still_remote,
+    with_targets,
 )
 from tandem.decode.config import DisaggConfig
 from tandem.decode.handoff import RemotePrefill
@@ -229,7 +230,7 @@ class DecodeRole:
             num_cached = engine.prefix_hit(seq)
             num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine)
             decision = decide(
-                config,
+                with_targets(config, active.request.targets),
                 num_uncached,
                 side,
                 num_cached_tokens=num_cached,
@@ -256,7 +257,7 @@ class DecodeRole:
         """
         config = self.thresholds.current
         return is_still_remote(
-            config,
+            with_targets(config, remote.active.request.targets),
             remote.num_uncached_tokens,
             self.prefill_view.side(engine, config.claim_timeout_ms / 1e3),
             num_cached_tokens=remote.active.num_cached_tokens,
@@ -269,7 +270,8 @@ class DecodeRole:
         if place is None or self.prefill_view.queue_depth.num_jobs == 0:
             return False
         waited_ms = remote.active.timeline.elapsed_s() * 1e3
-        return gives_way(self.thresholds.current, place, remote.num_uncached_tokens, waited_ms)
+        config = with_targets(self.thresholds.current, remote.active.request.targets)
+        return gives_way(config, place, remote.num_uncached_tokens, waited_ms)
 
     def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
         """Return the seconds by which prompts that are not placed yet lengthen its last step."""

@@ -20,12 +20,16 @@ from tandem.runtime.messages import (
     GenerateRequest,
     PrefillPlace,
     SamplingParams,
+    TargetMs,
+    Targets,
     pack_tokens,
 )
 from tandem.runtime.request_bounds import check_num_prompt_logprobs
 
 _PREFILL_HEADER = "x-tandem-prefill"
 _TIMELINE_HEADER = "x-tandem-timeline"
+_TTFT_HEADER = "x-tandem-ttft-target-ms"
+_ITL_HEADER = "x-tandem-itl-target-ms"
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -73,13 +77,13 @@ class Planner:
     ) -> Plan:
         """Return the plan of a request. Raises InvalidRequestError naming the field at fault."""
         model = of_tokens(model)
-        placement = _placement(headers)
+        placement, targets = _placement(headers), _targets(headers)
         wants_timeline = _wants_timeline(headers)
         prompts = await self.prompt_maker.prompts(body, model)
         is_chat = isinstance(body, ChatRequest)
         head = new_head(context.id, model.card.name, is_chat, body.include_usage)
         format = answer_format(body, model, self._config, prompts[0].token_ids)
-        choices = _choices(body, model, prompts, format, context, placement)
+        choices = _choices(body, model, prompts, format, context, placement, targets)
         num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
         return Plan(
             model, body, prompts, choices, format, context, head, wants_timeline, num_tokens
@@ -102,6 +106,7 @@ def _choices(
     format: AnswerFormat,
     context: RequestContext,
     placement: PrefillPlace | None,
+    targets: Targets | None,
 ) -> list[Choice]:
     sampling = _sampling(body, model)
     n = body.n or 1
@@ -128,6 +133,7 @@ def _choices(
                 cache_salt=body.cache_salt or "",
                 prefill_place=placement,
                 grammar=grammar,
+                targets=targets,
             )
             choices.append(Choice(index, prompt, request))
     return choices
@@ -191,6 +197,22 @@ def _placement(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
             f"header `{_PREFILL_HEADER}` must be local or remote", param=_PREFILL_HEADER
         )
     return placement
+
+
+def _targets(headers: Mapping[bytes, bytes]) -> Targets | None:
+    ttft_ms, itl_ms = _target_ms(headers, _TTFT_HEADER), _target_ms(headers, _ITL_HEADER)
+    return None if ttft_ms is None and itl_ms is None else Targets(ttft_ms, itl_ms)
+
+
+def _target_ms(headers: Mapping[bytes, bytes], name: str) -> float | None:
+    value = headers.get(name.encode())
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value.decode("latin-1"), TargetMs, strict=False)
+    except msgspec.ValidationError:
+        message = f"header `{name}` must be a number of milliseconds above 0, up to an hour"
+        raise InvalidRequestError(message, param=name) from None
 
 
 def _wants_timeline(headers: Mapping[bytes, bytes]) -> bool:

@@ -21,6 +21,7 @@ ControlName = Literal["clear-prefix-cache", "profile"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]  # not NaN either
+TargetMs = Annotated[float, msgspec.Meta(gt=0, le=3_600_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  # of a step
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
@@ -105,6 +106,13 @@ class PrefillReport(Message, frozen=True, tag=False):
 # ---- to a decode worker, from a frontend ------------------------------------------------------
 
 
+class Targets(Message, frozen=True):
+    """A caller's own targets for the place of a prompt, instead of the decode worker's."""
+
+    ttft_ms: TargetMs | None = None
+    itl_ms: TargetMs | None = None
+
+
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left when it was sent.
 
@@ -122,6 +130,7 @@ class GenerateRequest(Message, frozen=True):
     prefill_place: PrefillPlace | None = None  # the caller's choice, instead of the policy's
     num_generated: int = 0
     grammar: Grammar | None = None  # None: any answer
+    targets: Targets | None = None
 
 
 class TextRequest(Message, frozen=True):

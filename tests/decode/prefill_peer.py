@@ -36,6 +36,7 @@ from tandem.runtime.messages import (
     SamplingParams,
     Settled,
     StopConditions,
+    Targets,
     TokenDelta,
     WorkerStatus,
     encode,
@@ -176,6 +177,7 @@ class Stage:
         request_id: str = "",
         num_generated: int = 0,
         place: PrefillPlace | None = None,
+        targets: Targets | None = None,
     ) -> Answer:
         """Sends a prompt, the last `num_generated` tokens of which are of the answer."""
         request = GenerateRequest(
@@ -187,6 +189,7 @@ class Stage:
             deadline_ms=60_000,
             prefill_place=place,
             num_generated=num_generated,
+            targets=targets,
         )
         answer = Answer(RequestContext(timeout_s=60))
         stream = await self.peer.node.client.open(

@@ -12,10 +12,11 @@ from tandem.decode.admission import (
     gives_way,
     is_still_remote,
     leaves_tickets,
+    with_targets,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.messages import StepCosts
+from tandem.runtime.messages import StepCosts, Targets
 
 
 def side(**changes: object) -> PrefillSide:
@@ -170,7 +171,7 @@ def test_a_place_that_keeps_a_target_beats_a_cheaper_one(num_uncached: int) -> N
     config = ADAPTIVE.model_copy(update={"itl_target_ms": 20.0})
     decision = decide(config, num_uncached, side(here=busy, others=[waits]))
     assert (decision.place, decision.cause) == ("remote", PlacementCause.TARGET)
-    config = ADAPTIVE.model_copy(update={"itl_target_ms": 20.0, "ttft_target_ms": 1000.0})
+    config = with_targets(config, Targets(ttft_ms=1000.0))  # the request's own, beside the other
     assert decide(config, num_uncached, side(here=busy, others=[waits])).place == "local"
 
 

@@ -29,6 +29,7 @@ from tandem.runtime.messages import (
     PrefillJob,
     StepCosts,
     StopConditions,
+    Targets,
     encode,
 )
 from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
@@ -193,11 +194,12 @@ async def test_a_ticket_whose_target_is_lost_gives_way_while_others_wait(
     runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)
-    limits = {"policy": "adaptive", "max_local_prefill_length": 0, "ttft_target_ms": 1e-3}
+    limits = {"policy": "adaptive", "max_local_prefill_length": 0}
     async with Stage(runtime_config, tiny_model, **limits) as stage, reporting(stage):
         view = stage.worker.prefill_view
         prompts = [PROMPT, fresh_prompt(12, seed=2)]
-        answers = [await stage.ask(prompt) for prompt in prompts]
+        target = Targets(ttft_ms=1.0)  # of these requests alone
+        answers = [await stage.ask(prompt, targets=target) for prompt in prompts]
         first = await stage.ticket()
         await eventually(lambda: view.queue_depth.num_jobs == 1)
         refusals = [await stage.claim(first) for _ in range(MAX_WAYS_GIVEN)]
@@ -209,6 +211,7 @@ async def test_a_ticket_whose_target_is_lost_gives_way_while_others_wait(
         for prompt, answer in zip(prompts, answers, strict=True):
             assert await answer.whole() == stage.undisturbed(prompt)
             assert answer.report is not None and answer.report.place == "remote"
+            assert answer.report.cause == "target"  # which only the other worker keeps
         await stage.balanced()
 
 

@@ -85,7 +85,8 @@ PATHS = st.sampled_from(
 TOKENS = st.text("abcdefgh-", min_size=1, max_size=12)
 KNOWN_HEADERS = (
     "accept", "authorization", "content-encoding", "content-type", "cookie", "origin", "range",
-    "x-request-id", "x-tandem-prefill", "traceparent", "access-control-request-method",
+    "x-request-id", "x-tandem-prefill", "x-tandem-ttft-target-ms", "traceparent",
+    "access-control-request-method",
 )  # fmt: skip
 CONTROLS = bytes([*range(32), 127])
 HEADERS = st.dictionaries(

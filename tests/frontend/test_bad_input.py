@@ -124,6 +124,7 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"a\n": 1}}, "structured_outputs.a\\n"),
     ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ({"functions": []}, "functions"),
@@ -251,11 +252,19 @@ async def test_unknown_paths_and_wrong_methods(stack: Stack) -> None:
     error_of(response)
 
 
-async def test_a_wrong_prefill_header_is_a_400(stack: Stack) -> None:
-    response = await stack.http.post(
-        "/v1/chat/completions", json=CHAT, headers={"x-tandem-prefill": "moon"}
-    )
-    assert response.status_code == 400 and error_of(response)["param"] == "x-tandem-prefill"
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-tandem-prefill", "moon"),
+        ("x-tandem-ttft-target-ms", "soon"),
+        ("x-tandem-ttft-target-ms", "nan"),
+        ("x-tandem-itl-target-ms", "0"),
+        ("x-tandem-itl-target-ms", "3600001"),
+    ],
+)
+async def test_a_wrong_header_is_a_400(stack: Stack, header: str, value: str) -> None:
+    response = await stack.http.post("/v1/chat/completions", json=CHAT, headers={header: value})
+    assert response.status_code == 400 and error_of(response)["param"] == header
 
 
 async def test_a_body_over_the_limit_is_a_413_with_and_without_its_length() -> None:

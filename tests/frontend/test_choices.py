@@ -11,6 +11,7 @@ from tandem.runtime.messages import (
     ModelFiles,
     SamplingParams,
     StopConditions,
+    Targets,
     TokenDelta,
     TokenLogprobs,
     encode,
@@ -58,7 +59,10 @@ def two_tokens_with_logprobs() -> Script:
 async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
     response = await stack.http.post(
         "/v1/chat/completions",
-        headers={"x-tandem-prefill": "remote", "traceparent": "00-ab-cd-01"},
+        headers={
+            "x-tandem-prefill": "remote", "x-tandem-ttft-target-ms": "250",
+            "traceparent": "00-ab-cd-01",
+        },
         json={
             "model": MODEL, "messages": [{"role": "user", "content": "Hi"}],
             "max_completion_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
@@ -74,6 +78,7 @@ async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
     )
     assert request.stop == StopConditions(9, 2, [8], True)
     assert request.cache_salt == "tenant" and request.prefill_place == "remote"
+    assert request.targets == Targets(ttft_ms=250.0)
     assert 0 < request.deadline_ms <= 600_000
     assert stack.worker.contexts[0].headers == {"traceparent": "00-ab-cd-01"}
 
