@@ -25,8 +25,6 @@ def upload(
     sections: "Sequence[array[int] | array[float]]", device: torch.device
 ) -> list[torch.Tensor]:
     """Copy sections to `device` at once, as int64 tensors; one of floats holds float64 bits."""
-    if device.type == "cpu":
-        return list(on_host(sections, device).split_with_sizes([len(each) for each in sections]))
     flat = on_host(in_pairs(sections), device).to(device, non_blocking=True)
     sizes = chain.from_iterable((len(section), len(section) % 2) for section in sections)
     return list(flat.split_with_sizes(list(sizes))[::2])  # without the padding
