@@ -94,9 +94,6 @@ class Exchange:
 
         A page in a browser can send any other type to any server without asking it first.
         """
-        is_plain = b"content-encoding" not in self.headers
-        if is_plain and self.headers.get(b"content-type") == JSON[1]:  # as nearly always
-            return
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding != b"identity":
             name = short(encoding.decode("latin-1"))

@@ -39,18 +39,6 @@ class HistogramChild:
         self.total += value * times
 
 
-class _Children(dict[str, HistogramChild]):
-    """The observations by model, empty at first."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__()
-        self._bounds = bounds
-
-    def __missing__(self, model: str) -> HistogramChild:
-        child = self[model] = HistogramChild(self._bounds)
-        return child
-
-
 class Histogram(Collector):
     """A histogram by model."""
 
@@ -67,9 +55,15 @@ class Histogram(Collector):
         self._bounds = bounds
         self._num_parts = num_parts
         self.fine_bounds = _split(bounds, num_parts)
-        self._children = _Children(self.fine_bounds)
-        self.labels = self._children.__getitem__  # of a model
+        self._children: dict[str, HistogramChild] = {}
         registry.register(self)
+
+    def labels(self, model: str) -> HistogramChild:
+        """Return the observations of one model."""
+        child = self._children.get(model)
+        if child is None:
+            child = self._children[model] = HistogramChild(self.fine_bounds)
+        return child
 
     def counts(self) -> dict[str, list[int]]:
         """Return a copy of the counts of each model, one per fine bound and one above them."""

@@ -154,7 +154,7 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
         places = ", ".join(f"{count} {place}" for place, count in summary.prefill_places.items())
         lines.append(f"prefill     {places}")
     if summary.num_fallbacks:
-        lines.append(f"handoffs    {summary.num_fallbacks} were given up, and prefilled locally")
+        lines.append(f"handoffs    {summary.num_fallbacks} given up, and prefilled locally")
     if errors := summary.prediction:
         lines.append(
             f"prediction  of {errors.num_samples} first tokens: median error {errors.median:.1%}, "

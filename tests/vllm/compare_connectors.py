@@ -134,6 +134,7 @@ class Nixl(VllmCluster):
                 with suppress(aiohttp.ClientError):
                     await self._ask(http, mode, [1], new_id(), new_id())
                     break
+                self.check_alive()
                 await asyncio.sleep(0.5)
 
     async def turns(self, http: Any, prompt: list[int], between: Act | None = None) -> str:

@@ -121,6 +121,11 @@ class VllmCluster:
         self._running.append(process)
         return process
 
+    def check_alive(self) -> None:
+        """Assert that no process has ended, or show its log."""
+        for index, process in enumerate(self._running):
+            assert process.poll() is None, self.log(index)
+
     def log(self, index: int) -> str:
         return (self._logs / f"{index}.log").read_text()
 
@@ -141,8 +146,7 @@ class VllmCluster:
         """Wait until the frontend has the model."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            for index, process in enumerate(self._running):
-                assert process.poll() is None, self.log(index)
+            self.check_alive()
             try:
                 async with http.get(f"{self.address}/v1/models") as answer:
                     if (await answer.json())["data"]:
