@@ -95,7 +95,7 @@ async def test_an_answer_that_takes_longer_than_a_head_may_goes_on() -> None:
             writer.write(head("1.1", "host: x") + BODY + b"GET /li")
             await reader.readuntil(b"data: ")
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(reader.readuntil(b"408"), 0.3)
+                await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 408"), 0.3)
 
 
 async def test_a_request_without_a_host_is_a_400(stack: Stack) -> None:
