@@ -164,12 +164,12 @@ async def test_a_token_model_beside_a_text_model_is_served_as_ever(stack: Stack)
 async def test_a_worker_that_is_lost_before_it_answered_is_replaced(stack: Stack) -> None:
     bad = await add_text_worker(stack, says(error=IncompleteError("going")))
     good = await add_text_worker(stack, says(*HELLO))
-    for stream in (True, False):
-        for _ in range(4):
-            response = await chat(stack, stream=stream)
-            assert response.status_code == 200
-            assert response.headers["x-tandem-decode-instance"] == good.instance_id
-    assert bad.text_requests
+    num_answers = 0
+    while num_answers < 8 or not bad.text_requests:  # among equals, chance chooses
+        response = await chat(stack, stream=num_answers % 2 == 0)
+        assert response.status_code == 200
+        assert response.headers["x-tandem-decode-instance"] == good.instance_id
+        num_answers += 1
     assert 'migrations_total{kind="new_request",model="test/text"}' in stack.metrics()
 
 
