@@ -160,7 +160,8 @@ async def test_an_engine_that_does_not_end_has_one_deadline_for_all_of_it(
         started_at = loop.time()
     assert engine.calls == ["start", "cleanup"]
     assert loop.time() - started_at < PATIENCE_S
-    assert "drain took longer" in caplog.text
+    # On a busy machine the deadline comes before the engine is asked to drain.
+    assert "drain took longer" in caplog.text or "work remained after 0.8 s" in caplog.text
     assert "cleanup took longer" in caplog.text
 
 
