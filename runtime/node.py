@@ -41,13 +41,14 @@ class Node:
         progress: Progress | None = None,
         serves: bool = True,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        instance_id: str = "",
     ) -> None:
         self.config = config
         self.component = component
         self.model = model
         self.deployment = ""  # of a worker, in its records
         self.metrics_address = ""  # host:port of a worker's metrics, in its records
-        self.instance_id = new_id()
+        self.instance_id = instance_id or new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
         self.nats = NatsConnection(config)

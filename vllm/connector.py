@@ -1,6 +1,6 @@
 """Tandem's verified handoff as a connector of vLLM: `kv_connector_module_path` names this module.
 
-vLLM makes one object in the process of its scheduler and one in that of its rank. The interface is
+vLLM makes one object in the process of its scheduler and one in that of each rank. The interface is
 experimental, so other versions of vLLM are refused.
 """
 
@@ -55,6 +55,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
             transfer = vllm_config.kv_transfer_config
             self._scheduler = SchedulerSide(
                 layout_of(kv_cache_config).block_size,
+                num_ranks=vllm_config.parallel_config.world_size,
                 offers=transfer.is_kv_consumer,
                 takes=transfer.is_kv_producer,
             )
@@ -95,7 +96,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._at_scheduler.is_busy
 
     def get_kv_connector_stats(self) -> Placements | None:
-        """Return the placements since the last call; the rank has none."""
+        """Return the placements since the last call; the ranks have none."""
         if self._scheduler is None:
             return None
         return Placements(msgspec.to_builtins(self._scheduler.take_reports()))
@@ -104,7 +105,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Placements:
         return Placements(data or {})
 
-    # ---- of the rank --------------------------------------------------------------------------
+    # ---- of a rank ----------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._at_rank.join(pool_of(self._kv_cache_config, kv_caches))

@@ -1,14 +1,20 @@
 """Handoffs into the blocks of a vLLM: offers, and the ends that vLLM is given."""
 
+import asyncio
 import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import msgspec
 
 from tandem.decode.config import DisaggConfig
 from tandem.queue.prefill_queue import PrefillQueue
+from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
+    Claim,
     Claimed,
     FirstToken,
     Instance,
@@ -16,6 +22,7 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.node import Node
+from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
@@ -28,6 +35,8 @@ from tandem.vllm.step_messages import Ends, LoadEnd, Offer, Released
 
 logger = logging.getLogger(__name__)
 
+OFFER_WAIT_S = 1.0  # less than a prefill worker waits for the answer to its claim
+
 
 class VllmHandoff(HandoffReceiver):
     """One handoff of one request of vLLM's."""
@@ -39,13 +48,22 @@ class VllmHandoff(HandoffReceiver):
         machine: DecodeHandoff,
         ends: Ends,
         remove: Callable[["VllmHandoff"], None],
+        *,
+        has_ticket: bool,
     ) -> None:
         super().__init__(tools, offer.request_id, machine, {})
         self._offer = offer
         self._ends = ends
         self._remove = remove
+        self._has_ticket = has_ticket
         self._is_quarantined = False
         self._began_at = time.perf_counter()
+
+    def claim(self, claim: Claim, stream: Responder) -> bool:
+        granted = super().claim(claim, stream)
+        if not granted and not self._has_ticket:  # no other prefill worker will claim it
+            self.give_up_unclaimed(CloseCause.FAILED, "the claim of this rank was refused")
+        return granted
 
     def on_claimed(self, prefill_instance: str) -> None:
         self._tools.spawn(self._watch_for_a_stop())
@@ -99,10 +117,13 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         transfer: TransferConfig,
         prefill_instances: Mapping[str, Instance],
         ends: Ends,
+        has_tickets: bool,
     ) -> None:
         super().__init__(transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
         self._pool, self._thresholds, self._ends = pool, thresholds, ends
+        self._has_tickets = has_tickets
+        self._offered = asyncio.Event()  # any prompt
         self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
 
     def remove(self, receiver: VllmHandoff) -> None:
@@ -113,16 +134,34 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     def num_unclaimed(self) -> int:
         return sum(handoff.is_unclaimed for handoff in self._open.values())
 
+    async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
+        """Answer a claim. Another rank's can come before vLLM's step brings the offer here."""
+        if not self._has_tickets:
+            handoff_id = msgspec.msgpack.decode(payload, type=Claim).handoff_id
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OFFER_WAIT_S):
+                    while self.find(handoff_id) is None:
+                        self._offered.clear()
+                        await self._offered.wait()
+        await super()._on_claim(payload, context, answer)
+
     def start(self, offer: Offer) -> None:
-        """Publish a ticket for the prompt."""
+        """Await the claim of a prompt. The first rank publishes a ticket for those of all ranks."""
         config = self._thresholds()
         num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._pool.layout.block_size
         grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
         machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)
-        handoff = VllmHandoff(self._tools, offer, machine, self._ends, self.remove)
+        has_ticket = self._has_tickets
+        handoff = VllmHandoff(
+            self._tools, offer, machine, self._ends, self.remove, has_ticket=has_ticket
+        )
         self.add(handoff)
-        self.begin(handoff, config.claim_timeout_ms)
-        self.spawn(self.publish(handoff, len(offer.token_ids), num_uncached))
+        self._offered.set()
+        if has_ticket:
+            self.begin(handoff, config.claim_timeout_ms)
+            self.spawn(self.publish(handoff, len(offer.token_ids), num_uncached))
+        else:  # vLLM's scheduler cancels it when the first rank's is given up
+            handoff.run([])
 
     def cancel(self, key: str) -> None:
         """End the handoff of a request that is over; one that has ended is none."""

@@ -39,10 +39,12 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
         raise _refused("kv_load_failure_policy", "set it to recompute: a failed handoff is one")
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                 "decode_context_parallel_size", "prefill_context_parallel_size"):  # fmt: skip
+    for name in ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+                 "prefill_context_parallel_size"):  # fmt: skip
         if getattr(parallel, name, 1) != 1:
-            raise _refused(name, f"is {getattr(parallel, name)}; handoffs have one rank")
+            raise _refused(
+                name, f"is {getattr(parallel, name)}; handoffs have tensor parallelism alone"
+            )
     if vllm_config.speculative_config is not None:
         raise _refused("speculative_config", "speculative decoding has no handoffs")
     groups = kv_cache_config.kv_cache_groups
@@ -76,7 +78,7 @@ def _is_by_layers(tensor: Any, page_bytes: int, kv_cache_config: Any) -> bool:
 
 
 def layout_of(kv_cache_config: Any) -> KvLayout:
-    """Return the layout of a record, which has one layer."""
+    """Return the layout of a record, which has one layer, and the heads of this rank."""
     group = kv_cache_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
     dtype = str(spec.dtype).removeprefix("torch.")

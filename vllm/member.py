@@ -40,10 +40,11 @@ from tandem.runtime.trace import TraceFile
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.sender import SenderTools
 from tandem.transfer.network_devices import confine_ucx
+from tandem.transfer.peers import is_stopped
 from tandem.vllm.decode_side import VllmHandoffs
 from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.prefill_side import TicketPrompt, TicketPrompts, stopped_ancestor
-from tandem.vllm.settings import ConnectorSettings
+from tandem.vllm.settings import ConnectorSettings, engine_of
 from tandem.vllm.step_messages import Ends, Orders, PrefillView
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Member:
         self._role: WorkerRole = "prefill" if settings.takes and not settings.offers else role
         # Its metrics are served by nothing: the port is that of the worker whose engine this is
         alone = config.runtime.model_copy(update={"metrics_port": None})
-        self.node = node = Node(alone, component=self._role, model=settings.model)
+        self.node = node = Node(
+            alone, component=self._role, model=settings.model, instance_id=settings.instance_id
+        )
         self._group = group = TransferGroup(
             config.transfer, pool.layout, [pool], node.instance_id, node.epoch
         )
@@ -89,8 +92,10 @@ class Member:
         self._thresholds: LiveThresholds
         self._prefill_instances: TypedView[Instance]
         self._handoffs: VllmHandoffs
-        self._prompts = TicketPrompts(node.client, settings.prompts, pool, ends)
-        self._jobs = RunningJobs()  # at a prefill worker
+        self._peers: TypedView[TransferMetadata]  # at a prefill worker, as the next three
+        self._tools: JobTools
+        self._prompts = TicketPrompts(node.client, settings.prompts, settings.rank, pool, ends)
+        self._jobs = RunningJobs()
         self._stack = contextlib.AsyncExitStack()
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -119,6 +124,7 @@ class Member:
             transfer=self._config.transfer,
             prefill_instances=self._prefill_instances.items,
             ends=self._ends,
+            has_tickets=self._settings.rank == 0,
         )
         self._handoffs.register(node.server)
         node.server.register("status", self._status)
@@ -145,7 +151,7 @@ class Member:
 
     async def _take_tickets(self, stack: contextlib.AsyncExitStack) -> None:
         node, config = self.node, self._config
-        peers = watch_transfer(node.discovery, self._namespace)
+        self._peers = peers = watch_transfer(node.discovery, self._namespace)
         stack.push_async_callback(peers.close)
         await peers.ready()
         metrics = PrefillMetrics(node.model)
@@ -159,19 +165,19 @@ class Member:
             on_written=metrics.written,
         )
         trace = TraceFile(None, "prefill", node.instance_id)
-        tools = JobTools(sender, metrics, trace, config.queue.ack_wait_s / 3)
+        self._tools = JobTools(sender, metrics, trace, config.queue.ack_wait_s / 3)
         stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.callback(peers.subscribe(self._meet))
-        receiving = keep_running("the receiver of tickets", partial(self._receive, tools))
-        stack.callback(receiving.cancel)
+        if self._settings.rank == 0:
+            stack.callback(keep_running("the receiver of tickets", self._receive).cancel)
         await register_instance(node, node.instance(self._endpoint))
 
-    async def _receive(self, tools: JobTools) -> None:
+    async def _receive(self) -> None:
         """Take the next ticket and begin it, once the budget has room."""
         config = self._config.prefill
         await self._jobs.room(config)
         for delivery in await self._queue.receive(1, config.receive_timeout_s):
-            await self._jobs.begin(Job(tools, delivery), delivery)
+            await self._jobs.begin(Job(self._tools, delivery), delivery)
 
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to a decode worker before its first ticket comes; a ticket connects again."""
@@ -193,11 +199,14 @@ class Member:
     # ---- orders -------------------------------------------------------------------------------
 
     def take_offers(self, orders: Orders) -> None:
-        """Publish tickets, and end those of requests that are over."""
+        """Publish tickets, end those of requests that are over, and follow the first rank's."""
         for offer in orders.offers:
             self._handoffs.start(offer)
         for key in orders.cancelled:
             self._handoffs.cancel(key)
+        for key in orders.begun if self._settings.rank else ():
+            ticket = self._prompts.follow(key, self.node.deployment, self._peers.items)
+            self._handoffs.spawn(self._jobs.begin(Job(self._tools, ticket), ticket))
 
     def take_progress(self, orders: Orders, event: "Event | None") -> None:
         """Have the blocks written that a step has completed once `event` has happened."""
@@ -225,9 +234,16 @@ class Member:
             queue_connected=self._queue.connected,
             num_queued_jobs=num_queued,
         )
-        if self._prompts.open and (pid := stopped_ancestor()) is not None:
+        if self._prompts.open and (pid := self._stopped_process()) is not None:
             self._prompts.fail_all(f"the engine's process {pid} is stopped")
         await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _stopped_process(self) -> int | None:
+        """Return the id of a stopped process without which this engine computes nothing."""
+        for each in self._prefill_instances.items.values():
+            if engine_of(each.instance_id) == self._settings.engine and is_stopped(each):
+                return each.pid
+        return stopped_ancestor()
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         node = self.node

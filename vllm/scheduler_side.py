@@ -1,12 +1,14 @@
 """The connector in vLLM's scheduler: local or remote, tickets, and blocks that must not be reused.
 
 Pure, without vLLM. Blocks in which writes may still land, or from which they may still read, are
-pinned by a reference of their own, so whatever vLLM does with the request frees them later.
+pinned by a reference of their own, so whatever vLLM does with the request frees them later. A rank
+has its part of each block, and moves it by itself: the last one that ends frees the block.
 """
 
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
@@ -43,6 +45,14 @@ class BlockPool(Protocol):
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
 
 
+@dataclass(slots=True)
+class _Load:
+    offer: Offer
+    request: Request
+    ranks: set[int]  # whose parts have not ended
+    is_given_up: bool = False
+
+
 class SchedulerSide:
     """Answers the scheduler's calls.
 
@@ -54,12 +64,14 @@ class SchedulerSide:
         self,
         block_size: int,
         *,
+        num_ranks: int = 1,
         offers: bool,
         takes: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool: BlockPool | None = None
         self._block_size = block_size
+        self._ranks = frozenset(range(num_ranks))
         self._offers = offers
         self._takes = takes
         self._now = now
@@ -67,9 +79,10 @@ class SchedulerSide:
         self._view_at = 0.0
         self._asked_at: dict[str, float] = {}  # requests that wait for news
         self._decided: set[str] = set()  # requests that are not offered, or not again
-        self._offered: dict[str, tuple[Offer, Request]] = {}  # by request id, until its load ends
+        self._loads: dict[str, _Load] = {}  # by request id
         self._sources: dict[str, tuple[str, Request]] = {}  # by request id: those of tickets
         self._pinned: dict[str, list[int]] = {}  # by key
+        self._users: dict[str, set[int]] = {}  # by key: the ranks that may use pinned blocks
         self._orders = Orders()
         self._reports: dict[str, PrefillReport] = {}
 
@@ -141,6 +154,8 @@ class SchedulerSide:
         """Offer the prompt to the prefill workers if any of it is to be loaded."""
         request_id = request.request_id
         if (key := self._key_of(request)) is not None:
+            if request_id not in self._sources:
+                self._orders.begun.append(key)
             self._sources[request_id] = key, request
         if not num_loaded:
             return
@@ -156,7 +171,7 @@ class SchedulerSide:
             block_ids=list(block_ids[: num_blocks_of(num_tokens, self._block_size)]),
         )
         self._decided.add(request_id)
-        self._offered[request_id] = offer, request
+        self._loads[request_id] = _Load(offer, request, set(self._ranks))
         self._orders.offers.append(offer)
 
     def finished(self, request: Request) -> None:
@@ -167,9 +182,8 @@ class SchedulerSide:
         if request_id in self._sources:
             key, _ = self._sources.pop(request_id)
             self._orders.over.append(key)
-        if request_id in self._offered:
-            offer, _ = self._offered[request_id]
-            self._orders.cancelled.append(offer.key)
+        if request_id in self._loads:
+            self._orders.cancelled.append(self._loads[request_id].offer.key)
 
     def _key_of(self, request: Request) -> str | None:
         """Return the key of the ticket for which a prompt is computed; None without a ticket."""
@@ -187,42 +201,57 @@ class SchedulerSide:
             if (num_new := num_scheduled_tokens.get(request_id)) is None:
                 continue
             block_ids = list(table_of(request_id))
-            self._pin(key, block_ids)
+            self._pin(key, block_ids, self._ranks)
             num_tokens = request.num_computed_tokens + num_new
             orders.progress.append(Progress(key, num_tokens, block_ids))
         return orders
 
     def heard(self, news: News | None) -> None:
         """Take a step's news, before vLLM frees any block of the requests whose loads ended."""
-        if news is None:  # the rank has left
+        if news is None:  # the ranks have left
             return
         self._view, self._view_at = news.view, self._now()
-        for end in news.ends:
-            if isinstance(end, LoadEnd):
-                self._load_ended(end)
-            else:
-                self._release(end.key)
+        for rank, ends in news.ends.items():
+            for end in ends:
+                if isinstance(end, LoadEnd):
+                    self._load_ended(end, rank)
+                else:
+                    self._release(end.key, rank)
 
-    def _load_ended(self, end: LoadEnd) -> None:
-        offer, request = self._offered.pop(end.request_id)
+    def _load_ended(self, end: LoadEnd, rank: int) -> None:
+        """Handle the end of a rank's part. vLLM gets the request back after the last one's."""
+        load = self._loads[end.request_id]
+        load.ranks.remove(rank)
+        if not load.ranks:
+            del self._loads[end.request_id]
         if end.quarantined:
-            self._pin(end.key, offer.block_ids[offer.num_cached_blocks :])
-        if end.reason is not None:
+            self._pin(end.key, load.offer.block_ids[load.offer.num_cached_blocks :], {rank})
+        if end.reason is not None and not load.is_given_up:
+            load.is_given_up = True
+            if load.ranks:
+                self._orders.cancelled.append(end.key)
             fallback = Decision("local", PlacementCause.FALLBACK, detail=end.reason)
-            self._report(request, fallback, 0)
+            self._report(load.request, fallback, 0)
 
     # ---- blocks -------------------------------------------------------------------------------
 
-    def _pin(self, key: str, block_ids: Sequence[int]) -> None:
+    def _pin(self, key: str, block_ids: Sequence[int], ranks: Iterable[int]) -> None:
         assert self.pool is not None, "bind_gpu_block_pool() comes first"
         pinned = self._pinned.setdefault(key, [])
         fresh = sorted(set(block_ids).difference(pinned))
         self.pool.touch([self.pool.blocks[block_id] for block_id in fresh])
         pinned += fresh
+        self._users.setdefault(key, set()).update(ranks)
 
-    def _release(self, key: str) -> None:
+    def _release(self, key: str, rank: int) -> None:
+        """Free the pinned blocks once none of the ranks uses them."""
         assert self.pool is not None, "bind_gpu_block_pool() comes first"
-        if (pinned := self._pinned.pop(key, None)) is not None:
+        if (users := self._users.get(key)) is None:
+            return
+        users.discard(rank)
+        if not users:
+            del self._users[key]
+            pinned = self._pinned.pop(key)
             self.pool.free_blocks([self.pool.blocks[block_id] for block_id in reversed(pinned)])
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tandem.decode.config import DisaggConfig
 from tandem.prefill.config import PrefillConfig
 from tandem.queue.config import QueueConfig
+from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.model_files import weights_fingerprint
@@ -45,6 +47,21 @@ class ConnectorSettings:
     offers: bool
     takes: bool
     prompts: str  # an address; empty at a decode worker
+    engine: str  # 14 hexadecimal characters, the same in all ranks
+    rank: int = 0
+
+    @property
+    def instance_id(self) -> str:
+        return member_id(self.engine, self.rank)
+
+
+def member_id(engine: str, rank: int) -> str:
+    """Return the instance id of an engine's rank."""
+    return f"{engine}{rank:02x}"
+
+
+def engine_of(instance_id: str) -> str:
+    return instance_id[:-2]
 
 
 def connector_settings(vllm_config: Any) -> ConnectorSettings:
@@ -61,14 +78,23 @@ def connector_settings(vllm_config: Any) -> ConnectorSettings:
             param="kv_role",
         )
     names = model.served_model_name
+    rank, num_ranks = vllm_config.parallel_config.rank, vllm_config.parallel_config.world_size
+    kv_form = f"vllm {check_version()} {model.dtype} {model.quantization} {model.hf_overrides}"
+    if num_ranks > 1:  # each rank pairs with its counterpart in an engine of the same width
+        kv_form += f" rank {rank} of {num_ranks}"
+        engine = blake2b(transfer.engine_id.encode(), digest_size=7).hexdigest()
+    else:
+        engine = new_id()[:14]
     return ConnectorSettings(
         config=config,
         model=names if isinstance(names, str) else names[0],
         weights=_weights(model),
-        kv_form=f"vllm {check_version()} {model.dtype} {model.quantization} {model.hf_overrides}",
+        kv_form=kv_form,
         offers=bool(transfer.is_kv_consumer),
         takes=takes,
         prompts=prompts,
+        engine=engine,
+        rank=rank,
     )
 
 

@@ -1,13 +1,13 @@
 """The messages between the connector's two objects, which vLLM carries with each of its steps.
 
-One more goes from the rank to Tandem's engine of its process tree, which has prompts computed.
+One more goes from the first rank to Tandem's engine of its process tree, which computes prompts.
 
-Handoffs are named by keys: at a decode worker the hexadecimal handoff id, at a prefill worker the
-request id of the ticket's run.
+Handoffs are named by keys, which all ranks share: at a decode worker the hexadecimal handoff id, at
+a prefill worker the key of `tandem.vllm.prefill_side.TicketPrompt`.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.decode.config import DisaggConfig
 from tandem.runtime.messages import Message
@@ -49,17 +49,18 @@ class Progress:
 
 @dataclass(slots=True)
 class Orders:
-    """From the scheduler's object to the rank's, with one step."""
+    """From the scheduler's object to those of all ranks, with one step."""
 
     offers: list[Offer] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)  # offers whose requests are over
+    begun: list[str] = field(default_factory=list)  # tickets whose prompts vLLM has scheduled
     progress: list[Progress] = field(default_factory=list)
     over: list[str] = field(default_factory=list)  # tickets whose prompts vLLM has finished
 
 
 @dataclass(slots=True)
 class PrefillView:
-    """The prefill workers and the thresholds, as the rank sees them."""
+    """The prefill workers and the thresholds, as a rank sees them."""
 
     thresholds: DisaggConfig
     num_instances: int = 0
@@ -94,11 +95,13 @@ Ends = deque[End]  # from the connector's thread to that of vLLM's engine, in th
 
 @dataclass(slots=True)
 class News:
-    """From the rank's object to the scheduler's, after one step."""
+    """From the objects of the ranks to the scheduler's, after one step."""
 
     view: PrefillView
-    ends: list[End] = field(default_factory=list)
+    ends: dict[int, list[End]] = field(default_factory=dict)  # by rank
 
     def aggregate(self, other: "News") -> "News":
-        """Refuse, because the connector has one rank."""
-        raise NotImplementedError("the connector serves one rank")
+        """Return the news of both. `self` has the first rank's view of the queue."""
+        num_instances = min(self.view.num_instances, other.view.num_instances)
+        view = replace(self.view, num_instances=num_instances)
+        return News(view, self.ends | other.ends)

@@ -61,8 +61,8 @@ class WorkerSide:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def begin_loads(self, orders: Orders) -> None:
-        """Offer prompts to the prefill workers, and cancel offers."""
-        if orders.offers or orders.cancelled:
+        """Offer and cancel prompts, and follow the tickets of the first rank."""
+        if orders.offers or orders.cancelled or orders.begun:
             self._post(lambda member: member.take_offers(orders))
 
     def begin_writes(self, orders: Orders) -> None:
@@ -84,7 +84,7 @@ class WorkerSide:
         if self._member is None:
             return None
         taken, self._taken = self._taken, []
-        return News(self._member.view, taken)
+        return News(self._member.view, {self._settings.rank: taken})
 
     def _post(self, act: Callable[[Member], None]) -> None:
         if (member := self._member) is not None:

@@ -27,14 +27,14 @@ import psutil
 from tandem.models.random_model import write_random_model
 from tandem.runtime.address import new_id
 from tests.services import EtcdServer, NatsServer, free_port
-from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, parts_of
+from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, kv_in_use, parts_of, with_plugin
 
 LIMIT_S, STOP_S, LEASE_S = 45.0, 8.0, 32.0  # a caller's patience; a stop; vLLM's lease of blocks
 LONG = 4000  # tokens
 WORDS = (*ARGUMENTS, "--max-model-len", "4352", "--max-num-batched-tokens", "512",
          "--served-model-name", "random")  # fmt: skip
 FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block that lands loses it and a bit
-PLUGIN = "[vllm.general_plugins]\nflips = tests.vllm.compare_connectors:flip_landed_bits\n"
+PLUGIN = "tests.vllm.compare_connectors:flip_landed_bits"
 Act = Callable[[], Any]
 
 
@@ -234,12 +234,6 @@ async def callers_leave(http: Any, system: System) -> None:
     print(f"30 callers leave | {system.name} | {end}", flush=True)
 
 
-async def kv_in_use(http: Any, port: int) -> float:
-    async with http.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    return next(float(e.split()[-1]) for e in lines if e.startswith("vllm:kv_cache_usage_perc{"))
-
-
 async def faults(http: Any, system: System, flip: Path) -> None:
     await callers_leave(http, system)
     for _ in range(3):
@@ -262,13 +256,8 @@ async def faults(http: Any, system: System, flip: Path) -> None:
 async def main(rounds: int, names: list[str]) -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-compare-")))
-        info = folder / "flips-0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flips\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(PLUGIN)
         os.environ[FLIP] = str(folder / "flip")
-        paths = [str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        os.environ["PYTHONPATH"] = with_plugin(folder, PLUGIN)
         nats, etcd = stack.enter_context(NatsServer()), stack.enter_context(EtcdServer())
         shape = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 256}
         model = write_random_model(folder / "model", **shape)

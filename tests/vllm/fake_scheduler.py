@@ -1,12 +1,13 @@
-"""vLLM's scheduler and its block pool as a connector sees them, and a rank without a model.
+"""vLLM's scheduler and its block pool as a connector sees them, and ranks without a model.
 
-The order of the calls is vLLM 0.32's: matched, allocated, orders; then the rank's step; then the
+The order of the calls is vLLM 0.32's: matched, allocated, orders; then the ranks' step; then the
 news, and only afterwards are blocks freed. Writes of prefill workers land here as events, and each
 one is checked: no request may hold the block by then, but the one for which it was written.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,19 +96,60 @@ def at(place: str) -> dict[str, Any]:
     return {PLACE: place, REPORT: "mine"}
 
 
-class FakeVllm:
-    """A scheduler, its pool, and the state of a rank: offers that are open, and their writes."""
+class FakeRank:
+    """The offers of a rank that are open, its writes, and its ends."""
 
-    def __init__(self, num_blocks: int = 16, *, takes: bool = True) -> None:
+    def __init__(self) -> None:
+        self.ends = Ends()
+        self.offers: dict[str, Offer] = {}  # until they end
+        self.writable: dict[str, Offer] = {}  # writes into these may still land
+
+    def obey(self, orders: Orders) -> None:
+        for offer in orders.offers:
+            self.offers[offer.key] = self.writable[offer.key] = offer
+        for key in orders.cancelled:
+            if key in self.offers:
+                self.give_up(key, failed=False, quarantined=True)
+
+    def prove(self, key: str) -> None:
+        """Every block of the offer is proven: nothing writes into it any more."""
+        offer = self.offers.pop(key)
+        del self.writable[key]
+        self.ends.append(LoadEnd(offer.request_id, key))
+
+    def give_up(self, key: str, *, failed: bool = True, quarantined: bool) -> None:
+        offer = self.offers.pop(key)
+        if not quarantined:
+            del self.writable[key]
+        reason = "deadline" if failed else None
+        self.ends.append(LoadEnd(offer.request_id, key, reason, quarantined))
+
+    def settle(self, key: str) -> None:
+        """No write of an offer that was given up can land any more."""
+        del self.writable[key]
+        self.ends.append(Released(key))
+
+    def read(self, key: str) -> None:
+        """No write from the blocks of a ticket's prompt is under way."""
+        self.ends.append(Released(key))
+
+
+class FakeVllm:
+    """A scheduler, its pool, and its ranks."""
+
+    def __init__(self, num_blocks: int = 16, *, takes: bool = True, num_ranks: int = 1) -> None:
         self.now = 0.0
         self.pool = Pool(num_blocks)
-        self.side = SchedulerSide(BLOCK_SIZE, offers=True, takes=takes, now=lambda: self.now)
+        self.side = SchedulerSide(
+            BLOCK_SIZE, num_ranks=num_ranks, offers=True, takes=takes, now=lambda: self.now
+        )
         self.side.pool = self.pool
-        self.ends = Ends()
+        self.ranks = [FakeRank() for _ in range(num_ranks)]
+        self.rank = self.ranks[0]
         self.view = REMOTE
+        self.num_unnamed: dict[str, int] = {}  # ranks that have not named a request, as vLLM counts
+        self.failed: set[str] = set()
         self.requests: dict[str, FakeRequest] = {}  # those whose blocks are not freed
-        self.offers: dict[str, Offer] = {}  # of the rank, until they end
-        self.writable: dict[str, Offer] = {}  # writes into these may still land
         self.progress: list[Progress] = []
         self.over: list[str] = []
 
@@ -144,7 +186,10 @@ class FakeVllm:
         orders = self.side.orders(scheduled, lambda each: self.requests[each].block_ids)
         for request_id, count in scheduled.items():
             self.requests[request_id].num_computed_tokens += count
-        self._obey(orders)
+        for rank in self.ranks:
+            rank.obey(orders)
+        self.progress += orders.progress
+        self.over += orders.over
         self._update()
         return orders
 
@@ -168,17 +213,26 @@ class FakeVllm:
             scheduled[request.request_id] = num_new
 
     def _update(self) -> None:
-        ends = list(self.ends)
-        self.ends.clear()
-        self.side.heard(News(self.view, ends))
-        for end in ends:
+        news = [News(self.view, {i: list(rank.ends)}) for i, rank in enumerate(self.ranks)]
+        for rank in self.ranks:
+            rank.ends.clear()
+        self.side.heard(reduce(News.aggregate, news))
+        for end in [end for each in news for ends in each.ends.values() for end in ends]:
             if isinstance(end, Released):
                 continue
+            num_unnamed = self.num_unnamed.pop(end.request_id, len(self.ranks)) - 1
+            if end.reason is not None:
+                self.failed.add(end.request_id)
+            if num_unnamed:
+                self.num_unnamed[end.request_id] = num_unnamed
+                continue
+            has_failed = end.request_id in self.failed
+            self.failed.discard(end.request_id)
             assert end.request_id in self.requests, "vLLM's own assertion"
             request = self.requests[end.request_id]
             if request.status == "finished":
                 self._free(request)
-            elif end.reason is not None:
+            elif has_failed:
                 request.status, request.num_computed_tokens = "waiting", 0
                 self.pool.free_blocks([self.pool.blocks[i] for i in request.block_ids])
                 request.block_ids = []
@@ -190,40 +244,12 @@ class FakeVllm:
         self.pool.free_blocks([self.pool.blocks[i] for i in request.block_ids])
         del self.requests[request.request_id]
 
-    # ---- the rank -----------------------------------------------------------------------------
-
-    def _obey(self, orders: Orders) -> None:
-        for offer in orders.offers:
-            self.offers[offer.key] = self.writable[offer.key] = offer
-        for key in orders.cancelled:
-            if key in self.offers:
-                self.give_up(key, failed=False, quarantined=True)
-        self.progress += orders.progress
-        self.over += orders.over
-
-    def prove(self, key: str) -> None:
-        """Every block of the offer is proven: nothing writes into it any more."""
-        offer = self.offers.pop(key)
-        del self.writable[key]
-        self.ends.append(LoadEnd(offer.request_id, key))
-
-    def give_up(self, key: str, *, failed: bool = True, quarantined: bool) -> None:
-        offer = self.offers.pop(key)
-        if not quarantined:
-            del self.writable[key]
-        reason = "deadline" if failed else None
-        self.ends.append(LoadEnd(offer.request_id, key, reason, quarantined))
-
-    def settle(self, key: str) -> None:
-        """No write of an offer that was given up can land any more."""
-        del self.writable[key]
-        self.ends.append(Released(key))
-
     # ---- what must hold -----------------------------------------------------------------------
 
     def check(self) -> None:
         """A block that a prefill worker may write belongs to its request, or is pinned."""
-        for key, offer in self.writable.items():
+        writable = [each for rank in self.ranks for each in rank.writable.items()]
+        for key, offer in writable:
             filled = offer.block_ids[offer.num_cached_blocks :]
             for request in self.requests.values():
                 if request.request_id != offer.request_id or request.status == "running":

@@ -54,11 +54,11 @@ def test_the_schedulers_object_offers_a_prompt_and_frees_its_quarantine(
     (offer,) = step(connector, request).offers
     assert offer.block_ids == request.block_ids and not connector.has_pending_push_work()
     assert connector.request_finished(request, request.block_ids) == (False, None)
-    news = News(REMOTE, [LoadEnd("r", offer.key, quarantined=True)])
+    news = News(REMOTE, {0: [LoadEnd("r", offer.key, quarantined=True)]})
     connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=news))
     pool.free_blocks([pool.blocks[each] for each in request.block_ids])
     assert connector.has_pending_push_work() and len(pool.free) == BLOCKS - 3
-    news = News(REMOTE, [Released(offer.key)])
+    news = News(REMOTE, {0: [Released(offer.key)]})
     connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=news))
     assert not connector.has_pending_push_work() and len(pool.free) == BLOCKS
 
@@ -77,9 +77,9 @@ def test_the_places_of_prompts_are_statistics_of_a_step(connector_class: Any) ->
 
 
 def test_an_engine_without_handoffs_gets_no_connector(connector_class: Any) -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+    with pytest.raises(ConfigError, match="pipeline_parallel_size"):
         connector_class(
-            engine_config(tensor_parallel_size=2), KVConnectorRole.SCHEDULER, cache_config()
+            engine_config(pipeline_parallel_size=2), KVConnectorRole.SCHEDULER, cache_config()
         )
 
 

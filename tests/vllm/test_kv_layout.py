@@ -49,7 +49,7 @@ def cache_config(layer: SimpleNamespace | None = None, groups: int = 1, **tensor
 def vllm_config(*, speculative: object = None, policy: str = "recompute", **parallel: int) -> Any:
     transfer = SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**parallel),
+        parallel_config=SimpleNamespace(**{"world_size": 1} | parallel),
         kv_transfer_config=transfer,
         speculative_config=speculative,
     )
@@ -68,8 +68,8 @@ def test_a_record_is_a_layer_of_a_block() -> None:
     assert torch.equal(record, layers[2, 1].flatten())
 
 
-def test_an_engine_of_one_rank_with_full_attention_is_supported() -> None:
-    check_supported(vllm_config(tensor_parallel_size=1), cache_config())
+def test_an_engine_of_full_attention_and_any_tensor_parallelism_is_supported() -> None:
+    check_supported(vllm_config(tensor_parallel_size=2), cache_config())
 
 
 def test_a_refused_layer_is_named() -> None:
@@ -84,7 +84,6 @@ def test_a_refused_layer_is_named() -> None:
     ("engine", "cache", "param"),
     [
         (vllm_config(policy="fail"), cache_config(), "kv_load_failure_policy"),
-        (vllm_config(tensor_parallel_size=2), cache_config(), "tensor_parallel_size"),
         (vllm_config(pipeline_parallel_size=2), cache_config(), "pipeline_parallel_size"),
         (vllm_config(speculative=object()), cache_config(), "speculative_config"),
         (vllm_config(), cache_config(groups=2), "kv_cache_groups"),

@@ -23,6 +23,7 @@ from tandem.runtime.messages import Ack, encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair
+from tandem.vllm.decode_side import VllmHandoff
 from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.member import Member
 from tandem.vllm.settings import ConnectorConfig, ConnectorSettings
@@ -51,7 +52,12 @@ class Side:
     """A member, its pool, and the ends that vLLM would be given."""
 
     def __init__(
-        self, runtime: RuntimeConfig, prompts: str = "", claim_timeout_ms: int = 60_000
+        self,
+        runtime: RuntimeConfig,
+        prompts: str = "",
+        claim_timeout_ms: int = 60_000,
+        engine: str = "",
+        rank: int = 0,
     ) -> None:
         self.pool, self.ends = new_pool(), Ends()
         settings = ConnectorSettings(
@@ -64,27 +70,31 @@ class Side:
             ),
             model="random",
             weights="w",
-            kv_form="f",
+            kv_form=f"rank {rank}",
             offers=not prompts,
             takes=bool(prompts),
             prompts=prompts,
+            engine=engine or new_id()[:14],
+            rank=rank,
         )
         self.member = Member(settings, self.pool, self.ends)
 
-    def offer(self, num_tokens: int, block_ids: list[int], num_cached: int = 0) -> Offer:
-        key = secrets.token_hex(16)
+    def offer(
+        self, num_tokens: int, block_ids: list[int], num_cached: int = 0, key: str = ""
+    ) -> Offer:
+        key = key or secrets.token_hex(16)
         offer = Offer(key, f"r-{key}", list(range(num_tokens)), "", num_cached, block_ids)
         self.member.take_offers(Orders(offers=[offer]))
         return offer
 
 
 class Engine:
-    """Computes a prompt into blocks 1, 2, ... of the prefill side, one block a step."""
+    """Computes a prompt into blocks 1, 2, ... of all ranks of the prefill side, one a step."""
 
     def __init__(self, runtime: RuntimeConfig) -> None:
         self.server = RequestServer(runtime, new_id())
         self.server.register(COMPUTE, self.compute)
-        self.side: Side
+        self.sides: list[Side] = []  # by rank
         self.started = asyncio.Event()
         self.goes_on = asyncio.Event()
         self.goes_on.set()
@@ -101,16 +111,19 @@ class Engine:
     async def steps(self, key: str, token_ids: list[int]) -> None:
         block_ids = list(range(1, 1 + -(-len(token_ids) // BLOCK_SIZE)))
         self.started.set()
+        for side in self.sides:
+            side.member.take_offers(Orders(begun=[key]))
         try:
             await self.goes_on.wait()
             if self.fails:
                 raise InternalError("too long")
             for i, block_id in enumerate(block_ids):
-                for record in self.side.pool.table([block_id]):
-                    self.side.pool.tensor[record] = record + len(token_ids)
                 num_tokens = min(len(token_ids), (i + 1) * BLOCK_SIZE)
                 progress = Progress(key, num_tokens, block_ids[: i + 1])
-                self.side.member.take_progress(Orders(progress=[progress]), None)
+                for rank, side in enumerate(self.sides):
+                    for record in side.pool.table([block_id]):
+                        side.pool.tensor[record] = record + len(token_ids) + 100 * rank
+                    side.member.take_progress(Orders(progress=[progress]), None)
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.num_stopped += 1
@@ -121,6 +134,10 @@ class Pair:
     def __init__(self, decode: Side, prefill: Side, engine: Engine) -> None:
         self.decode, self.prefill, self.engine = decode, prefill, engine
 
+    def ticket(self, offer: Offer) -> str:
+        """The key of the offer's ticket at the prefill side."""
+        return f"{offer.key}.1.{self.decode.member.node.instance_id[:-2]}"
+
 
 @pytest.fixture
 async def pair(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[Pair]:
@@ -128,7 +145,7 @@ async def pair(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[Pair]:
     engine = Engine(runtime)
     await engine.server.start()
     decode, prefill = Side(runtime), Side(runtime, engine.server.address)
-    engine.side = prefill
+    engine.sides = [prefill]
     await decode.member.start()
     await prefill.member.start()
     await eventually(lambda: decode.member.view.num_instances == 1)
@@ -163,7 +180,7 @@ async def test_blocks_arrive_by_their_place_in_the_prompt(pair: Pair) -> None:
     arrived = contents(pair.decode.pool, [4, 7])
     assert torch.equal(arrived, contents(pair.prefill.pool, [2, 3])) and arrived.any()
     assert not contents(pair.decode.pool, [9, 1, 2, 3]).any(), "no other block is written"
-    await released(pair.prefill, f"{offer.key}.1")
+    await released(pair.prefill, pair.ticket(offer))
     assert not pair.decode.ends, "nothing was in quarantine"
 
 
@@ -228,3 +245,91 @@ async def test_a_lost_connection_to_the_engine_ends_its_prompts(pair: Pair) -> N
     await pair.engine.server.stop()
     failed, _ = await ended(pair.decode, offer)
     assert failed
+
+
+# ---- several ranks ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def pairs(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[list[Pair]]:
+    """The pairs of the ranks of two engines, of two ranks each."""
+    runtime = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
+    engine = Engine(runtime)
+    await engine.server.start()
+    names = [new_id()[:14] for _ in range(2)]
+    pairs = []
+    for rank in range(2):
+        decode = Side(runtime, engine=names[0], rank=rank)
+        prefill = Side(runtime, engine.server.address, engine=names[1], rank=rank)
+        engine.sides.append(prefill)
+        await decode.member.start()
+        await prefill.member.start()
+        pairs.append(Pair(decode, prefill, engine))
+    await eventually(lambda: all(each.decode.member.view.num_instances == 1 for each in pairs))
+    yield pairs
+    engine.goes_on.set()
+    for pair in pairs:
+        await pair.prefill.member.close()
+        await pair.decode.member.close()
+    await engine.server.stop()
+
+
+def offered(pairs: list[Pair], num_tokens: int, block_ids: list[int]) -> Offer:
+    """Offer a prompt as the scheduler does: all ranks get it."""
+    offer = pairs[0].decode.offer(num_tokens, block_ids)
+    assert pairs[1].decode.offer(num_tokens, block_ids, key=offer.key) == offer
+    return offer
+
+
+async def test_each_rank_writes_its_part_into_its_counterpart(pairs: list[Pair]) -> None:
+    offer = offered(pairs, 11, [9, 4, 7])
+    found = []
+    for pair in pairs:
+        assert await ended(pair.decode, offer) == (False, False)
+        arrived = contents(pair.decode.pool, [9, 4, 7])
+        assert torch.equal(arrived, contents(pair.prefill.pool, [1, 2, 3])) and arrived.any()
+        await released(pair.prefill, pair.ticket(offer))
+        found.append(arrived)
+    assert not torch.equal(*found)
+    assert pairs[0].engine.num_stopped == 0, "the prompt is computed once, for the first rank"
+
+
+async def test_a_claim_waits_for_the_step_that_brings_its_offer(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handoffs, claimed = pairs[1].decode.member._handoffs, asyncio.Event()
+    find = handoffs.find
+
+    def found(handoff_id: bytes) -> VllmHandoff | None:
+        claimed.set()
+        return find(handoff_id)
+
+    monkeypatch.setattr(handoffs, "find", found)
+    offer = pairs[0].decode.offer(8, [3, 5])
+    await claimed.wait()
+    pairs[1].decode.offer(8, [3, 5], key=offer.key)
+    for pair in pairs:
+        assert await ended(pair.decode, offer) == (False, False)
+
+
+async def test_a_cancelled_offer_ends_in_all_ranks(pairs: list[Pair]) -> None:
+    pairs[0].engine.goes_on.clear()
+    offer = offered(pairs, 8, [3, 5])
+    await eventually(lambda: all(len(pair.prefill.member._prompts.open) == 1 for pair in pairs))
+    for pair in pairs:
+        pair.decode.member.take_offers(Orders(cancelled=[offer.key]))
+        assert await ended(pair.decode, offer) == (False, True)
+        await released(pair.decode, offer.key)
+        await released(pair.prefill, pair.ticket(offer))
+    await eventually(lambda: pairs[0].engine.num_stopped == 1)
+
+
+async def test_a_rank_whose_claim_is_refused_gives_its_part_up_and_uses_no_block(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = pairs[1].decode.member._handoffs.health
+    monkeypatch.setattr(health, "is_excluded", lambda claimant, now: True)
+    offer = offered(pairs, 8, [3, 5])
+    assert await ended(pairs[1].decode, offer) == (True, False)
+    await released(pairs[1].prefill, pairs[1].ticket(offer))
+    assert await ended(pairs[0].decode, offer) == (False, False)

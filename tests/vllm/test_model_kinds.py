@@ -47,9 +47,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
          "moe_intermediate_size": 128},
         LAYER.format("MLAAttentionSpec"), (),
     ),
-    "two_ranks": (
-        "Qwen3Config", {}, "tensor_parallel_size: is 2; handoffs have one rank",
-        ("--tensor-parallel-size", "2"),
+    "two_stages": (
+        "Qwen3Config", {}, "pipeline_parallel_size: is 2; handoffs have tensor parallelism alone",
+        ("--pipeline-parallel-size", "2"),
     ),
 }  # fmt: skip
 

@@ -6,12 +6,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.vllm.scheduler_side import MAX_NEWS_AGE_S
-from tandem.vllm.step_messages import PrefillView, Released
+from tandem.vllm.step_messages import News, PrefillView, Released
 from tests.vllm.fake_scheduler import BLOCK_SIZE, REMOTE, FakeRequest, FakeVllm, at, for_ticket
 
 
-def with_news(num_blocks: int = 16) -> FakeVllm:
-    vllm = FakeVllm(num_blocks)
+def with_news(num_blocks: int = 16, num_ranks: int = 1) -> FakeVllm:
+    vllm = FakeVllm(num_blocks, num_ranks=num_ranks)
     vllm.step()
     return vllm
 
@@ -29,7 +29,7 @@ def test_a_prompt_is_offered_but_for_its_last_token() -> None:
     request = vllm.add(FakeRequest("r", 9))
     (offer,) = vllm.step().offers
     assert offer.token_ids == list(range(8)) and offer.block_ids == request.block_ids[:2]
-    vllm.prove(offer.key)
+    vllm.rank.prove(offer.key)
     vllm.step()
     assert request.status == "running" and request.num_computed_tokens == 8
     assert not vllm.side.is_busy
@@ -77,8 +77,8 @@ def test_the_place_of_a_prompt_is_reported_with_its_reason_and_again_when_it_cha
     vllm.add(FakeRequest("r", 10, at("remote")))
     vllm.step(num_cached=BLOCK_SIZE)
     assert reports(vllm) == [("remote", "asked for by the request", BLOCK_SIZE)]
-    for key in list(vllm.offers):
-        vllm.give_up(key, quarantined=False)
+    for key in list(vllm.rank.offers):
+        vllm.rank.give_up(key, quarantined=False)
     vllm.step()
     assert reports(vllm) == [("local", "remote failed: deadline", 0)]
     vllm.step()
@@ -125,7 +125,7 @@ def test_issue_48633_c1_a_request_aborted_after_its_offer_keeps_its_blocks() -> 
     assert not blocks & set(vllm.pool.free), "nothing has said yet that no write can land"
     assert vllm.step().cancelled == [key]
     assert not set(vllm.side._pinned[key]) & set(vllm.pool.free)
-    vllm.settle(key)
+    vllm.rank.settle(key)
     vllm.step()
     assert blocks <= set(vllm.pool.free)
 
@@ -134,12 +134,12 @@ def test_issue_56104_blocks_of_a_failed_load_wait_for_sibling_writes() -> None:
     vllm = with_news(num_blocks=8)
     request, key = offered(vllm)
     blocks = request.block_ids
-    vllm.give_up(key, quarantined=True)
+    vllm.rank.give_up(key, quarantined=True)
     vllm.step()
     vllm.step()
     assert request.status == "running" and not set(request.block_ids) & set(blocks)
     assert vllm.side.is_busy and set(blocks) == set(vllm.side._pinned[key])
-    vllm.settle(key)
+    vllm.rank.settle(key)
     vllm.step()
     assert not vllm.side.is_busy
 
@@ -147,12 +147,12 @@ def test_issue_56104_blocks_of_a_failed_load_wait_for_sibling_writes() -> None:
 def test_issue_55470_a_write_after_the_lease_finds_its_blocks_free_of_others() -> None:
     vllm = with_news(num_blocks=6)
     _, key = offered(vllm)
-    vllm.give_up(key, quarantined=True)
+    vllm.rank.give_up(key, quarantined=True)
     others = [vllm.add(FakeRequest(f"other{i}", 8, at("local"))) for i in range(3)]
     for _ in range(5):
         vllm.step()  # each step checks the blocks that may still be written
     assert sum(other.status == "running" for other in others) <= 1
-    vllm.settle(key)
+    vllm.rank.settle(key)
     vllm.step()
     assert not vllm.side.is_busy
 
@@ -163,7 +163,7 @@ def test_issue_46283_an_aborted_load_whose_prefill_worker_is_gone_leaks_nothing(
     vllm.abort(request)
     vllm.step()
     assert "r0" not in vllm.requests, "an aborted request ends with the next step"
-    vllm.settle(key)  # the lease and its grace are over
+    vllm.rank.settle(key)  # the lease and its grace are over
     vllm.step()
     assert len(vllm.pool.free) == len(vllm.pool.blocks) and not vllm.side.is_busy
 
@@ -171,7 +171,7 @@ def test_issue_46283_an_aborted_load_whose_prefill_worker_is_gone_leaks_nothing(
 def test_issue_50754_a_failed_post_is_computed_here_and_not_offered_again() -> None:
     vllm = with_news()
     request, key = offered(vllm)
-    vllm.give_up(key, quarantined=False)  # its prefill worker has settled with an error
+    vllm.rank.give_up(key, quarantined=False)  # its prefill worker has settled with an error
     vllm.step()
     vllm.step()
     assert request.status == "running" and not vllm.side.is_busy
@@ -181,7 +181,7 @@ def test_issue_50754_a_failed_post_is_computed_here_and_not_offered_again() -> N
 def test_issue_57705_after_the_load_a_preempted_request_is_not_loaded_again() -> None:
     vllm = with_news()
     request, key = offered(vllm)
-    vllm.prove(key)
+    vllm.rank.prove(key)
     vllm.step()
     assert vllm.side.matched(request, 0) == (0, False)
 
@@ -198,7 +198,7 @@ def test_blocks_of_a_tickets_prompt_stay_after_the_request_until_they_are_read()
     blocks = set(request.block_ids)
     vllm.finish(request)
     assert vllm.step().over == ["ticket"] and not blocks & set(vllm.pool.free)
-    vllm.ends.append(Released("ticket"))
+    vllm.rank.read("ticket")
     vllm.step()
     assert blocks <= set(vllm.pool.free)
 
@@ -211,12 +211,80 @@ def test_a_key_that_a_caller_makes_up_pins_nothing_at_a_decode_worker() -> None:
     assert request.status == "running" and not vllm.progress and not vllm.side.is_busy
 
 
+# ---- several ranks ----------------------------------------------------------------------------
+
+
+def test_the_request_comes_back_when_the_last_rank_has_proven_its_part() -> None:
+    vllm = with_news(num_ranks=2)
+    request, key = offered(vllm)
+    vllm.ranks[1].prove(key)
+    vllm.step()
+    assert request.status == "loading"
+    vllm.ranks[0].prove(key)
+    vllm.step()
+    assert request.status == "running" and not vllm.side.is_busy
+
+
+def test_a_part_that_is_given_up_ends_those_of_the_other_ranks_and_each_may_still_be_written() -> (
+    None
+):
+    vllm = with_news(num_ranks=2)
+    request, key = offered(vllm)
+    blocks = set(request.block_ids)
+    vllm.ranks[1].give_up(key, quarantined=True)
+    vllm.step()
+    assert request.status == "loading" and key in vllm.ranks[0].offers
+    assert vllm.step().cancelled == [key]
+    assert request.status == "waiting" and not blocks & set(vllm.pool.free)
+    vllm.ranks[1].settle(key)
+    vllm.step()
+    assert vllm.side.is_busy, "the first rank's part may still be written"
+    assert not blocks & set(vllm.pool.free)
+    vllm.ranks[0].settle(key)
+    vllm.step()
+    assert not vllm.side.is_busy and request.status == "running"
+
+
+def test_a_rank_that_has_proven_its_part_need_not_settle() -> None:
+    vllm = with_news(num_ranks=2)
+    request, key = offered(vllm)
+    vllm.ranks[0].prove(key)
+    vllm.ranks[1].give_up(key, quarantined=True)
+    assert not vllm.step().cancelled and not vllm.step().cancelled, "no other part is open"
+    assert request.num_computed_tokens > 0 and vllm.side.is_busy
+    vllm.ranks[1].settle(key)
+    vllm.step()
+    assert not vllm.side.is_busy
+
+
+def test_blocks_of_a_tickets_prompt_stay_until_all_ranks_have_read_them() -> None:
+    vllm = with_news(num_ranks=2)
+    request = vllm.add(FakeRequest("t", 10, for_ticket("ticket")))
+    assert vllm.step().begun == ["ticket"] and not vllm.step().begun
+    blocks = set(request.block_ids)
+    vllm.finish(request)
+    for rank in (1, 0):
+        assert not blocks & set(vllm.pool.free)
+        for _ in range(2):  # a ticket that is over answers each step of its prompt
+            vllm.ranks[rank].read("ticket")
+            vllm.step()
+    assert blocks <= set(vllm.pool.free) and not vllm.side.is_busy
+
+
+def test_a_prefill_worker_counts_if_no_rank_excludes_it() -> None:
+    here, there = (PrefillView(DisaggConfig(), num, True, 3) for num in (2, 1))
+    news = News(here, {0: [Released("a")]}).aggregate(News(there, {1: [Released("b")]}))
+    assert news == News(there, {0: [Released("a")], 1: [Released("b")]})
+
+
 class Handoffs(RuleBasedStateMachine):
     """Requests come, are aborted and end; loads are proven or fail; writes settle late."""
 
+    num_ranks = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.vllm = with_news(num_blocks=10)
+        self.vllm = with_news(10, self.num_ranks)
         self.count = 0
 
     @rule(
@@ -244,25 +312,27 @@ class Handoffs(RuleBasedStateMachine):
         if live:
             self.vllm.abort(data.draw(st.sampled_from(live)))
 
-    @precondition(lambda self: self.vllm.offers)
+    @precondition(lambda self: any(rank.offers for rank in self.vllm.ranks))
     @rule(data=st.data(), end=st.sampled_from(["proven", "failed", "quarantined"]))
     def end_a_load(self, data: st.DataObject, end: str) -> None:
-        key = data.draw(st.sampled_from(sorted(self.vllm.offers)))
+        rank = data.draw(st.sampled_from([each for each in self.vllm.ranks if each.offers]))
+        key = data.draw(st.sampled_from(sorted(rank.offers)))
         if end == "proven":
-            self.vllm.prove(key)
+            rank.prove(key)
         else:
-            self.vllm.give_up(key, quarantined=end == "quarantined")
+            rank.give_up(key, quarantined=end == "quarantined")
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        given_up = sorted(self.vllm.writable.keys() - self.vllm.offers.keys())
-        if given_up:
-            self.vllm.settle(data.draw(st.sampled_from(given_up)))
+        rank = data.draw(st.sampled_from(self.vllm.ranks))
+        if given_up := sorted(rank.writable.keys() - rank.offers.keys()):
+            rank.settle(data.draw(st.sampled_from(given_up)))
 
     @rule()
     def sources_are_read(self) -> None:
         for progress in self.vllm.progress:
-            self.vllm.ends.append(Released(progress.key))
+            for rank in self.vllm.ranks:
+                rank.read(progress.key)
         self.vllm.progress.clear()
 
     @invariant()
@@ -274,14 +344,23 @@ class Handoffs(RuleBasedStateMachine):
         for request in list(vllm.requests.values()):
             if request.status != "finished":
                 vllm.abort(request)
-        vllm.step()
-        for key in list(vllm.writable.keys() - vllm.offers.keys()):
-            vllm.settle(key)
+        for _ in range(2):  # a part that one rank gives up ends at the others with the next step
+            vllm.step()
+        for rank in vllm.ranks:
+            for key in list(rank.writable.keys() - rank.offers.keys()):
+                rank.settle(key)
         self.sources_are_read()
         vllm.step()
         assert not vllm.requests and not vllm.side.is_busy
         assert len(vllm.pool.free) == len(vllm.pool.blocks), "blocks leak"
 
 
+class HandoffsOfTwoRanks(Handoffs):
+    num_ranks = 2
+
+
 TestHandoffs = Handoffs.TestCase
-TestHandoffs.settings = settings(max_examples=60, stateful_step_count=30)
+TestHandoffsOfTwoRanks = HandoffsOfTwoRanks.TestCase
+TestHandoffs.settings = TestHandoffsOfTwoRanks.settings = settings(
+    max_examples=60, stateful_step_count=30
+)

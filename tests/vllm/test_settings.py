@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tandem.runtime.address import new_id
 from tandem.runtime.errors import ConfigError
 from tandem.vllm import settings as room
 from tandem.vllm.settings import connector_settings
@@ -29,7 +30,10 @@ def vllm_config(model: str = "org/model", role: str = "kv_consumer", **extra: An
         model=model, revision=None, served_model_name=["name", "alias"], dtype="float32",
         quantization=None, hf_overrides={},
     )  # fmt: skip
-    return SimpleNamespace(kv_transfer_config=transfer, model_config=model_config)
+    parallel = SimpleNamespace(rank=0, world_size=1)
+    return SimpleNamespace(
+        kv_transfer_config=transfer, model_config=model_config, parallel_config=parallel
+    )
 
 
 def test_values_of_the_connectors_own_config_go_before_the_environments(
@@ -77,3 +81,17 @@ def test_other_weights_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
         found.append(connector_settings(vllm_config(str(tmp_path))).weights)
     assert found[0] != found[1]
     assert connector_settings(vllm_config()).weights == "org/model@None"
+
+
+def test_ranks_pair_with_those_of_the_same_place_and_width_alone() -> None:
+    found = []
+    for rank, width in ((0, 1), (0, 2), (1, 2), (1, 4)):
+        config = vllm_config()
+        config.kv_transfer_config.engine_id = "an id of vLLM's"
+        config.parallel_config = SimpleNamespace(rank=rank, world_size=width)
+        found.append(connector_settings(config))
+    assert len({each.kv_form for each in found}) == 4
+    alone, first, second, _ = found
+    assert alone.engine != first.engine == second.engine
+    assert [first.instance_id, second.instance_id] == [f"{first.engine}00", f"{first.engine}01"]
+    assert len(first.instance_id) == len(new_id())

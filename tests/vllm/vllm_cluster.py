@@ -25,7 +25,7 @@ from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_disagg" / "vllm_disagg.py"
-_PARTS = {"scheduler": "VLLM::EngineCore", "rank": "VLLM::Worker"}
+_PARTS = {"scheduler": "VLLM::EngineCore", "rank": "VLLM::Worker", "rank 1": "VLLM::Worker_TP1"}
 PATIENCE_S = 600.0  # a start of vLLM takes a minute of two idle cores
 ARGUMENTS = (
     "--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager",
@@ -56,12 +56,29 @@ NEEDS_VLLM = [
 
 
 def parts_of(engine: psutil.Process) -> dict[str, psutil.Process]:
-    """Return the processes of an engine: its own, vLLM's scheduler, the rank."""
+    """Return the processes of an engine: its own, vLLM's scheduler, the rank or ranks."""
     found = {"engine": engine}
     for each in engine.children(recursive=True):
         name = " ".join(each.cmdline())
         found |= {part: each for part, word in _PARTS.items() if word in name}
     return found
+
+
+async def kv_in_use(http: Any, port: int) -> float:
+    """Return the share of blocks in use, by the metrics of a vLLM."""
+    async with http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(e.split()[-1]) for e in lines if e.startswith("vllm:kv_cache_usage_perc{"))
+
+
+def with_plugin(folder: Path, function: str) -> str:
+    """Return a PYTHONPATH with which vLLM's processes call this function, "module:name", first."""
+    info = folder / "flips-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flips\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nflips = {function}\n")
+    paths = [str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, paths))
 
 
 class VllmCluster:
@@ -91,8 +108,8 @@ class VllmCluster:
         place = ["--namespace", self._namespace, "--port", str(self._port)]
         self._start("frontend", *self._services, *place)
 
-    def start_engine(self, *arguments: str) -> None:
-        self.environment["TANDEM_SYSTEM_PORT"] = str(self._metrics_port)
+    def start_engine(self, *arguments: str, metrics_port: int = 0) -> None:
+        self.environment["TANDEM_SYSTEM_PORT"] = str(metrics_port or self._metrics_port)
         words = (str(self.model), "--served-model-name", "random", *ARGUMENTS, *arguments)
         self.engine = self._start("engine", "vllm", *words)
 

@@ -1,0 +1,175 @@
+"""Two vLLMs of two ranks each, with Tandem's connector. The last test kills a prefill rank."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.services import EtcdServer, NatsServer, free_port
+from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, kv_in_use, parts_of, with_plugin
+
+pytestmark = NEEDS_VLLM
+FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block of rank 1 loses it and a bit
+HANDOFF_TIMEOUT_S = 10.0  # the least time after which a handoff is given up in any case
+PORTS = {"decode": free_port(), "prefill": free_port()}
+
+
+def was_due(flip: Path) -> bool:
+    was_there = flip.exists()
+    flip.unlink(missing_ok=True)
+    return was_there
+
+
+def flip_in_the_second_rank() -> None:
+    """In vLLM's processes: flip a bit in a block that has landed in rank 1, when one is due."""
+    from tandem.vllm.decode_side import VllmHandoff
+
+    due, verify = Path(os.environ[FLIP]), VllmHandoff._verify
+
+    async def flipped(self: Any, work: Any) -> None:
+        if not self._has_ticket and was_due(due):
+            self._tools.group.pool.tensor[work.blocks[0][1], 3] ^= 64
+        await verify(self, work)
+
+    VllmHandoff._verify = flipped  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def flip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plugin") / "flip"
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    nats: NatsServer,
+    etcd: EtcdServer,
+    model: Path,
+    flip: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[VllmCluster]:
+    cluster = VllmCluster(nats, etcd, model, tmp_path_factory.mktemp("logs"))
+    plugin = "tests.vllm.test_ranks:flip_in_the_second_rank"
+    cluster.environment |= {FLIP: str(flip), "PYTHONPATH": with_plugin(flip.parent, plugin)}
+    cluster.start_frontend()
+    for mode, batched in (("decode", "2048"), ("prefill", "256")):
+        cluster.start_engine(
+            "--tensor-parallel-size", "2", "--max-num-batched-tokens", batched,
+            "--disaggregation-mode", mode, metrics_port=PORTS[mode],
+        )  # fmt: skip
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+async def ready(cluster: VllmCluster, http: aiohttp.ClientSession) -> AsyncIterator[VllmCluster]:
+    await cluster.ready(http)
+    while len(await cluster.members()) < 4:
+        cluster.check_alive()
+        await asyncio.sleep(0.2)
+    yield cluster
+
+
+def random_prompt(num_tokens: int) -> list[int]:
+    return [random.randrange(256) for _ in range(num_tokens)]
+
+
+async def nothing_is_in_use(http: aiohttp.ClientSession, *modes: str) -> None:
+    """Wait until no engine of these has a block in use."""
+    for mode in modes:
+        async with asyncio.timeout(30.0):
+            while await kv_in_use(http, PORTS[mode]):
+                await asyncio.sleep(0.1)
+
+
+async def num_ended(cluster: VllmCluster, end: str) -> int:
+    """Return how many handoffs of ranks ended so."""
+    members = await cluster.members()
+    return sum(int(each.details.get(f"handoffs.{end}", 0)) for each in members)
+
+
+async def test_answers_are_those_of_an_unsplit_vllm_of_two_ranks(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    lengths, answers = [64, 128, 129, 257, 500, 1000, 1900], set()
+    before = await num_ended(ready, "admitted")
+    for num_tokens in lengths:
+        prompt = random_prompt(num_tokens)
+        for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
+            remote, headers = await ready.ask(http, prompt, "remote", **sampling)
+            assert headers["x-tandem-prefill"] == "remote", dict(headers)
+            assert remote == await ready.complete(http, prompt, "local", **sampling)
+            answers.add(remote)
+    assert await num_ended(ready, "admitted") == before + 2 * 2 * len(lengths)
+    assert len(answers) > len(lengths), "the model ignores its KV: wrong KV would go unseen"
+    await nothing_is_in_use(http, "decode", "prefill")
+
+
+async def test_a_bit_flipped_in_the_second_rank_is_caught(
+    ready: VllmCluster, http: aiohttp.ClientSession, flip: Path
+) -> None:
+    prompt, before = random_prompt(1000), await num_ended(ready, "corrupt")
+    await asyncio.to_thread(flip.touch)
+    answer, headers = await ready.ask(http, prompt, "remote")
+    assert not was_due(flip) and headers["x-tandem-prefill"] == "local"
+    assert "checksum" in headers["x-tandem-prefill-reason"]
+    assert answer == await ready.complete(http, prompt, "local")
+    assert await num_ended(ready, "corrupt") == before + 1
+    await nothing_is_in_use(http, "decode", "prefill")
+    assert not any(each.details["num_open_handoffs"] for each in await ready.members())
+
+
+async def test_callers_that_leave_free_the_blocks_of_both_ranks(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    prompts = [random_prompt(random.randrange(64, 1500)) for _ in range(12)]
+    remote = [asyncio.create_task(ready.complete(http, each, "remote")) for each in prompts]
+    await asyncio.sleep(0.3)
+    for task in remote[::2]:
+        task.cancel()
+    for prompt, answer in zip(prompts, await asyncio.gather(*remote, return_exceptions=True),
+                              strict=True):  # fmt: skip
+        if isinstance(answer, str):
+            assert answer == await ready.complete(http, prompt, "local")
+        else:
+            assert isinstance(answer, asyncio.CancelledError), answer
+    await nothing_is_in_use(http, "decode", "prefill")
+
+
+async def test_a_stopped_rank_of_the_prefill_worker_is_given_up_before_it_claims(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    prompt, second = random_prompt(1900), parts_of(psutil.Process(ready.engine.pid))["rank 1"]
+    expected = await ready.complete(http, prompt, "local")
+    second.suspend()
+    try:
+        began_at = time.perf_counter()
+        answer, headers = await ready.ask(http, prompt, "remote")
+        assert answer == expected and headers["x-tandem-prefill"] == "local"
+        reason = headers["x-tandem-prefill-reason"]
+        assert reason.startswith("remote failed: ") and "deadline" not in reason
+        assert time.perf_counter() - began_at < HANDOFF_TIMEOUT_S
+    finally:
+        second.resume()
+    await nothing_is_in_use(http, "decode", "prefill")
+
+
+async def test_a_killed_rank_of_the_prefill_worker_is_given_up(
+    ready: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    prompt = random_prompt(1900)
+    expected = await ready.complete(http, prompt, "local")
+    asked = asyncio.create_task(ready.ask(http, prompt, "remote"))
+    while sum(int(each.details["num_jobs"]) for each in await ready.members()) < 2:
+        assert not asked.done(), "the prompt is too short to be lost"
+    parts_of(psutil.Process(ready.engine.pid))["rank 1"].kill()
+    answer, headers = await asked
+    assert answer == expected and headers["x-tandem-prefill"] == "local"
+    assert headers["x-tandem-prefill-reason"].startswith("remote failed: ")
+    await nothing_is_in_use(http, "decode")
