@@ -33,6 +33,7 @@ from tests.services import EtcdServer, NatsServer, free_port
 from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, parts_of
 
 START_S = 1800.0  # a start takes a minute on two idle cores, and took four at a load of 30
+END_S = 20.0
 LIMIT_S, STOP_S, LEASE_S = 45.0, 8.0, 32.0  # a caller's patience; a stop; vLLM's lease of blocks
 LONG = 4000  # tokens
 LOG_CHARS = 10_000  # enough for a cause and vLLM's traces about it
@@ -173,6 +174,16 @@ def check_alive(system: System) -> None:
     assert all(each.poll() is None for each in system._running), "a process has ended"
 
 
+def end(system: System) -> None:
+    """End a system's processes; kill those that stay, as vLLM's do that end in mid-start."""
+    ours = [psutil.Process(each.pid) for each in system._running if each.poll() is None]
+    ours += [child for each in ours for child in each.children(recursive=True)]
+    for process in system._running:
+        process.terminate()
+    for each in psutil.wait_procs(ours, END_S)[1]:
+        each.kill()
+
+
 async def wait_until_ready(http: Any, system: System) -> None:
     """Ask until the prefill engine computes a prompt; it gives the decode engine's own token."""
     prompt, began_at, system.place = new_prompt(500), time.perf_counter(), ""
@@ -311,7 +322,7 @@ async def main(rounds: int, names: list[str]) -> None:
                     print(system.log(index)[-LOG_CHARS:], file=sys.stderr)
                 raise
             finally:
-                system.end()
+                end(system)
             print(f"load | {name} | {os.getloadavg()}", flush=True)
 
 
