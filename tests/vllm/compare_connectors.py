@@ -1,23 +1,25 @@
 """Tandem's connector beside vLLM's NixlConnector (pull) and NixlPushConnector, under equal faults.
 
-    python -m tests.vllm.compare_connectors [ROUNDS] [tandem,pull,push]   # vLLM's environment
+    .venv-vllm/bin/python -m pip install --no-deps nixl==1.5.1   # its name in vLLM's connectors
+    .venv-vllm/bin/python -m tests.vllm.compare_connectors [ROUNDS] [tandem,pull,push]
 
-vLLM's two need its name of NIXL: `pip install --no-deps nixl==1.5.1`. Their proxy is this program:
-it asks the prefill engine, then the decode engine, under one request id, and repeats nothing.
+The proxy of vLLM's two is this program: it asks the prefill engine, then the decode engine, under
+one request id, and repeats nothing.
 """
 
 import asyncio
 import json
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,15 @@ import psutil
 
 from tandem.models.random_model import write_random_model
 from tandem.runtime.address import new_id
+from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
 from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, kv_in_use, parts_of, with_plugin
 
+START_S = 1800.0  # a start takes a minute on two idle cores, and took four at a load of 30
+END_S = 20.0
 LIMIT_S, STOP_S, LEASE_S = 45.0, 8.0, 32.0  # a caller's patience; a stop; vLLM's lease of blocks
 LONG = 4000  # tokens
+LOG_CHARS = 10_000  # enough for a cause and vLLM's traces about it
 WORDS = (*ARGUMENTS, "--max-model-len", "4352", "--max-num-batched-tokens", "512",
          "--served-model-name", "random")  # fmt: skip
 FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block that lands loses it and a bit
@@ -71,8 +77,6 @@ def flip_landed_bits() -> None:
 class Tandem(VllmCluster):
     """Both engines behind Tandem's frontend."""
 
-    name = "tandem"
-
     def start(self) -> None:
         self.environment["TANDEM_RUNTIME__LOG_LEVEL"] = "debug"
         self.environment["TANDEM_TRANSFER__EXCLUDE_AFTER"] = "1000"  # flips, of one prefill worker
@@ -82,10 +86,6 @@ class Tandem(VllmCluster):
             self.environment["TANDEM_SYSTEM_PORT"] = str(port)
             words = ("engine", "vllm", str(self.model), *WORDS, "--disaggregation-mode", mode)
             self.engine = self._start(*words)  # the prefill worker's, in the end
-
-    async def is_ready(self, http: Any) -> None:
-        await self.ready(http)
-        await self.prefill_ready()
 
     async def turns(self, http: Any, prompt: list[int], between: Act | None = None) -> str:
         text, headers = await self.ask(http, prompt, "remote", max_tokens=1)
@@ -110,8 +110,6 @@ def _stamps(log: str, word: str) -> list[float]:
 class Nixl(VllmCluster):
     """Both engines of `vllm serve` with one of vLLM's own connectors."""
 
-    place = "remote"
-
     def start(self) -> None:
         self.ports = {"decode": free_port(), "prefill": free_port()}
         self.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
@@ -128,15 +126,6 @@ class Nixl(VllmCluster):
             words = ("serve", str(self.model), *WORDS, *address, *connector)
             self.engine = self._start(*words, program=("-m", "vllm.entrypoints.cli.main"))
 
-    async def is_ready(self, http: Any) -> None:
-        for mode in self.ports:
-            while True:
-                with suppress(aiohttp.ClientError):
-                    await self._ask(http, mode, [1], new_id(), new_id())
-                    break
-                self.check_alive()
-                await asyncio.sleep(0.5)
-
     async def turns(self, http: Any, prompt: list[int], between: Act | None = None) -> str:
         request_id, salt = new_id(), new_id()
         found = await self._ask(http, "prefill", prompt, request_id, salt, do_remote_decode=True)
@@ -144,6 +133,7 @@ class Nixl(VllmCluster):
             between()
         transfer = found["kv_transfer_params"]
         found = await self._ask(http, "decode", prompt, request_id, salt, **transfer)
+        self.place = "remote"
         return str(found["choices"][0]["text"])
 
     async def local(self, http: Any, prompt: list[int]) -> str:
@@ -169,27 +159,68 @@ def new_prompt(num_tokens: int) -> list[int]:
     return [random.randrange(256) for _ in range(num_tokens)]
 
 
-async def time_first_tokens(http: Any, systems: list[System], rounds: int) -> None:
-    times = defaultdict(list)
-    for _ in range(rounds):
-        for num_tokens in (500, 2000, LONG):
-            for system in random.sample(systems, len(systems)):
-                for place, ask in (("remote", system.turns), ("local", system.local)):
-                    began_at = time.perf_counter()
-                    await ask(http, new_prompt(num_tokens))
-                    times[num_tokens, system.name, place].append(time.perf_counter() - began_at)
-    for key, found in sorted(times.items()):
-        print("first token", *key, f"p50 {statistics.median(found) * 1e3:.0f} ms", flush=True)
-    for system in systems:
-        if isinstance(system, Tandem) and (found := system.handovers_ms()):
-            print(f"handover p50 {statistics.median(found):.1f} ms of {len(found)}", flush=True)
+def check_needs(names: list[str]) -> None:
+    """End this program, before it starts anything, where it lacks something."""
+    check_version()
+    if not CONNECTORS.keys().isdisjoint(names) and find_spec("nixl") is None:
+        sys.exit("vLLM's connectors need `pip install --no-deps nixl==1.5.1` in this environment")
+    shared, memory = shutil.disk_usage("/dev/shm").free, psutil.virtual_memory().available
+    for what, free, num_gib in (("/dev/shm", shared, 1), ("memory", memory, 6)):
+        if free < num_gib << 30:
+            sys.exit(f"{what}: {free / 2**30:.1f} GiB free; two engines need {num_gib}")
+
+
+def check_alive(system: System) -> None:
+    assert all(each.poll() is None for each in system._running), "a process has ended"
+
+
+def end(system: System) -> None:
+    """End a system's processes; kill those that stay, as vLLM's do that end in mid-start."""
+    ours = [psutil.Process(each.pid) for each in system._running if each.poll() is None]
+    ours += [child for each in ours for child in each.children(recursive=True)]
+    for process in system._running:
+        process.terminate()
+    for each in psutil.wait_procs(ours, END_S)[1]:
+        each.kill()
+
+
+async def wait_until_ready(http: Any, system: System) -> None:
+    """Ask until the prefill engine computes a prompt; it gives the decode engine's own token."""
+    prompt, began_at, system.place = new_prompt(500), time.perf_counter(), ""
+    while not system.place.startswith("remote"):
+        await asyncio.sleep(0.5)
+        check_alive(system)
+        assert time.perf_counter() < began_at + START_S, f"not ready in {START_S:.0f} s"
+        with suppress(aiohttp.ClientError, TimeoutError, AssertionError):
+            texts = {await system.local(http, prompt), await system.turns(http, prompt)}
+    assert len(texts) == 1, texts
+    print(f"ready | {system.name} | {time.perf_counter() - began_at:.0f} s", flush=True)
+
+
+async def time_first_tokens(http: Any, system: System, rounds: int) -> float:
+    """Print the medians; return that of a long prompt at the prefill engine, in seconds."""
+    sizes, asks = (500, 2000, LONG), {"remote": system.turns, "local": system.local}
+    times: dict[Any, list[float]] = {(size, place): [] for size in sizes for place in asks}
+    for size, place in list(times) * rounds:
+        began_at = time.perf_counter()
+        await asks[place](http, new_prompt(size))
+        times[size, place].append((time.perf_counter() - began_at) * 1e3)
+    for size in sizes:
+        remote, local = (
+            f"{statistics.median(times[size, place]):.0f} ms {place}" for place in asks
+        )
+        print(f"first token of {size} | {system.name} | p50 {remote}, {local}", flush=True)
+    if isinstance(system, Tandem):
+        found = system.handovers_ms()
+        print(f"handover | {system.name} | p50 {statistics.median(found):.1f} ms of {len(found)}")
+    return statistics.median(times[LONG, "remote"]) / 1e3
 
 
 async def fault(
-    http: Any, system: System, what: str, act: Act, *, after_s: float | None = 0.4,
-    undo: Act | None = None,
+    http: Any, system: System, what: str, act: Act, after_s: float | None, undo: Act | None = None
 ) -> None:  # fmt: skip
     """Act on a prompt on its way, or between both engines' turns (None); print its end."""
+    check_alive(system)
     loop, prompt, hit_at = asyncio.get_running_loop(), new_prompt(LONG), time.perf_counter()
 
     def hit() -> None:
@@ -211,14 +242,14 @@ async def fault(
     print(f"{what} | {system.name} | {end} | {waited_s:.1f} s afterwards", flush=True)
 
 
-async def callers_leave(http: Any, system: System) -> None:
+async def callers_leave(http: Any, system: System, within_s: float) -> None:
     """Let 30 callers leave in every state; print the blocks in use, soon and after the lease."""
     room, num_right, shares = asyncio.Semaphore(3), 0, []
 
     async def leave() -> None:
         async with room:
             asking = asyncio.create_task(system.turns(http, new_prompt(2000)))
-            await asyncio.wait([asking], timeout=random.uniform(0.0, 2.0))
+            await asyncio.wait([asking], timeout=random.uniform(0.0, within_s))
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
@@ -234,26 +265,27 @@ async def callers_leave(http: Any, system: System) -> None:
     print(f"30 callers leave | {system.name} | {end}", flush=True)
 
 
-async def faults(http: Any, system: System, flip: Path) -> None:
-    await callers_leave(http, system)
+async def faults(http: Any, system: System, flip: Path, took_s: float) -> None:
+    await callers_leave(http, system, took_s)
     for _ in range(3):
-        await fault(http, system, "a bit flipped", flip.touch, after_s=0.0)
+        await fault(http, system, "a bit flipped", flip.touch, 0.0)
     parts = parts_of(psutil.Process(system.engine.pid))
     for name in ("scheduler", "rank"):
         part = parts[name]
-        await fault(http, system, f"{name} stopped", part.suspend, undo=part.resume)
+        await fault(http, system, f"{name} stopped", part.suspend, took_s / 3, part.resume)
         await asyncio.sleep(STOP_S)
     if system.name in CONNECTORS:
         part = parts["rank"]
         what = "rank stopped between the turns"
-        await fault(http, system, what, part.suspend, undo=part.resume, after_s=None)
+        await fault(http, system, what, part.suspend, None, part.resume)
         await asyncio.sleep(STOP_S)
-        await fault(http, system, "rank killed between the turns", part.kill, after_s=None)
+        await fault(http, system, "rank killed between the turns", part.kill, None)
     else:
-        await fault(http, system, "rank killed", parts["rank"].kill)
+        await fault(http, system, "rank killed", parts["rank"].kill, took_s / 3)
 
 
 async def main(rounds: int, names: list[str]) -> None:
+    check_needs(names)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-compare-")))
         os.environ[FLIP] = str(folder / "flip")
@@ -264,25 +296,25 @@ async def main(rounds: int, names: list[str]) -> None:
         http = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIMIT_S))
         )
-        systems: list[System] = []
         for name in names:
             (folder / name).mkdir()
-            system = (Nixl if name in CONNECTORS else Tandem)(nats, etcd, model, folder / name)
+            kind = Nixl if name in CONNECTORS else Tandem
+            system = kind(nats, etcd, model, folder / name)
             system.name = name
-            stack.callback(system.end)
-            system.start()
-            systems.append(system)
-        for system in systems:
-            await system.is_ready(http)
-            prompt = new_prompt(LONG)
-            text = await system.turns(http, prompt)
-            assert text == await system.local(http, prompt), f"{system.name}: without any fault"
-        await time_first_tokens(http, systems, rounds)
-        for system in systems:
-            await faults(http, system, folder / "flip")
-        print("load", os.getloadavg())
+            try:
+                system.start()
+                await wait_until_ready(http, system)
+                took_s = await time_first_tokens(http, system, rounds)
+                await faults(http, system, folder / "flip", took_s)
+            except Exception:
+                for index in range(len(system._running)):
+                    print(system.log(index)[-LOG_CHARS:], file=sys.stderr)
+                raise
+            finally:
+                end(system)
+            print(f"load | {name} | {os.getloadavg()}", flush=True)
 
 
 if __name__ == "__main__":
-    rounds, names = [*sys.argv[1:], *("12", "tandem,pull,push")[len(sys.argv) - 1 :]]
+    rounds, names = [*sys.argv[1:], *("10", "tandem,pull,push")[len(sys.argv) - 1 :]]
     asyncio.run(main(int(rounds), names.split(",")))
