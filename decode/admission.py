@@ -15,8 +15,8 @@ from tandem.runtime.messages import PrefillPlace, Targets
 
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
+CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
-FAR_CHEAPER = 0.5  # of the cost here: at such a worker a ticket is computed better
 TYPICAL_TOKENS = 1024  # of a ticket, before it is known
 MAX_WAYS_GIVEN = 8  # by one ticket, which is a dead letter after 16 deliveries
 
@@ -173,25 +173,25 @@ def gives_way(
 ) -> bool:
     """Return True if a ticket should be offered again later, and others before it.
 
-    It should where its first token would miss the target even if a worker with the costs of
-    `place` began at once. The caller sees to it that others wait, and that none gives way for ever.
+    It should where its first token would miss the target at `place`, after the prompts that wait
+    there. The caller sees to it that others wait, and that none gives way for ever.
     """
     if config.ttft_target_ms is None or config.policy is not Policy.ADAPTIVE:
         return False
-    compute_s = predict(PlaceLoad(place.costs), num_uncached_tokens).compute_s
-    return waited_ms + compute_s * 1e3 > config.ttft_target_ms
+    first_token_s = predict(place, num_uncached_tokens).first_token_s
+    return waited_ms + first_token_s * 1e3 > config.ttft_target_ms
 
 
 def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
     """Return True if a worker should leave tickets to one of `others`, who also take them.
 
-    It should where a target of the time between tokens is set, and its running answers make a
-    prompt here far more costly: they stand close on few workers, so that others have none.
+    It should where a target of the time between tokens is set, and a prompt is clearly less costly
+    there: running answers stand close on few workers, so that others have none.
     """
     if not here.costs.has_target or not others:
         return False
     lowest_s = min(predict(other, TYPICAL_TOKENS).cost_s for other in others)
-    return lowest_s < FAR_CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
+    return lowest_s < CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
 
 
 def _decide(

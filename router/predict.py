@@ -206,21 +206,20 @@ def num_holding(
 
     `prompt_rate` is in seconds of computing, a second, of all workers, and `num_decodes` answers
     with `context` tokens in all run there; a worker has room for `max_context`. Spread over all
-    workers, answers leave prompts a part of each step; on few, where steps get PACKED_SHARE of the
-    longest, they leave the others whole: where that is more time, and prompts need it, few do.
+    workers, answers leave prompts a part of each step. Where prompts need much of it, few workers
+    hold the answers, in steps of PACKED_SHARE of the longest, even if that leaves less at first:
+    answers last, so a worker that gets some could not compute prompts at its full pace for long.
     """
     longest_s, share = costs.max_step_s, 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_decodes * share), int(context * share))
     left_if_spread = (PLANNED_SHARE * longest_s - spread_s - costs.prompt_s[0]) / longest_s
+    if prompt_rate * share <= PRESSING_SHARE * left_if_spread:
+        return num_workers
     constant_s = costs.decode_s[0]
     answers_s = decode_step_s(costs, math.ceil(num_decodes), int(context)) - constant_s
     by_time = answers_s / max(PACKED_SHARE * longest_s - constant_s, _TINY_S)
     by_room = context / max(FILLED_SHARE * max_context, 1.0)
-    num_filled = max(1, math.ceil(max(by_time, by_room)))
-    left_if_packed = 1 - num_filled * share
-    if left_if_packed > left_if_spread and prompt_rate * share > PRESSING_SHARE * left_if_spread:
-        return num_filled
-    return num_workers
+    return min(max(1, math.ceil(max(by_time, by_room))), num_workers)
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

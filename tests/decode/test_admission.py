@@ -196,14 +196,16 @@ def with_target(load: PlaceLoad) -> PlaceLoad:
     [
         (with_target(place(num_decodes=4)), [place()], True),
         (with_target(place(num_decodes=4)), [place(num_decodes=3), place()], True),
-        (with_target(place(num_decodes=4)), [place(num_decodes=3)], False),
-        (with_target(place(num_decodes=4)), [place(waiting=5000)], False),  # busy with tickets
+        (with_target(place(num_decodes=4)), [place(num_decodes=2)], True),
+        (with_target(place(num_decodes=4)), [place(num_decodes=3)], False),  # hardly less
+        (with_target(place(num_decodes=4)), [place(waiting=10_000)], False),  # busy with tickets
         (with_target(place()), [place()], False),
+        (with_target(place(waiting=100)), [place()], False),  # hardly less
         (with_target(place(num_decodes=4)), [], False),
         (place(num_decodes=4), [place()], False),  # without a target
     ],
 )
-def test_tickets_are_left_to_workers_where_they_cost_far_less(
+def test_tickets_are_left_to_workers_where_they_cost_clearly_less(
     here: PlaceLoad, others: list[PlaceLoad], leaves: bool
 ) -> None:
     assert leaves_tickets(here, others) is leaves
@@ -223,5 +225,10 @@ def test_a_ticket_gives_way_once_its_target_is_lost(
     changes: dict[str, object], num_tokens: int, waited_ms: float, gives: bool
 ) -> None:
     config = ADAPTIVE.model_copy(update=changes)
-    busy = place(waiting=1_000_000)  # which may be over by the time it is claimed again
-    assert gives_way(config, busy, num_tokens, waited_ms) is gives
+    assert gives_way(config, place(), num_tokens, waited_ms) is gives
+
+
+def test_a_ticket_gives_way_where_prompts_that_come_first_cost_its_target() -> None:
+    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
+    assert gives_way(config, place(waiting=1_000_000), 100, 0.0)
+    assert not gives_way(config, place(waiting=100), 100, 0.0)
