@@ -17,7 +17,7 @@ from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
-from tandem.runtime.messages import FirstToken, Settled
+from tandem.runtime.handoff_messages import FirstToken, Settled
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools

@@ -18,16 +18,10 @@ from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import (
-    Ack,
-    Claimed,
-    FirstToken,
-    Instance,
-    PrefillJob,
-    encode,
-    pack_tokens,
-)
+from tandem.runtime.handoff_messages import Ack, Claimed, FirstToken, PrefillJob
+from tandem.runtime.messages import encode, pack_tokens
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.runtime.request_bounds import check_token_id

@@ -3,8 +3,9 @@
 import asyncio
 from collections import deque
 
+from tandem.runtime.cluster_messages import KvEvent
 from tandem.runtime.events import Events, kv_subject
-from tandem.runtime.messages import KvEvent, encode
+from tandem.runtime.messages import encode
 
 
 class KvEventPublisher:

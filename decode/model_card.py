@@ -4,7 +4,8 @@ import time
 
 from tandem.engine.engine import Engine
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.messages import ModelCard, ModelFiles
+from tandem.runtime.cluster_messages import ModelCard
+from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import files_digest
 from tandem.runtime.node import Node
 

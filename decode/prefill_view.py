@@ -14,8 +14,9 @@ from tandem.engine.engine import Engine
 from tandem.engine.outputs import Backlog, LoadStats
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
+from tandem.runtime.cluster_messages import Instance, LoadReport
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import DECODE_ERRORS, Instance, LoadReport
+from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.printable import one_line
 from tandem.worker.worker import Worker
 

@@ -27,6 +27,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.router.predict import shared_step_s
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import RoleName
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
     config_prefix,
@@ -43,7 +44,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.messages import ModelFiles, RoleName, encode
+from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.tasks import keep_running

@@ -5,8 +5,9 @@ from msgspec.structs import asdict
 
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Sequence
+from tandem.runtime.cluster_messages import LoadReport, StepCosts, WorkerRole
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import FinishReason, LoadReport, StepCosts, TokenLogprobs, WorkerRole
+from tandem.runtime.messages import FinishReason, TokenLogprobs
 from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 

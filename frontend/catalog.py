@@ -20,6 +20,7 @@ from tandem.frontend.variants import (
     variant_in_force,
 )
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import Instance, ModelCard
 from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models
 from tandem.runtime.errors import (
     ConfigError,
@@ -27,7 +28,6 @@ from tandem.runtime.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tandem.runtime.messages import Instance, ModelCard
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import short
 

@@ -8,9 +8,10 @@ from concurrent.futures import Executor
 import msgspec
 
 from tandem.frontend.tokens.tokenizer import ModelText
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ModelError, ProtocolError
-from tandem.runtime.messages import Instance, ModelFiles
+from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, files_digest
 from tandem.runtime.plane.client import RequestClient
 

@@ -8,10 +8,10 @@ import msgspec
 from tandem.frontend.catalog import Catalog
 from tandem.router.kv_follower import KvFollower
 from tandem.router.policy import Router
+from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import UnavailableError
 from tandem.runtime.events import Events, kv_subject, load_subject
-from tandem.runtime.messages import LoadReport
 from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)

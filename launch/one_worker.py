@@ -9,24 +9,26 @@ import msgspec
 from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import (
+    ControlName,
+    ControlOutcome,
+    Instance,
+    RoleChange,
+    WorkerControl,
+    WorkerRole,
+    WorkerStatus,
+    role_names,
+)
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, read_instances
 from tandem.runtime.errors import NotFoundError, ServiceError
 from tandem.runtime.messages import (
-    ControlName,
-    ControlOutcome,
     GenerateRequest,
-    Instance,
-    RoleChange,
     SamplingParams,
     StopConditions,
     TokenDelta,
-    WorkerControl,
-    WorkerRole,
-    WorkerStatus,
     encode,
     pack_tokens,
-    role_names,
 )
 from tandem.runtime.plane.client import RequestClient
 

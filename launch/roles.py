@@ -16,9 +16,9 @@ from tandem.launch.devices import device_for
 from tandem.launch.supervise.ports import free_port, require_free_port
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.prefill.config import PrefillConfig
+from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.logs import setup_logging
-from tandem.runtime.messages import WorkerRole
 from tandem.runtime.model_files import read_model_files
 from tandem.runtime.node import Node
 from tandem.runtime.progress_report import reported

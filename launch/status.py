@@ -14,11 +14,11 @@ from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.discovery import Discovery, config_prefix, models_prefix, read_instances
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
 from tandem.runtime.lifecycle import started
-from tandem.runtime.messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import masked

@@ -10,7 +10,7 @@ from tandem.engine.schedule.windows import first_read
 from tandem.prefill.tools import PromptTools
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.messages import FirstToken
+from tandem.runtime.handoff_messages import FirstToken
 from tandem.runtime.request_bounds import checked_token_ids
 from tandem.runtime.timeline import Timeline
 from tandem.transfer.handoff.claimant import Claimant

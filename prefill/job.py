@@ -7,8 +7,8 @@ from tandem.prefill.tools import JobTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
+from tandem.runtime.handoff_messages import PrefillJob
 from tandem.runtime.logs import log_for
-from tandem.runtime.messages import PrefillJob
 from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
 from tandem.transfer.handoff.sender import HandoffSender

@@ -3,7 +3,7 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from tandem.runtime.messages import LinkReport
+from tandem.runtime.cluster_messages import LinkReport
 from tandem.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:

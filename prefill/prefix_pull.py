@@ -9,7 +9,8 @@ import msgspec
 from tandem.engine.loop import EngineLoop
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import PrefixBlocks, PrefixRequest, encode
+from tandem.runtime.handoff_messages import PrefixBlocks, PrefixRequest
+from tandem.runtime.messages import encode
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.prefill import PrefillHandoff

@@ -16,8 +16,8 @@ from tandem.prefill.running_jobs import RunningJobs
 from tandem.prefill.tools import JobTools, PromptTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import RoleName, TransferMetadata
 from tandem.runtime.discovery import watch_transfer
-from tandem.runtime.messages import RoleName, TransferMetadata
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.handoff.sender import SenderTools

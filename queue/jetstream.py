@@ -23,7 +23,8 @@ from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import DECODE_ERRORS, PrefillJob, encode
+from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.messages import DECODE_ERRORS, encode
 from tandem.runtime.nats import NatsConnection
 
 _DEDUP_HEADER = "Nats-Msg-Id"

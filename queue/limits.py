@@ -1,7 +1,7 @@
 """The numbers that a ticket may hold: a stranger's are not acted on."""
 
 from tandem.queue.config import QueueConfig
-from tandem.runtime.messages import PrefillJob
+from tandem.runtime.handoff_messages import PrefillJob
 
 _HANDOFF_ID_BYTES = 16
 _MAX_ATTEMPT = 2**31 - 1

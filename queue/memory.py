@@ -8,7 +8,7 @@ from tandem.queue.config import QueueConfig
 from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import PrefillJob
+from tandem.runtime.handoff_messages import PrefillJob
 
 
 @dataclass(slots=True, eq=False)

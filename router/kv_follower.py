@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tandem.router.kv_index import KvIndex
+from tandem.runtime.cluster_messages import KvEvent
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import DECODE_ERRORS, KvEvent
+from tandem.runtime.messages import DECODE_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from tandem.router.kv_index import KvIndex
 from tandem.router.load import InstanceLoad
 from tandem.router.load_table import LoadTable, few_paces
 from tandem.router.predict import MAX_SLOWNESS, Floats, Pace, delay_s, num_holding
-from tandem.runtime.messages import LoadReport
+from tandem.runtime.cluster_messages import LoadReport
 
 # The position among the candidates, its cost, and the seconds to the first token; None: not known.
 Choice = tuple[int, float, float | None]

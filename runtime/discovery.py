@@ -19,9 +19,10 @@ from urllib.parse import quote
 import msgspec
 
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import Instance, ModelCard, TransferMetadata
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.listeners import Listeners
-from tandem.runtime.messages import DECODE_ERRORS, Instance, ModelCard, TransferMetadata
+from tandem.runtime.messages import DECODE_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import asyncio
 
 import msgspec
 
+from tandem.runtime.cluster_messages import Instance, WorkerStatus
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.plane.client import RequestClient
 
 CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting

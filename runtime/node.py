@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Self
 
 from tandem.runtime.address import EndpointAddress, host_port, new_id
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.events import Events, NatsEvents
 from tandem.runtime.live_level import LiveLogLevel
-from tandem.runtime.messages import Instance
 from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.otel import traced

@@ -1,8 +1,8 @@
 """Bounds of the numbers in a request, checked where a worker receives it."""
 
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.handoff_messages import Claimed
 from tandem.runtime.messages import (
-    Claimed,
     GenerateRequest,
     Grammar,
     SamplingParams,

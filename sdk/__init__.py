@@ -1,6 +1,6 @@
 """The public names for authors of workers and engines."""
 
-from tandem.runtime.messages import StepCosts
+from tandem.runtime.cluster_messages import StepCosts
 from tandem.sdk import exceptions
 from tandem.sdk.conformance.errors import ConformanceError
 from tandem.sdk.conformance.kit import ConformanceReport, run_conformance

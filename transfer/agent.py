@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from tandem.runtime.cluster_messages import RankMetadata
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import RankMetadata
 from tandem.transfer.backends import open_transport
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tandem.runtime.cluster_messages import LinkReport, TransferMetadata
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import LinkReport, TransferMetadata
 from tandem.transfer.agent import TransferAgent
 from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig

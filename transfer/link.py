@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.runtime.messages import TransferMetadata
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.transfer.layout import KvLayout, RankPair
 from tandem.transfer.reactor import PeerRank
 

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.runtime.messages import Instance
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.node import pid_space
 
 WINDOW_S = 60.0  # failures further apart than this do not add up

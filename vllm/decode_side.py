@@ -12,15 +12,10 @@ import msgspec
 
 from tandem.decode.config import DisaggConfig
 from tandem.queue.prefill_queue import PrefillQueue
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import (
-    Claim,
-    Claimed,
-    FirstToken,
-    Instance,
-    SamplingParams,
-    pack_tokens,
-)
+from tandem.runtime.handoff_messages import Claim, Claimed, FirstToken
+from tandem.runtime.messages import SamplingParams, pack_tokens
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig

@@ -18,7 +18,8 @@ import msgspec
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import Ack, encode, unpack_tokens
+from tandem.runtime.handoff_messages import Ack
+from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine

@@ -14,6 +14,13 @@ from tandem.prefill.tools import JobTools
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import (
+    Instance,
+    LoadReport,
+    TransferMetadata,
+    WorkerRole,
+    WorkerStatus,
+)
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
     TypedView,
@@ -25,14 +32,7 @@ from tandem.runtime.discovery import (
 )
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.lifecycle import State
-from tandem.runtime.messages import (
-    Instance,
-    LoadReport,
-    TransferMetadata,
-    WorkerRole,
-    WorkerStatus,
-    encode,
-)
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.tasks import keep_running

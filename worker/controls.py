@@ -9,9 +9,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.engine.loop import EngineLoop
+from tandem.runtime.cluster_messages import ControlOutcome, WorkerControl
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.messages import DECODE_ERRORS, ControlOutcome, WorkerControl, encode
+from tandem.runtime.messages import DECODE_ERRORS, encode
 from tandem.runtime.plane.server import Responder
 
 MAX_PROFILE_MS = 10_000  # a second of small steps is some ten megabytes of trace

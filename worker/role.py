@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.messages import RoleName
+from tandem.runtime.cluster_messages import RoleName
 
 Details = dict[str, str | int | float | bool]
 

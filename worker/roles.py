@@ -9,17 +9,11 @@ import msgspec
 
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import Instance, ModelCard, RoleName, WorkerRole, role_names
 from tandem.runtime.discovery import models_prefix, register_instance
 from tandem.runtime.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
 from tandem.runtime.lifecycle import Lifecycle, State
-from tandem.runtime.messages import (
-    DECODE_ERRORS,
-    Instance,
-    ModelCard,
-    RoleName,
-    WorkerRole,
-    role_names,
-)
+from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.node import Node
 from tandem.worker.role import Details, Role
 

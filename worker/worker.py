@@ -21,22 +21,15 @@ from tandem.engine.step.outcome import DeviceLostError
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
+from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     InvalidRequestError,
 )
 from tandem.runtime.events import load_subject
+from tandem.runtime.handoff_messages import PrefillJob
 from tandem.runtime.lifecycle import Lifecycle, freeze_gc
-from tandem.runtime.messages import (
-    DECODE_ERRORS,
-    Grammar,
-    LoadReport,
-    PrefillJob,
-    RoleChange,
-    WorkerRole,
-    WorkerStatus,
-    encode,
-)
+from tandem.runtime.messages import DECODE_ERRORS, Grammar, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder

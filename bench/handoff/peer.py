@@ -12,8 +12,8 @@ import uvloop
 
 from tandem.bench.handoff.end import BareMetadata, End, PoolShape
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import TransferMetadata
 
 # Our agents hand on whatever is not the transfer room's own.
 PING = b"PINGPING"  # answered on the event loop

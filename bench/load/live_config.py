@@ -13,12 +13,12 @@ from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import load_config
 from tandem.launch.supervise.ports import local_address
 from tandem.runtime.address import host_port, new_id
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, read_instances
 from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.instance_report import ask_worker
-from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)

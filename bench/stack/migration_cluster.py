@@ -11,12 +11,12 @@ from tandem.bench.client.openai import OpenAIClient
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.launch.supervise.ports import free_port
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
-from tandem.runtime.messages import Instance
 
 MODELS = ("alpha", "beta")
 WORKERS_PER_MODEL = 2

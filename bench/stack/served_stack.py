@@ -12,12 +12,12 @@ import psutil
 
 from tandem.bench.load.live_config import cluster_config
 from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.cluster_messages import Role
 from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import LocalCluster, running_clusters
-from tandem.runtime.messages import Role
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
-from tandem.runtime.messages import StepCosts
+from tandem.runtime.cluster_messages import StepCosts
 
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk

@@ -14,9 +14,9 @@ from tandem.frontend.openai.errors import TooManyRequestsError
 from tandem.frontend.ui.recent import Recent
 from tandem.frontend.ui.state import PageState, QueueState, WorkerState, start_state, worker_state
 from tandem.frontend.ui.window import Window
+from tandem.runtime.cluster_messages import Instance, WorkerStatus
 from tandem.runtime.discovery import TypedView, watch_instances
 from tandem.runtime.instance_report import InstanceReport, ask_worker
-from tandem.runtime.messages import Instance, WorkerStatus
 from tandem.runtime.node import Node
 from tandem.runtime.progress_report import ProgressReport, watch_progress
 

@@ -19,6 +19,7 @@ from tandem.frontend.exchange import Exchange
 from tandem.frontend.openai.errors import ForbiddenError, OpenAIErrors
 from tandem.frontend.ui.collector import Collector
 from tandem.frontend.ui.files import PAGE_FILES
+from tandem.runtime.cluster_messages import RoleChange, WorkerRole
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import (
@@ -29,7 +30,7 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import RoleChange, WorkerRole, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.printable import short
 

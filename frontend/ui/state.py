@@ -2,8 +2,9 @@
 
 import msgspec
 
+from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.instance_report import InstanceReport
-from tandem.runtime.messages import PrefillPlace, WorkerStatus
+from tandem.runtime.messages import PrefillPlace
 from tandem.runtime.progress_report import ProgressReport
 
 STOPPED_S = 3.0  # without an answer; a busy worker answers between two steps

@@ -19,8 +19,8 @@ from tandem.launch.cli.options import (
 )
 from tandem.launch.cli.session import Session
 from tandem.launch.config.flags import split_flags
+from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.messages import WorkerRole
 
 JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1:2379"
 

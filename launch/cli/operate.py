@@ -8,8 +8,8 @@ import typer
 from tandem.launch.cli.options import CONFIG_HELP, Json, cluster_session, file_session, shares
 from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions, plan_session
 from tandem.launch.cli.session import Session
+from tandem.runtime.cluster_messages import ControlName, WorkerRole
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import ControlName, WorkerRole
 
 app = typer.Typer()
 

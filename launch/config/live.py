@@ -26,12 +26,12 @@ from tandem.launch.config.model import (
 )
 from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.reporter import wide_console
+from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.discovery import Discovery, config_key, config_prefix, models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import running_clusters
-from tandem.runtime.messages import ModelCard
 from tandem.runtime.printable import masked, short
 
 CALL_TIMEOUT_S = 5.0

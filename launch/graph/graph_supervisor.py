@@ -20,10 +20,10 @@ from tandem.launch.serve.role_process import role_process
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.messages import Instance
 from tandem.runtime.names import variable_name
 from tandem.runtime.printable import masked
 from tandem.sdk.service.config import CONFIG_VARIABLE, ServiceConfig

@@ -8,7 +8,7 @@ from tandem.launch.config.model import EffectiveConfig, find_field, is_secret
 from tandem.launch.config.sources import Setting
 from tandem.launch.devices import GpuInfo, require_gpu
 from tandem.launch.serve.topology import RoleSpec, Topology
-from tandem.runtime.messages import Role
+from tandem.runtime.cluster_messages import Role
 from tandem.runtime.names import is_config_variable
 
 START_ORDER: tuple[Role, ...] = ("worker", "decode", "prefill", "frontend")

@@ -17,12 +17,12 @@ from tandem.launch.serve.topology import Topology, load_topology, workers_topolo
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
 from tandem.runtime.address import new_id
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.instance_report import ask_worker
-from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.progress_report import ProgressReport, watch_progress
 

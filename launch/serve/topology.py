@@ -8,8 +8,8 @@ import yaml
 
 from tandem.launch.config.model import find_field
 from tandem.launch.config.sources import Setting, entries, is_empty, plain_value, read_yaml
+from tandem.runtime.cluster_messages import Role
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import Role
 from tandem.runtime.names import did_you_mean
 
 TOPOLOGIES = Path(__file__).parents[1] / "topologies"

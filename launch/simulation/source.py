@@ -8,9 +8,9 @@ from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.simulation.worker import WorkerFigures
 from tandem.launch.status import read_cluster
+from tandem.runtime.cluster_messages import LoadReport, ModelCard, StepCosts
 from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.messages import LoadReport, ModelCard, StepCosts
 
 ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
 LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}

@@ -20,14 +20,8 @@ from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.messages import (
-    KvEvent,
-    LoadReport,
-    SamplingParams,
-    StepCosts,
-    StopConditions,
-    WorkerRole,
-)
+from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
+from tandem.runtime.messages import SamplingParams, StopConditions
 
 TOKEN = 0  # every token that is drawn
 EPOCH = "0"

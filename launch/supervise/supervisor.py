@@ -22,10 +22,10 @@ from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
 from tandem.launch.supervise.ports import free_port, http_status, local_address, require_free_port
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
-from tandem.runtime.messages import Instance
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
 from tandem.runtime.progress import in_words

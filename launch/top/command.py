@@ -18,8 +18,8 @@ from tandem.launch.top.collect import read
 from tandem.launch.top.keyboard import keys
 from tandem.launch.top.roles import RoleChanges, Worker
 from tandem.launch.top.screen import View, draw
+from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.messages import WorkerRole
 from tandem.runtime.tasks import ends_within
 
 REDRAW_S = 1.0

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
-from tandem.runtime.messages import WorkerRole
+from tandem.runtime.cluster_messages import WorkerRole
 
 ROLE_KEYS: Mapping[str, WorkerRole] = {"d": "decode", "p": "prefill", "b": "both"}
 _CHOICE = ", ".join(f"{key} {role}" for key, role in ROLE_KEYS.items())

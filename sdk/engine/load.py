@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from tandem.runtime.cluster_messages import Instance, LoadReport, RoleName
 from tandem.runtime.events import Events, load_subject
-from tandem.runtime.messages import Instance, LoadReport, RoleName, encode
+from tandem.runtime.messages import encode
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig

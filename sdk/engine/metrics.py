@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from tandem.runtime.messages import StepCosts
+from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.metrics import gauge
 from tandem.sdk.engine.types import ComponentSnapshot
 

@@ -7,6 +7,7 @@ import msgspec
 
 from tandem.router.config import RouterConfig
 from tandem.router.policy import MARGIN, Router, RoutingDecision
+from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -14,7 +15,7 @@ from tandem.runtime.errors import (
     TandemError,
 )
 from tandem.runtime.events import Events, load_subject
-from tandem.runtime.messages import DECODE_ERRORS, LoadReport
+from tandem.runtime.messages import DECODE_ERRORS
 from tandem.sdk.engine.types import GenerateRequest
 from tandem.sdk.worker.client import Client, Responses
 from tandem.sdk.worker.context import Context

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
-from tandem.runtime.messages import PrefillReport, StepCosts
+from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.messages import PrefillReport
 
 
 class CompletionUsage(TypedDict):

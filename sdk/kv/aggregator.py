@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_endpoint
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import DECODE_ERRORS, Instance
+from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.tasks import cancel
 from tandem.sdk.kv.metrics import METRICS_ENDPOINT, KvMetrics, metrics_subject
 from tandem.sdk.worker.distributed_runtime import Component

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from tandem.router.kv_follower import KvFollower
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import TypedView, instances_prefix
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import kv_subject
-from tandem.runtime.messages import Instance
 from tandem.runtime.tasks import cancel
 from tandem.sdk.kv.events import adapter_of
 from tandem.sdk.kv.stream import SNAPSHOT_ENDPOINT

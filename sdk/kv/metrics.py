@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import load_subject
-from tandem.runtime.messages import LoadReport, Message, encode
+from tandem.runtime.messages import Message, encode
 from tandem.runtime.tasks import cancel
 from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
-from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.sdk.dynamo.annotated import Annotated

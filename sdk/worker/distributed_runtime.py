@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.lifecycle import State
-from tandem.runtime.messages import LoadReport, WorkerStatus, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.server import Responder

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.discovery import model_key
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import ModelCard, ModelFiles
+from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
 from tandem.sdk.worker.model_folders import (

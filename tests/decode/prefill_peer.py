@@ -16,29 +16,31 @@ from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeRole
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import (
+from tandem.runtime.handoff_messages import (
     CancelHandoff,
     Claim,
     ClaimAnswer,
     Claimed,
     ClaimRefused,
     FirstToken,
-    GenerateRequest,
     PrefillJob,
-    PrefillPlace,
-    PrefillReport,
     PrefixBlocks,
     PrefixRequest,
-    SamplingParams,
     Settled,
+)
+from tandem.runtime.messages import (
+    GenerateRequest,
+    PrefillPlace,
+    PrefillReport,
+    SamplingParams,
     StopConditions,
     Targets,
     TokenDelta,
-    WorkerStatus,
     encode,
     pack_tokens,
     unpack_tokens,

@@ -16,7 +16,8 @@ from tandem.decode.admission import (
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.messages import StepCosts, Targets
+from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.messages import Targets
 
 
 def side(**changes: object) -> PrefillSide:

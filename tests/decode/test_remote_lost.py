@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tandem.decode.admission import MAX_WAYS_GIVEN, decide
+from tandem.runtime.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
@@ -24,15 +25,8 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
-from tandem.runtime.messages import (
-    ClaimRefused,
-    LoadReport,
-    PrefillJob,
-    StepCosts,
-    StopConditions,
-    Targets,
-    encode,
-)
+from tandem.runtime.handoff_messages import ClaimRefused, PrefillJob
+from tandem.runtime.messages import StopConditions, Targets, encode
 from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
 from tests.handoff_peer import TRANSFER

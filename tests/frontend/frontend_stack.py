@@ -17,6 +17,7 @@ from tandem.frontend.server import FrontendServer
 from tandem.frontend.ui.pages import ParseLive
 from tandem.router.config import RouterConfig
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import Instance, KvEvent, ModelCard
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import MemoryDiscovery, MemoryStore, register_instance, register_model
@@ -24,9 +25,6 @@ from tandem.runtime.errors import ConnectionLostError
 from tandem.runtime.events import Listener, MemoryEvents
 from tandem.runtime.messages import (
     GenerateRequest,
-    Instance,
-    KvEvent,
-    ModelCard,
     ModelFiles,
     PrefillReport,
     TextRequest,

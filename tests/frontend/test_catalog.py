@@ -8,10 +8,11 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
+from tandem.runtime.cluster_messages import KvEvent
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
 from tandem.runtime.events import kv_subject
-from tandem.runtime.messages import KvEvent, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     MODEL,

@@ -9,10 +9,11 @@ from tandem.frontend.config import FrontendConfig
 from tandem.frontend.server import FrontendServer
 from tandem.router.config import RouterConfig
 from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts
 from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
-from tandem.runtime.messages import KvEvent, LoadReport, StepCosts, encode
+from tandem.runtime.messages import encode
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files, token_ids
 from tests.services import eventually
 

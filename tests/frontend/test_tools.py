@@ -11,8 +11,9 @@ import pydantic
 import pytest
 
 from tandem.frontend.config import FrontendConfig
+from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar, ModelCard
+from tandem.runtime.messages import Grammar
 from tests.frontend.frontend_stack import (
     MODEL,
     FakeWorker,

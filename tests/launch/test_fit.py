@@ -1,8 +1,8 @@
 """The lines of `tandem status` about workers that cannot serve one another."""
 
 from tandem.launch.fit import misfits
+from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerRole, WorkerStatus
 from tandem.runtime.instance_report import InstanceReport
-from tandem.runtime.messages import Instance, LoadReport, WorkerRole, WorkerStatus
 
 
 def worker(

@@ -8,9 +8,9 @@ import pytest
 
 from tandem.launch.status import notes, read_cluster
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.instance_report import InstanceReport
-from tandem.runtime.messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.node import Node
 from tests.launch.configs import config_of
 

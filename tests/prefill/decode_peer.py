@@ -20,7 +20,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_transfer
 from tandem.runtime.errors import UnavailableError
-from tandem.runtime.messages import (
+from tandem.runtime.handoff_messages import (
     Ack,
     CancelHandoff,
     Claim,
@@ -30,12 +30,9 @@ from tandem.runtime.messages import (
     PrefillJob,
     PrefixBlocks,
     PrefixRequest,
-    SamplingParams,
     Settled,
-    StopConditions,
-    encode,
-    pack_tokens,
 )
+from tandem.runtime.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.runtime.plane.server import Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, decode_landed

@@ -16,7 +16,8 @@ from tandem.queue.prefill_queue import PrefillQueue, QueueDepth
 from tandem.queue.streams import QueueNames, escape
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import PrefillJob, encode
+from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.messages import encode
 from tandem.runtime.nats import NatsConnection
 from tests.services import MonitoredNatsServer, NatsServer, eventually
 

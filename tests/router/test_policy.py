@@ -3,7 +3,7 @@ from collections import Counter
 
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router, RoutingDecision
-from tandem.runtime.messages import KvEvent, LoadReport
+from tandem.runtime.cluster_messages import KvEvent, LoadReport
 
 HASHES = [bytes([byte]) * 16 for byte in range(10)]
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tandem.runtime.address import new_id
+from tandem.runtime.cluster_messages import Instance, ModelCard, RankMetadata, TransferMetadata
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import (
     Discovery,
@@ -22,7 +23,6 @@ from tandem.runtime.discovery import (
 )
 from tandem.runtime.errors import ConfigError, DeadlineError
 from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.messages import Instance, ModelCard, RankMetadata, TransferMetadata
 from tests.services import PATIENCE_S, EtcdServer
 
 Join = Callable[[], Discovery]

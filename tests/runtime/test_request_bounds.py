@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.handoff_messages import Claimed
 from tandem.runtime.messages import (
-    Claimed,
     GenerateRequest,
     Grammar,
     SamplingParams,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
-from tandem.runtime.messages import TransferMetadata
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout

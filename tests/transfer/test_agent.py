@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
+from tandem.runtime.cluster_messages import RankMetadata
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import RankMetadata
 from tandem.transfer import agent as agent_module
 from tandem.transfer.agent import TransferAgent
 from tandem.transfer.config import TransferConfig

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import TransferMetadata
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout

@@ -19,7 +19,8 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import Ack, encode, unpack_tokens
+from tandem.runtime.handoff_messages import Ack
+from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from tandem.runtime.address import new_id
+from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import watch_instances, watch_transfer
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import WorkerStatus
 from tandem.runtime.node import Node
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port

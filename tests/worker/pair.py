@@ -11,16 +11,14 @@ from tandem.decode.worker import DecodeRole
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.worker import PrefillRole
 from tandem.runtime.address import new_id
+from tandem.runtime.cluster_messages import RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
     GenerateRequest,
     PrefillPlace,
-    RoleChange,
     SamplingParams,
     StopConditions,
-    WorkerRole,
-    WorkerStatus,
     encode,
     pack_tokens,
 )

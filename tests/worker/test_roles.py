@@ -12,6 +12,7 @@ from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.prefill.compute import PromptComputation
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import StepCosts, WorkerRole
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import instances_prefix, register_instance
 from tandem.runtime.errors import (
@@ -20,7 +21,7 @@ from tandem.runtime.errors import (
     ServiceError,
     UnavailableError,
 )
-from tandem.runtime.messages import StepCosts, WorkerRole, encode
+from tandem.runtime.messages import encode
 from tandem.worker import roles
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually

@@ -7,19 +7,12 @@ import secrets
 
 import msgspec
 
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
-from tandem.runtime.messages import (
-    DECODE_ERRORS,
-    Claim,
-    ClaimAnswer,
-    FirstToken,
-    PrefillJob,
-    Settled,
-    TransferMetadata,
-    encode,
-)
+from tandem.runtime.handoff_messages import Claim, ClaimAnswer, FirstToken, PrefillJob, Settled
+from tandem.runtime.messages import DECODE_ERRORS, encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.printable import short

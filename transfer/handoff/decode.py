@@ -16,7 +16,14 @@ from collections import Counter
 from enum import Enum
 from typing import Literal
 
-from tandem.runtime.messages import CancelHandoff, Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.runtime.handoff_messages import (
+    CancelHandoff,
+    Claim,
+    Claimed,
+    ClaimRefused,
+    FirstToken,
+    Settled,
+)
 from tandem.transfer.handoff.actions import (
     Abort,
     Action,

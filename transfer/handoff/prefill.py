@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.runtime.messages import Claimed, Settled
+from tandem.runtime.handoff_messages import Claimed, Settled
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.layout import RankPair
 

@@ -10,17 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import TransferError
-from tandem.runtime.messages import (
+from tandem.runtime.handoff_messages import (
     Claim,
     ClaimRefused,
     FirstToken,
-    Instance,
     PrefixBlocks,
     PrefixRequest,
     Settled,
-    encode,
 )
+from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import short
 from tandem.runtime.tasks import ends_within

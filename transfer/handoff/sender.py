@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.messages import Claimed, ClaimRefused, PrefillJob, TransferMetadata
+from tandem.runtime.handoff_messages import Claimed, ClaimRefused, PrefillJob
 from tandem.runtime.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.timeline import Timeline

@@ -13,7 +13,7 @@ import msgspec
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import (
+from tandem.runtime.handoff_messages import (
     Ack,
     Claim,
     Claimed,
@@ -22,8 +22,8 @@ from tandem.runtime.messages import (
     PrefixBlocks,
     PrefixRequest,
     Settled,
-    encode,
 )
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.transfer.config import TransferConfig

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tandem.bench.load.live_config import LiveConfig, cluster_config, frontend_url, parse_settings
+from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import (
@@ -17,7 +18,7 @@ from tandem.runtime.discovery import (
     register_instance,
 )
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import Instance, LoadReport, WorkerStatus, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import RequestServer, Responder
 
 CONFIG = RuntimeConfig()

@@ -10,18 +10,10 @@ import msgspec
 
 from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import load_config
+from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import (
-    GenerateRequest,
-    LoadReport,
-    PrefillReport,
-    RoleChange,
-    TokenDelta,
-    WorkerRole,
-    WorkerStatus,
-    encode,
-)
+from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, token_ids
 from tests.services import eventually

@@ -11,12 +11,12 @@ import msgspec
 import psutil
 import pytest
 
+from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import config_key, model_key
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s
-from tandem.runtime.messages import ModelCard
 
 Tandem = Callable[..., tuple[int, str, str]]
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tandem.launch.serve.serve_supervisor import until_known
+from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import Instance, LoadReport, WorkerStatus, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import RequestServer, Responder
 
 CONFIG = RuntimeConfig()

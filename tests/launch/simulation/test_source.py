@@ -10,18 +10,18 @@ import pytest
 
 from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import register_instance, register_model
-from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.messages import (
+from tandem.runtime.cluster_messages import (
     LoadReport,
     ModelCard,
     StepCosts,
     WorkerRole,
     WorkerStatus,
-    encode,
 )
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.discovery import register_instance, register_model
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tests.launch.configs import config_of

@@ -18,9 +18,10 @@ import pytest
 
 from tandem.launch.supervise.ports import free_port
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.cluster_messages import RoleChange, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import RoleChange, TokenDelta, WorkerStatus, encode
+from tandem.runtime.messages import TokenDelta, encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
 from tests.launch.conftest import Tandem

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.runtime.address import EndpointAddress, new_id
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import MemoryDiscovery, register_instance
 from tandem.runtime.errors import (
@@ -17,7 +18,6 @@ from tandem.runtime.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tandem.runtime.messages import Instance
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
 from tandem.sdk import Client, Context

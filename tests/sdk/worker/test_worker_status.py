@@ -3,8 +3,8 @@
 import msgspec
 
 from tandem.launch.status import read_cluster
+from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.discovery import model_key
-from tandem.runtime.messages import ModelCard
 from tests.launch.configs import config_of
 from tests.sdk.kit_pair import Pair
 

@@ -16,8 +16,9 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from tandem.queue.streams import QueueNames
+from tandem.runtime.cluster_messages import KvEvent, LoadReport
 from tandem.runtime.events import kv_subject, load_subject
-from tandem.runtime.messages import DECODE_ERRORS, KvEvent, LoadReport, Message, encode
+from tandem.runtime.messages import DECODE_ERRORS, Message, encode
 from tests.soak.attacks.target import ANSWER_S, HOLD_S, Attack, Target, connected
 from tests.soak.attacks.to_etcd import planted_instances_at
 from tests.soak.attacks.traps import GREETINGS, trap

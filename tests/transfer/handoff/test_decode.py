@@ -1,14 +1,14 @@
 import pytest
 
-from tandem.runtime.messages import (
+from tandem.runtime.handoff_messages import (
     CancelHandoff,
     Claim,
     Claimed,
     ClaimRefused,
     FirstToken,
-    SamplingParams,
     Settled,
 )
+from tandem.runtime.messages import SamplingParams
 from tandem.transfer.handoff.actions import (
     Abort,
     Admit,
