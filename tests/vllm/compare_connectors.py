@@ -30,7 +30,14 @@ from tandem.models.random_model import write_random_model
 from tandem.runtime.address import new_id
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, free_port
-from tests.vllm.vllm_cluster import ARGUMENTS, VllmCluster, kv_in_use, parts_of, with_plugin
+from tests.vllm.vllm_cluster import (
+    ARGUMENTS,
+    VllmCluster,
+    kv_in_use,
+    parts_of,
+    random_prompt,
+    with_plugin,
+)
 
 START_S = 1800.0  # a start takes a minute on two idle cores, and took four at a load of 30
 END_S = 20.0
@@ -155,10 +162,6 @@ CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
 System = Tandem | Nixl
 
 
-def new_prompt(num_tokens: int) -> list[int]:
-    return [random.randrange(256) for _ in range(num_tokens)]
-
-
 def check_needs(names: list[str]) -> None:
     """End this program, before it starts anything, where it lacks something."""
     check_version()
@@ -186,7 +189,7 @@ def end(system: System) -> None:
 
 async def wait_until_ready(http: Any, system: System) -> None:
     """Ask until the prefill engine computes a prompt; it gives the decode engine's own token."""
-    prompt, began_at, system.place = new_prompt(500), time.perf_counter(), ""
+    prompt, began_at, system.place = random_prompt(500), time.perf_counter(), ""
     while not system.place.startswith("remote"):
         await asyncio.sleep(0.5)
         check_alive(system)
@@ -203,7 +206,7 @@ async def time_first_tokens(http: Any, system: System, rounds: int) -> float:
     times: dict[Any, list[float]] = {(size, place): [] for size in sizes for place in asks}
     for size, place in list(times) * rounds:
         began_at = time.perf_counter()
-        await asks[place](http, new_prompt(size))
+        await asks[place](http, random_prompt(size))
         times[size, place].append((time.perf_counter() - began_at) * 1e3)
     for size in sizes:
         remote, local = (
@@ -221,7 +224,7 @@ async def fault(
 ) -> None:  # fmt: skip
     """Act on a prompt on its way, or between both engines' turns (None); print its end."""
     check_alive(system)
-    loop, prompt, hit_at = asyncio.get_running_loop(), new_prompt(LONG), time.perf_counter()
+    loop, prompt, hit_at = asyncio.get_running_loop(), random_prompt(LONG), time.perf_counter()
 
     def hit() -> None:
         nonlocal hit_at
@@ -248,7 +251,7 @@ async def callers_leave(http: Any, system: System, within_s: float) -> None:
 
     async def leave() -> None:
         async with room:
-            asking = asyncio.create_task(system.turns(http, new_prompt(2000)))
+            asking = asyncio.create_task(system.turns(http, random_prompt(2000)))
             await asyncio.wait([asking], timeout=random.uniform(0.0, within_s))
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -257,7 +260,7 @@ async def callers_leave(http: Any, system: System, within_s: float) -> None:
     for wait_s in (4.0, LEASE_S):
         await asyncio.sleep(wait_s)
         for _ in range(3):
-            prompt = new_prompt(300)
+            prompt = random_prompt(300)
             num_right += await system.turns(http, prompt) == await system.local(http, prompt)
         await asyncio.sleep(1.0)
         shares.append([await kv_in_use(http, port) for port in system.ports.values()])

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.services import EtcdServer, NatsServer
-from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster
+from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, random_prompt
 
 pytestmark = NEEDS_VLLM
 FALLBACK_S = 1.0  # from a loss to the beginning of the local prefill
@@ -35,21 +35,11 @@ async def ready(cluster: VllmCluster, http: aiohttp.ClientSession) -> AsyncItera
     yield cluster
 
 
-def random_prompt(num_tokens: int) -> list[int]:
-    return [random.randrange(256) for _ in range(num_tokens)]
-
-
-async def num_ended(cluster: VllmCluster, end: str) -> int:
-    """Return how many handoffs ended so."""
-    members = await cluster.members()
-    return sum(int(each.details.get(f"handoffs.{end}", 0)) for each in members)
-
-
 async def test_answers_are_those_of_an_unsplit_vllm(
     ready: VllmCluster, http: aiohttp.ClientSession
 ) -> None:
     lengths = [64, 127, 128, 129, 130, 257, 500, 1000, 1900]
-    before = await num_ended(ready, "admitted")
+    before = await ready.num_ended("admitted")
     for num_tokens in lengths:
         prompt = random_prompt(num_tokens)
         for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
@@ -58,7 +48,7 @@ async def test_answers_are_those_of_an_unsplit_vllm(
             local, headers = await ready.ask(http, prompt, "local", **sampling)
             assert remote == local and headers["x-tandem-prefill"] == "local"
             assert headers["x-tandem-prefill-reason"] == "asked for by the request"
-    assert await num_ended(ready, "admitted") == before + 2 * len(lengths)
+    assert await ready.num_ended("admitted") == before + 2 * len(lengths)
 
 
 async def test_a_cached_prefix_is_not_sent_again(

@@ -13,7 +13,14 @@ import psutil
 import pytest
 
 from tests.services import EtcdServer, NatsServer, free_port
-from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, kv_in_use, parts_of, with_plugin
+from tests.vllm.vllm_cluster import (
+    NEEDS_VLLM,
+    VllmCluster,
+    kv_in_use,
+    parts_of,
+    random_prompt,
+    with_plugin,
+)
 
 pytestmark = NEEDS_VLLM
 FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block of rank 1 loses it and a bit
@@ -76,10 +83,6 @@ async def ready(cluster: VllmCluster, http: aiohttp.ClientSession) -> AsyncItera
     yield cluster
 
 
-def random_prompt(num_tokens: int) -> list[int]:
-    return [random.randrange(256) for _ in range(num_tokens)]
-
-
 async def nothing_is_in_use(http: aiohttp.ClientSession, *modes: str) -> None:
     """Wait until no engine of these has a block in use."""
     for mode in modes:
@@ -88,17 +91,11 @@ async def nothing_is_in_use(http: aiohttp.ClientSession, *modes: str) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def num_ended(cluster: VllmCluster, end: str) -> int:
-    """Return how many handoffs of ranks ended so."""
-    members = await cluster.members()
-    return sum(int(each.details.get(f"handoffs.{end}", 0)) for each in members)
-
-
 async def test_answers_are_those_of_an_unsplit_vllm_of_two_ranks(
     ready: VllmCluster, http: aiohttp.ClientSession
 ) -> None:
     lengths, answers = [64, 128, 129, 257, 500, 1000, 1900], set()
-    before = await num_ended(ready, "admitted")
+    before = await ready.num_ended("admitted")
     for num_tokens in lengths:
         prompt = random_prompt(num_tokens)
         for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
@@ -106,7 +103,7 @@ async def test_answers_are_those_of_an_unsplit_vllm_of_two_ranks(
             assert headers["x-tandem-prefill"] == "remote", dict(headers)
             assert remote == await ready.complete(http, prompt, "local", **sampling)
             answers.add(remote)
-    assert await num_ended(ready, "admitted") == before + 2 * 2 * len(lengths)
+    assert await ready.num_ended("admitted") == before + 2 * 2 * len(lengths)
     assert len(answers) > len(lengths), "the model ignores its KV: wrong KV would go unseen"
     await nothing_is_in_use(http, "decode", "prefill")
 
@@ -114,13 +111,13 @@ async def test_answers_are_those_of_an_unsplit_vllm_of_two_ranks(
 async def test_a_bit_flipped_in_the_second_rank_is_caught(
     ready: VllmCluster, http: aiohttp.ClientSession, flip: Path
 ) -> None:
-    prompt, before = random_prompt(1000), await num_ended(ready, "corrupt")
+    prompt, before = random_prompt(1000), await ready.num_ended("corrupt")
     await asyncio.to_thread(flip.touch)
     answer, headers = await ready.ask(http, prompt, "remote")
     assert not was_due(flip) and headers["x-tandem-prefill"] == "local"
     assert "checksum" in headers["x-tandem-prefill-reason"]
     assert answer == await ready.complete(http, prompt, "local")
-    assert await num_ended(ready, "corrupt") == before + 1
+    assert await ready.num_ended("corrupt") == before + 1
     await nothing_is_in_use(http, "decode", "prefill")
     assert not any(each.details["num_open_handoffs"] for each in await ready.members())
 

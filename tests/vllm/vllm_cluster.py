@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -62,6 +63,10 @@ def parts_of(engine: psutil.Process) -> dict[str, psutil.Process]:
         name = " ".join(each.cmdline())
         found |= {part: each for part, word in _PARTS.items() if word in name}
     return found
+
+
+def random_prompt(num_tokens: int) -> list[int]:
+    return [random.randrange(256) for _ in range(num_tokens)]
 
 
 async def kv_in_use(http: Any, port: int) -> float:
@@ -172,6 +177,11 @@ class VllmCluster:
                 pass
             assert time.monotonic() < deadline, self.log(len(self._running) - 1)
             await asyncio.sleep(0.1)
+
+    async def num_ended(self, end: str) -> int:
+        """Return how many handoffs of all ranks ended so."""
+        members = await self.members()
+        return sum(int(each.details.get(f"handoffs.{end}", 0)) for each in members)
 
     async def members(self) -> list[WorkerStatus]:
         """Return the status of the connector of every vLLM: decode workers, then prefill workers.
