@@ -15,12 +15,12 @@ _DEADLINE = "deadline"
 
 
 class RequestContext:
-    """One request in this process; children are the calls that it makes.
+    """One request in this process, and the calls that it makes.
 
-    A cancellation, or the deadline, ends the context: every child and every callback is called
-    once. A stop is milder: it reaches children and callbacks too, but the request continues and
-    should end well soon. `headers` travel with the request between processes. `async with` releases
-    the timer and leaves the parent; it does not cancel. Not thread-safe: one event loop.
+    A cancellation, or the deadline, ends the context: every callback is called once. A stop is
+    milder: the request continues and should end well soon. `headers` travel with the request
+    between processes. `async with` releases the timer; it does not cancel. Not thread-safe: one
+    event loop.
     """
 
     def __init__(
@@ -38,21 +38,6 @@ class RequestContext:
         self._on_cancel: Listeners[[]] = Listeners()
         self._on_stop: Listeners[[]] = Listeners()
         self._timer: asyncio.TimerHandle | None = None
-        self._leave_parent: Callback | None = None
-
-    def child(self, id: str | None = None, *, timeout_s: float | None = None) -> "RequestContext":
-        """Return a context that ends no later than this one; it may have an earlier deadline."""
-        child = RequestContext(id or self.id, timeout_s=timeout_s, headers=dict(self.headers))
-        child._deadline = min(child._deadline, self._deadline)
-        leave = self.on_cancel(lambda: child.cancel(self._reason or _DEADLINE))
-        leave_stop = self.on_stop(child.stop)
-
-        def leave_parent() -> None:
-            leave()
-            leave_stop()
-
-        child._leave_parent = leave_parent
-        return child
 
     def stop(self) -> None:
         """Ask for a good end soon; idempotent, without effect once the request is over."""
@@ -88,6 +73,16 @@ class RequestContext:
             callback()
             return lambda: None
         return self._on_stop.add(callback)
+
+    def on_stop_or_cancel(self, stopped: Callback, cancelled: Callback) -> Callback:
+        """Call both `on_stop(stopped)` and `on_cancel(cancelled)`; return the undo function."""
+        forget_cancel, forget_stop = self.on_cancel(cancelled), self.on_stop(stopped)
+
+        def forget() -> None:
+            forget_cancel()
+            forget_stop()
+
+        return forget
 
     async def cancelled(self) -> str:
         """Wait until cancelled or past the deadline; return the reason."""
@@ -138,15 +133,12 @@ class RequestContext:
             raise error
 
     def close(self) -> None:
-        """Forget callbacks, timer and parent."""
+        """Forget callbacks and timer."""
         self._on_cancel.clear()
         self._on_stop.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._leave_parent is not None:
-            self._leave_parent()
-            self._leave_parent = None
 
     async def __aenter__(self) -> "RequestContext":
         return self

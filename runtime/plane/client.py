@@ -84,7 +84,7 @@ class ClientConnection(PlaneConnection):
             headers=context.headers if headers is None else headers,
         )
         self.post(frame)
-        stream._listen()
+        stream.listen()
         return stream
 
     def forget(self, stream_id: int) -> None:

@@ -87,15 +87,11 @@ class ResponseStream:
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
-    def _listen(self) -> None:
-        leave = self._context.on_cancel(self._on_context_end)
-        leave_stop = self._context.on_stop(self._on_context_stop)
-
-        def stop_listening() -> None:
-            leave()
-            leave_stop()
-
-        self._stop_listening = stop_listening
+    def listen(self) -> None:
+        """Send the stop and the end of the context to the server."""
+        self._stop_listening = self._context.on_stop_or_cancel(
+            self._on_context_stop, self._on_context_end
+        )
 
     def _on_context_stop(self) -> None:
         if not self._is_done:

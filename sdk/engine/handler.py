@@ -95,14 +95,7 @@ class EngineHandler:
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
 
-        request = context.request_context
-        leave_stop, leave_cancel = request.on_stop(begin), request.on_cancel(begin)
-
-        def undo() -> None:
-            leave_stop()
-            leave_cancel()
-
-        return undo
+        return context.request_context.on_stop_or_cancel(begin, begin)
 
     async def _abort(self, context: Context) -> None:
         logger.debug("request %s is being aborted", context.id())

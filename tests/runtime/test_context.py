@@ -9,46 +9,29 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, DeadlineError
 
 
-async def test_cancelling_reaches_children_and_callbacks_once() -> None:
-    parent = RequestContext("r")
-    grandchild = parent.child().child()
+async def test_cancelling_reaches_callbacks_once_with_the_first_reason() -> None:
+    context = RequestContext("r")
     heard: list[str] = []
-    grandchild.on_cancel(lambda: heard.append("grandchild"))
-    parent.on_cancel(lambda: heard.append("parent"))
-    parent.cancel("client went away")
-    parent.cancel("again")
-    assert sorted(heard) == ["grandchild", "parent"]
-    assert grandchild.is_cancelled
-    assert await grandchild.cancelled() == "client went away"
+    context.on_cancel(lambda: heard.append("one"))
+    context.on_cancel(lambda: heard.append("other"))
+    context.cancel("client went away")
+    context.cancel("again")
+    assert heard == ["one", "other"]
+    assert context.is_cancelled
+    assert await context.cancelled() == "client went away"
     with pytest.raises(CancelledRequestError, match="client went away"):
-        grandchild.raise_if_done()
+        context.raise_if_done()
 
 
-async def test_cancelling_a_child_leaves_the_parent() -> None:
-    parent = RequestContext()
-    parent.child().cancel("only me")
-    assert not parent.is_cancelled
-    parent.raise_if_done()
-
-
-async def test_a_deadline_cascades_and_raises_its_own_error() -> None:
-    parent = RequestContext(timeout_s=0.02)
-    child = parent.child(timeout_s=60)
-    assert child.remaining_s() <= 0.02
-    assert await child.cancelled() == "deadline"
-    assert child.remaining_s() < 0.01
+async def test_a_deadline_raises_its_own_error() -> None:
+    assert RequestContext().remaining_s() == math.inf
+    context = RequestContext(timeout_s=0.02)
+    assert context.remaining_s() <= 0.02
+    context.raise_if_done()
+    assert await context.cancelled() == "deadline"
+    assert context.remaining_s() < 0.01
     with pytest.raises(DeadlineError):
-        child.raise_if_done()
-    with pytest.raises(DeadlineError):
-        parent.raise_if_done()
-
-
-async def test_a_child_may_end_sooner_than_its_parent() -> None:
-    parent = RequestContext()
-    assert parent.remaining_s() == math.inf
-    async with parent.child(timeout_s=0.01) as child:
-        await child.cancelled()
-    assert not parent.is_cancelled
+        context.raise_if_done()
 
 
 async def test_a_cancelled_request_stays_cancelled_after_its_deadline() -> None:
@@ -80,11 +63,3 @@ async def test_waiters_are_woken() -> None:
     await asyncio.sleep(0)
     context.cancel("now")
     assert await waiting == "now"
-
-
-async def test_children_get_a_copy_of_the_headers() -> None:
-    parent = RequestContext(headers={"traceparent": "00"})
-    child = parent.child()
-    child.headers["x"] = "y"
-    assert parent.headers == {"traceparent": "00"}
-    assert child.id == parent.id

@@ -30,35 +30,15 @@ async def test_waiting_that_was_cancelled_leaves_nothing_behind() -> None:
     assert not request._on_cancel and not request._on_stop
 
 
-def test_a_stop_reaches_children_and_their_callbacks_once() -> None:
-    parent = RequestContext("r")
-    child = parent.child()
+def test_a_stop_reaches_callbacks_once_and_late_ones_at_once() -> None:
+    request = RequestContext("r")
     heard: list[str] = []
-    child.on_stop(lambda: heard.append("stop"))
-    parent.stop()
-    parent.stop()
-    assert child.is_stopped and not child.is_cancelled
-    assert heard == ["stop"]
-
-
-def test_a_child_of_a_stopped_request_is_stopped() -> None:
-    parent = RequestContext("r")
-    parent.stop()
-    assert parent.child().is_stopped
-
-
-def test_a_stopped_child_does_not_stop_its_parent() -> None:
-    parent = RequestContext("r")
-    parent.child().stop()
-    assert not parent.is_stopped
-
-
-def test_a_child_that_left_is_not_stopped_any_more() -> None:
-    parent = RequestContext("r")
-    child = parent.child()
-    child.close()
-    parent.stop()
-    assert not child.is_stopped
+    request.on_stop(lambda: heard.append("stop"))
+    request.stop()
+    request.stop()
+    assert request.is_stopped and not request.is_cancelled
+    request.on_stop(lambda: heard.append("late"))
+    assert heard == ["stop", "late"]
 
 
 def test_nothing_is_stopped_after_it_was_cancelled() -> None:
