@@ -46,6 +46,30 @@ def return_large_buffers() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)
 
 
+@contextlib.contextmanager
+def signals(is_ending: Callable[[], bool], end: Callable[[str], object]) -> Iterator[None]:
+    """Call `end` with the name of a signal, SIGTERM or SIGINT.
+
+    A signal while `is_ending` ends the process at once with status 70. Only the main thread can
+    call this.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if is_ending():
+            logger.warning("second signal (%s): exiting at once", number.name)
+            os._exit(EXIT_IMPATIENT)
+        end(number.name)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
 class Startable(Protocol):
     """A part of a process that is started and closed."""
 
@@ -95,13 +119,14 @@ class Lifecycle:
         did not start. A second signal ends the process at once with status 70. Only the main thread
         can call this.
         """
-        with self._signals():
+        with signals(self._ending.is_set, self.shut_down):
             try:
                 if await self._start(startup):
                     self.state = State.SERVING
                     await self._ending.wait()
                 self.state = State.DRAINING
-                await self._drain(drain)
+                if not await ends_within(drain(), self._drain_timeout_s):
+                    logger.warning("work remained after %g s of draining", self._drain_timeout_s)
             finally:
                 self.state = State.DRAINING
                 await stop()
@@ -121,24 +146,3 @@ class Lifecycle:
             for task in (starting, ending):
                 task.cancel()
             await asyncio.gather(starting, ending, return_exceptions=True)
-
-    async def _drain(self, drain: Stage) -> None:
-        if not await ends_within(drain(), self._drain_timeout_s):
-            logger.warning("work remained after %g s of draining", self._drain_timeout_s)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._ending.is_set():
-            logger.warning("second signal (%s): exiting at once", number.name)
-            os._exit(EXIT_IMPATIENT)
-        self.shut_down(number.name)

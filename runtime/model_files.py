@@ -72,13 +72,8 @@ class ModelFilesHolder:
         return digest
 
     async def send(self, payload: bytes, _context: RequestContext, responder: Responder) -> None:
-        """Answer `model_files`: the payload is a digest in ASCII, or empty when there is only one.
-
-        Raise NotFoundError for an unknown digest.
-        """
+        """Answer `model_files`; the payload is a digest. Raise NotFoundError for an unknown one."""
         digest = payload.decode("ascii", "replace")
-        if not digest and len(self._files) == 1:
-            digest = next(iter(self._files))
         held = self._files.get(digest)
         if held is None:
             raise NotFoundError(f"no model files with digest {short(digest)!r} are held here")

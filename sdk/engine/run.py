@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.logs import setup_logging
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
@@ -50,12 +49,5 @@ def load_engine(target: str) -> type[LLMEngine]:
 async def _run(factory: EngineFactory, argv: list[str] | None) -> None:
     engine, config = await factory(argv)
     worker = EngineWorker(engine, config)
-    runtime = worker.runtime
-    if not logging.getLogger().handlers:
-        setup_logging(
-            runtime.config.log_level,
-            config.served_component,
-            runtime.instance_id,
-            runtime.config.log_format,
-        )
+    worker.runtime.log_by_default()
     await worker.run()

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -13,8 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.lifecycle import EXIT_IMPATIENT
-from tandem.runtime.logs import setup_logging
+from tandem.runtime.lifecycle import signals
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
 logger = logging.getLogger(__name__)
@@ -23,7 +20,6 @@ T = TypeVar("T")
 Main = Callable[..., Awaitable[T]]
 Decorated = Callable[..., Coroutine[Any, Any, T | None]]
 _AFTER_DRAIN_S = 5.0  # for the rest of `main` after its endpoints have returned
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @overload
@@ -54,13 +50,7 @@ def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_uncaught
         runtime = DistributedRuntime()
-        if not logging.getLogger().handlers:
-            setup_logging(
-                runtime.config.log_level,
-                runtime.component,
-                runtime.instance_id,
-                runtime.config.log_format,
-            )
+        runtime.log_by_default()
         task = asyncio.ensure_future(_run(main, runtime, args, kwargs))
         with _signals(runtime, task):
             try:
@@ -99,23 +89,15 @@ def _signals(runtime: DistributedRuntime, task: "asyncio.Future[Any]") -> Iterat
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop = asyncio.get_running_loop()
 
-    def on_signal(number: signal.Signals) -> None:
-        if runtime.is_ending:
-            logger.warning("second signal (%s): exiting at once", number.name)
-            os._exit(EXIT_IMPATIENT)
-        logger.info("shutting down: %s", number.name)
+    def end(signal_name: str) -> None:
+        logger.info("shutting down: %s", signal_name)
         if not runtime.served:
             task.cancel()
         else:
-            loop.call_later(runtime.config.drain_timeout_s + _AFTER_DRAIN_S, task.cancel)
+            timeout_s = runtime.config.drain_timeout_s + _AFTER_DRAIN_S
+            asyncio.get_running_loop().call_later(timeout_s, task.cancel)
         runtime.shutdown()
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
+    with signals(lambda: runtime.is_ending, end):
         yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)

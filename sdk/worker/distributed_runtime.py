@@ -14,9 +14,10 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.discovery import register_instance
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.lifecycle import State
+from tandem.runtime.logs import setup_logging
 from tandem.runtime.messages import encode
+from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
 from tandem.runtime.node import Node
-from tandem.runtime.plane.connection import Progress
 from tandem.runtime.plane.server import Responder
 from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
@@ -33,21 +34,22 @@ class DistributedRuntime(Node):
     Without a config it looks for its cluster (`cluster.find_cluster`).
     """
 
-    def __init__(
-        self,
-        config: RuntimeConfig | None = None,
-        *,
-        component: str = "worker",
-        model: str = "",
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, config: RuntimeConfig | None = None, *, component: str = "worker") -> None:
         config = find_cluster() if config is None else config
         confine_ucx(config.host)
-        super().__init__(config, component=component, model=model, progress=progress)
+        super().__init__(config, component=component)
         self.canary_interval_s = CANARY_INTERVAL_S
         self.served: dict[EndpointAddress, ServedEndpoint] = {}
         self._ending = asyncio.Event()
+        self.model_files = ModelFilesHolder()  # of the models that are registered here
         self.server.register("status", self._status)
+        self.server.register(MODEL_FILES_ENDPOINT, self.model_files.send)
+
+    def log_by_default(self) -> None:
+        """Log to stderr, unless the program has set up the standard library's logging itself."""
+        if not logging.getLogger().handlers:
+            config = self.config
+            setup_logging(config.log_level, self.component, self.instance_id, config.log_format)
 
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer `tandem status` for a process that registers no status of its own."""

@@ -3,7 +3,6 @@
 import asyncio
 import enum
 import time
-import weakref
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import msgspec
 from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.discovery import model_key
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import ModelFiles
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
-from tandem.sdk.worker.distributed_runtime import DistributedRuntime, Endpoint
+from tandem.sdk.worker.distributed_runtime import Endpoint
 from tandem.sdk.worker.model_folders import (
     CONTEXT_KEYS,
     ReadModel,
@@ -105,7 +102,7 @@ class ModelRegistration:
             context_length=_context_length(model_input, length),
             block_size=self.kv_cache_block_size or DEFAULT_BLOCK_SIZE,
             vocab_size=model.vocab_size,
-            files_digest="" if model.files is None else _serve_files(runtime, model.files),
+            files_digest="" if model.files is None else runtime.model_files.add(model.files),
             instance_id=runtime.instance_id,
             created_s=int(time.time()),
             endpoint=str(self.endpoint.address),
@@ -135,11 +132,6 @@ async def register_llm(*args: Any, **kwargs: Any) -> None:
 
 
 register_model = register_llm
-
-
-_holders: "weakref.WeakKeyDictionary[DistributedRuntime, ModelFilesHolder]" = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def _check_kinds(model_input: object, model_type: object, endpoint: object) -> None:
@@ -177,12 +169,3 @@ def _context_length(model_input: ModelInput, length: int | None) -> int:
             param="context_length",
         )
     return length or 0
-
-
-def _serve_files(runtime: DistributedRuntime, files: ModelFiles) -> str:
-    """Serve the files to frontends from now on; return their digest."""
-    holder = _holders.get(runtime)
-    if holder is None:
-        holder = _holders[runtime] = ModelFilesHolder()
-        runtime.server.register(MODEL_FILES_ENDPOINT, holder.send)
-    return holder.add(files)
