@@ -13,13 +13,6 @@ from tandem.sdk.worker.changes import Changes
 _PAUSE_S = 0.05
 
 
-async def report_load(events: Events, load: "EngineLoad", changes: Changes) -> None:
-    """Publish the load after each change, and at least once a second."""
-    subject = load_subject(load.instance.namespace, load.instance.instance_id)
-    async for _ in changes.reports(_PAUSE_S):
-        events.publish(subject, encode(load.report()))
-
-
 class EngineLoad:
     """The instance under report, and the sources of its numbers."""
 
@@ -31,11 +24,17 @@ class EngineLoad:
         engine: EngineConfig,
         snapshots: SnapshotPublisher | None,
     ) -> None:
-        self.instance = instance
+        self._instance = instance
         self._role = role
         self._handler = handler
         self._engine = engine
         self._snapshots = snapshots
+
+    async def publish(self, events: Events, changes: Changes) -> None:
+        """Publish the load after each change, and at least once a second."""
+        subject = load_subject(self._instance.namespace, self._instance.instance_id)
+        async for _ in changes.reports(_PAUSE_S):
+            events.publish(subject, encode(self.report()))
 
     def report(self) -> LoadReport:
         """Return the current load. Requests beyond `max_num_seqs` count as waiting.
@@ -50,8 +49,8 @@ class EngineLoad:
         running = self._handler.num_running
         num_waiting = max(0, running - (self._engine.max_num_seqs or running))
         return LoadReport(
-            instance_id=self.instance.instance_id,
-            epoch=self.instance.epoch,
+            instance_id=self._instance.instance_id,
+            epoch=self._instance.epoch,
             role=self._role,
             num_running=running - num_waiting,
             num_waiting=num_waiting,

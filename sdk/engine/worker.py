@@ -22,7 +22,7 @@ from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.ending import ShutdownBudget, Watchdog, within
 from tandem.sdk.engine.handler import EngineHandler
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.load import EngineLoad, report_load
+from tandem.sdk.engine.load import EngineLoad
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.prefill_stage import PrefillStage
 from tandem.sdk.engine.ranks import Ranks
@@ -30,7 +30,7 @@ from tandem.sdk.engine.text import text_answers
 from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
-from tandem.sdk.kv.sources import open_kv_sources
+from tandem.sdk.kv.sources import kv_publishers
 from tandem.sdk.worker.canary import Canary
 from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.cluster import find_cluster
@@ -82,9 +82,9 @@ class EngineWorker:
         """Serve until a signal or `shutdown`. Raise EngineShutdown when the engine fails."""
         await self.lifecycle.run(startup=self.startup, drain=self.drain, stop=self.stop)
 
-    def shutdown(self, reason: str = "asked for") -> None:
+    def shutdown(self) -> None:
         """Begin to drain; idempotent."""
-        self.lifecycle.shut_down(reason)
+        self.lifecycle.shut_down("asked for")
 
     @property
     def _is_prefill(self) -> bool:
@@ -167,7 +167,7 @@ class EngineWorker:
             engine_config,
             publisher,
         )
-        report = functools.partial(report_load, self.runtime.events, load, self._changes)
+        report = functools.partial(load.publish, self.runtime.events, self._changes)
         self._stack.push_async_callback(cancel, keep_running("the report of the load", report))
 
     async def _serve(self, engine_config: EngineConfig, name: str) -> None:
@@ -186,16 +186,13 @@ class EngineWorker:
         else:
             self._served = self.endpoint.serve(self.handler.answer)
         if config.enable_kv_routing:
-            await self._publish_kv_events(engine_config)
+            sources = await self.engine.kv_event_sources()
+            block_size = engine_config.kv_cache_block_size
+            publishers = kv_publishers(self.endpoint, sources, block_size)
+            self._sends_kv_events = bool(await self._stack.enter_async_context(publishers))
         if not self._is_prefill:
             await self._register(engine_config, name)
         await self.endpoint.register()
-
-    async def _publish_kv_events(self, engine_config: EngineConfig) -> None:
-        sources = await self.engine.kv_event_sources()
-        opened = await open_kv_sources(self.endpoint, sources, engine_config.kv_cache_block_size)
-        self._stack.push_async_callback(opened.close)
-        self._sends_kv_events = bool(opened.publishers)
 
     async def _register(self, engine_config: EngineConfig, name: str) -> None:
         """Publish a model card per name, for frontends."""

@@ -1,7 +1,8 @@
 """The sources of an engine's KV events: its own calls, or its ZeroMQ socket."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.runtime.errors import InvalidRequestError
@@ -35,53 +36,34 @@ class PushSource:
 KvEventSource = ZmqSource | PushSource
 
 
-class KvSources:
-    """The open sources of one engine."""
-
-    def __init__(self) -> None:
-        self.publishers: list[KvEventPublisher] = []
-        self._listeners: list[ZmqListener] = []
-
-    def open(self, source: KvEventSource, publisher: KvEventPublisher) -> None:
-        """Publish the events of a source."""
-        self.publishers.append(publisher)
-        if isinstance(source, PushSource):
-            source.on_ready(publisher)
-        else:
-            self._listeners.append(ZmqListener(source.endpoint, source.topic, publisher))
-
-    async def close(self) -> None:
-        """Stop listening; publish the engine's blocks as removed."""
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            await listener.close()
-        for publisher in self.publishers:
-            publisher.shutdown()
-
-
-async def open_kv_sources(
+@contextlib.asynccontextmanager
+async def kv_publishers(
     target: Component | Endpoint, sources: Sequence[KvEventSource], kv_block_size: int | None
-) -> KvSources:
+) -> AsyncIterator[list[KvEventPublisher]]:
     """Publish the events of the sources as those of this process, a worker of `target`.
 
-    Without a block size publish nothing and log a warning. Raise InvalidRequestError when two
-    sources have one rank, ConfigError for a wrong ZeroMQ endpoint or a missing `zmq` extra.
+    Yield a publisher per source. At the end their blocks are published as removed. Without a block
+    size publish nothing and log a warning. Raise InvalidRequestError when two sources have one
+    rank, ConfigError for a wrong ZeroMQ endpoint or a missing `zmq` extra.
     """
-    opened = KvSources()
-    if kv_block_size is None:
-        if sources:
-            logger.warning("kv_cache_block_size is not set, so no KV events are published")
-        return opened
+    if kv_block_size is None and sources:
+        logger.warning("kv_cache_block_size is not set, so no KV events are published")
+        sources = ()
     ranks = [source.dp_rank for source in sources]
     if len(set(ranks)) != len(ranks):
         raise InvalidRequestError(
             f"dp_rank: {ranks} are the ranks of {len(ranks)} sources; one source per rank",
             param="dp_rank",
         )
-    try:
+    publishers: list[KvEventPublisher] = []
+    async with contextlib.AsyncExitStack() as stack:
         for source in sources:
-            opened.open(source, KvEventPublisher(target, None, kv_block_size, source.dp_rank))
-    except BaseException:
-        await opened.close()
-        raise
-    return opened
+            publisher = KvEventPublisher(target, None, kv_block_size, source.dp_rank)
+            publishers.append(publisher)
+            stack.callback(publisher.shutdown)
+            if isinstance(source, PushSource):
+                source.on_ready(publisher)
+            else:
+                listener = ZmqListener(source.endpoint, source.topic, publisher)
+                stack.push_async_callback(listener.close)
+        yield publishers

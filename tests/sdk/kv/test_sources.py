@@ -11,7 +11,7 @@ import pytest
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import ConfigError, InvalidRequestError
 from tandem.sdk import KvEventPublisher, PushSource, ZmqSource
-from tandem.sdk.kv.sources import open_kv_sources
+from tandem.sdk.kv.sources import kv_publishers
 from tandem.sdk.kv.stream import kv_stream
 from tandem.sdk.kv.zmq import ZmqListener
 from tests.sdk.kit_pair import Pair
@@ -71,10 +71,9 @@ async def held(pair: Pair, names: list[bytes]) -> None:
 @pytest.fixture
 async def listening(pair: Pair, engine: Engine) -> AsyncIterator[Pair]:
     component = pair.worker.namespace("a").component("b")
-    sources = await open_kv_sources(component, [ZmqSource(engine.endpoint, "kv")], BLOCK)
-    await asyncio.to_thread(engine.subscribed)
-    yield pair
-    await sources.close()
+    async with kv_publishers(component, [ZmqSource(engine.endpoint, "kv")], BLOCK):
+        await asyncio.to_thread(engine.subscribed)
+        yield pair
     await held(pair, [])
 
 
@@ -145,13 +144,12 @@ async def test_what_is_no_batch_clears_too_and_the_next_one_counts(
 
 
 async def test_an_engine_may_push_itself(pair: Pair) -> None:
-    publishers: list[KvEventPublisher] = []
+    given: list[KvEventPublisher] = []
     endpoint = pair.worker.endpoint("a.b.generate")
-    opened = await open_kv_sources(endpoint, [PushSource(publishers.append, dp_rank=2)], BLOCK)
-    assert [each.dp_rank for each in publishers] == [2] and opened.publishers == publishers
-    publishers[0].publish_stored(TOKENS, None, [1, 2, 3])
-    await held(pair, NAMES)
-    await opened.close()
+    async with kv_publishers(endpoint, [PushSource(given.append, dp_rank=2)], BLOCK) as publishers:
+        assert [each.dp_rank for each in publishers] == [2] and given == publishers
+        given[0].publish_stored(TOKENS, None, [1, 2, 3])
+        await held(pair, NAMES)
     await held(pair, [])
 
 
@@ -159,8 +157,8 @@ async def test_without_a_block_size_nothing_is_published(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = pair.worker.endpoint("a.b.generate")
-    opened = await open_kv_sources(endpoint, [PushSource(lambda _: None)], None)
-    assert opened.publishers == [] and "kv_cache_block_size" in caplog.text
+    async with kv_publishers(endpoint, [PushSource(lambda _: None)], None) as publishers:
+        assert publishers == [] and "kv_cache_block_size" in caplog.text
 
 
 async def test_sources_that_cannot_be_opened_are_named(
@@ -170,9 +168,11 @@ async def test_sources_that_cannot_be_opened_are_named(
     endpoint = pair.worker.endpoint("a.b.generate")
     twice = [PushSource(lambda _: None), PushSource(lambda _: None)]
     with pytest.raises(InvalidRequestError, match="dp_rank"):
-        await open_kv_sources(endpoint, twice, BLOCK)
+        async with kv_publishers(endpoint, twice, BLOCK):
+            pass
     with pytest.raises(ConfigError, match="endpoint: 'nowhere'"):
-        await open_kv_sources(endpoint, [ZmqSource("nowhere")], BLOCK)
+        async with kv_publishers(endpoint, [ZmqSource("nowhere")], BLOCK):
+            pass
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ConfigError, match="pyzmq"):
         ZmqListener("tcp://127.0.0.1:1", "", KvEventPublisher(endpoint, BLOCK))
