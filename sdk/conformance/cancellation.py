@@ -51,12 +51,12 @@ async def drop(subject: Subject) -> None:
     async def abandon(stream: Stream) -> None:
         stream.drop()
         if not await stream.ended(timeout_s):
-            raise ConformanceError(
-                Failure.DropFailed, f"a stream did not end within {timeout_s:g} s of closing it"
+            raise Failure.DropFailed.error(
+                f"a stream did not end within {timeout_s:g} s of closing it"
             )
         if stream.error is not None:
-            raise ConformanceError(
-                Failure.DropFailed, f"closing a stream raised {described(stream.error)}"
+            raise Failure.DropFailed.error(
+                f"closing a stream raised {described(stream.error)}"
             ) from stream.error
 
     await _check_leaks(subject, abandon, Failure.DropLeaked, "closed")
@@ -74,10 +74,9 @@ async def _begin(subject: Subject) -> Stream:
     """Return a long answer that has its first chunk."""
     stream = subject.ask(subject.num_long_tokens())
     if not await stream.first(subject.settings.generate_timeout_s):
-        raise ConformanceError(
-            Failure.NoChunksYielded,
+        raise Failure.NoChunksYielded.error(
             f"no chunk came within {subject.settings.generate_timeout_s:g} s of an answer of "
-            f"{subject.num_long_tokens()} tokens",
+            f"{subject.num_long_tokens()} tokens"
         )
     return stream
 
@@ -87,8 +86,8 @@ def _check_is_running(stream: Stream) -> None:
     if not stream.task.done():
         return
     if stream.error is not None:
-        raise ConformanceError(
-            Failure.GenerateFailed, f"generate() raised {described(stream.error)}"
+        raise Failure.GenerateFailed.error(
+            f"generate() raised {described(stream.error)}"
         ) from stream.error
     raise NotApplicable(f"all {stream.num_tokens} tokens of a long answer come at once")
 
@@ -105,21 +104,19 @@ async def _check_cancelled(subject: Subject, stream: Stream, how: str) -> None:
     begun = time.perf_counter()
     num_tokens = stream.num_tokens
     if not await stream.ended(timeout_s):
-        raise ConformanceError(
-            Failure.CancellationIgnored,
+        raise Failure.CancellationIgnored.error(
             f"{how}: the answer went on for {timeout_s:g} s, by "
-            f"{stream.num_tokens - num_tokens} tokens",
+            f"{stream.num_tokens - num_tokens} tokens"
         )
     if stream.error is not None:
-        raise ConformanceError(
-            Failure.CancellationNotObserved, f"{how}: generate() raised {described(stream.error)}"
+        raise Failure.CancellationNotObserved.error(
+            f"{how}: generate() raised {described(stream.error)}"
         )
     reason = stream.finish_reason
     if reason is None or check_finish_reason(reason) != "cancelled":
         took_s = time.perf_counter() - begun
-        raise ConformanceError(
-            Failure.CancellationNotObserved,
-            f"{how}: the answer ended after {took_s:.2f} s with finish_reason {reason!r}",
+        raise Failure.CancellationNotObserved.error(
+            f"{how}: the answer ended after {took_s:.2f} s with finish_reason {reason!r}"
         )
     check_answer(
         stream.chunks, stream.request, is_text=subject.is_text, is_prefill=subject.is_prefill
@@ -142,10 +139,9 @@ async def _check_leaks(
     for number in range(rounds):
         stream = subject.ask(subject.num_long_tokens())
         if not await stream.first(settings.generate_timeout_s):
-            raise ConformanceError(
-                leaked,
+            raise leaked.error(
                 f"after {number} {done} answers the next one got no chunk within "
-                f"{settings.generate_timeout_s:g} s",
+                f"{settings.generate_timeout_s:g} s"
             )
         _check_is_running(stream)
         await abandon(stream)

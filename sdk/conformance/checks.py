@@ -6,7 +6,7 @@ from typing import cast
 
 from tandem.sdk.conformance.answers import check_logprobs, whole_answer
 from tandem.sdk.conformance.cancellation import abort, cancellation, drop
-from tandem.sdk.conformance.errors import ConformanceError, Failure
+from tandem.sdk.conformance.errors import Failure
 from tandem.sdk.conformance.streams import NotApplicable, Subject, bounded, failing_as
 from tandem.sdk.engine.types import EngineConfig, GenerateRequest
 
@@ -36,17 +36,15 @@ async def start(subject: Subject) -> None:
     with failing_as(Failure.StartFailed, "start() raised"):
         config = await bounded(subject.engine.start(WORKER_ID), settings.start_timeout_s)
     if not isinstance(config, EngineConfig):
-        raise ConformanceError(
-            Failure.StartFailed, f"start() returned {type(config).__name__}, not EngineConfig"
+        raise Failure.StartFailed.error(
+            f"start() returned {type(config).__name__}, not EngineConfig"
         )
     if not isinstance(config.model, str) or not config.model.strip():
-        raise ConformanceError(
-            Failure.EmptyModelInConfig, f"EngineConfig.model is {config.model!r}"
-        )
+        raise Failure.EmptyModelInConfig.error(f"EngineConfig.model is {config.model!r}")
     for name in _POSITIVE:
         value = getattr(config, name)
         if value is not None and (not isinstance(value, int) or value <= 0):
-            raise ConformanceError(Failure.WrongConfigValue, f"EngineConfig.{name} is {value!r}")
+            raise Failure.WrongConfigValue.error(f"EngineConfig.{name} is {value!r}")
     subject.config = config
 
 
@@ -63,10 +61,9 @@ async def length(subject: Subject) -> None:
     stream = subject.ask(wanted)
     await whole_answer(subject, stream)
     if stream.num_tokens < wanted:
-        raise ConformanceError(
-            Failure.AnswerTooShort,
+        raise Failure.AnswerTooShort.error(
             f"{wanted} tokens were asked for with ignore_eos, {stream.num_tokens} came, with "
-            f"finish_reason {stream.finish_reason!r}",
+            f"finish_reason {stream.finish_reason!r}"
         )
 
 
@@ -100,14 +97,14 @@ async def health_check(subject: Subject) -> None:
     if payload is None:
         raise NotApplicable("health_check_payload() returned None")
     if not isinstance(payload, dict):
-        raise ConformanceError(
-            Failure.HealthCheckFailed, f"health_check_payload() returned {type(payload).__name__}"
+        raise Failure.HealthCheckFailed.error(
+            f"health_check_payload() returned {type(payload).__name__}"
         )
     with failing_as(Failure.HealthCheckFailed, "the probe failed:"):
         chunks = await subject.ask_with(cast(GenerateRequest, {**payload})).whole(timeout_s)
     if not chunks or not chunks[-1].get("finish_reason"):
-        raise ConformanceError(
-            Failure.HealthCheckFailed, "the probe's answer has no last chunk with a finish_reason"
+        raise Failure.HealthCheckFailed.error(
+            "the probe's answer has no last chunk with a finish_reason"
         )
 
 

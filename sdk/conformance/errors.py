@@ -92,6 +92,10 @@ class Failure(Enum):
         "After cleanup() none of the engine's own threads is left to keep the process alive."
     )
 
+    def error(self, seen: str) -> "ConformanceError":
+        """Return the error of an engine that breaks this rule; `seen` says how."""
+        return ConformanceError(self, seen)
+
 
 class ConformanceError(TandemError):
     """A rule that the engine breaks: `failure` says which, the message says what was seen."""

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from tandem.sdk.conformance.checks import WORKER_ID
-from tandem.sdk.conformance.errors import ConformanceError, Failure
+from tandem.sdk.conformance.errors import Failure
 from tandem.sdk.conformance.streams import ConformanceSettings, bounded, failing_as
 from tandem.sdk.engine.llm_engine import LLMEngine
 
@@ -56,15 +56,15 @@ class Leftovers:
             names = ", ".join(sorted(_task_name(task) for task in left))
             for task in left:
                 task.cancel()
-            raise ConformanceError(Failure.TasksLeaked, f"{len(left)} tasks run on: {names}")
+            raise Failure.TasksLeaked.error(f"{len(left)} tasks run on: {names}")
 
     async def check_threads(self) -> None:
         """Raise ThreadsLeaked when new threads that keep the process alive do not end soon."""
         deadline = asyncio.get_running_loop().time() + _SETTLE_S
         while left := self._new_threads():
             if asyncio.get_running_loop().time() > deadline:
-                raise ConformanceError(
-                    Failure.ThreadsLeaked, f"{len(left)} threads run on: {', '.join(sorted(left))}"
+                raise Failure.ThreadsLeaked.error(
+                    f"{len(left)} threads run on: {', '.join(sorted(left))}"
                 )
             await asyncio.sleep(_POLL_S)
 

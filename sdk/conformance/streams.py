@@ -70,7 +70,7 @@ def failing_as(failure: Failure, doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ConformanceError(failure, f"{doing} {described(error)}") from error
+        raise failure.error(f"{doing} {described(error)}") from error
 
 
 def described(error: BaseException) -> str:
@@ -127,9 +127,8 @@ class Stream:
                 if self._is_dropped:
                     break
                 if max_tokens is not None and self.num_tokens > max_tokens:
-                    raise ConformanceError(
-                        Failure.MaxTokensExceeded,
-                        f"max_tokens was {max_tokens}, and {self.num_tokens} tokens were yielded",
+                    raise Failure.MaxTokensExceeded.error(
+                        f"max_tokens was {max_tokens}, and {self.num_tokens} tokens were yielded"
                     )
                 await asyncio.sleep(0)  # an engine that never waits must not block the kit
         finally:
@@ -163,16 +162,14 @@ class Stream:
     async def whole(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all chunks. Raise GenerateFailed, or the ConformanceError of the reading task."""
         if not await self.ended(timeout_s):
-            raise ConformanceError(
-                Failure.GenerateFailed,
-                f"an answer did not end within {timeout_s:g} s; it had {len(self.chunks)} chunks",
+            raise Failure.GenerateFailed.error(
+                f"an answer did not end within {timeout_s:g} s; it had {len(self.chunks)} chunks"
             )
         if isinstance(self.error, ConformanceError):
             raise self.error
         if self.error is not None:
-            raise ConformanceError(
-                Failure.GenerateFailed,
-                f"generate() raised {described(self.error)} after {len(self.chunks)} chunks",
+            raise Failure.GenerateFailed.error(
+                f"generate() raised {described(self.error)} after {len(self.chunks)} chunks"
             ) from self.error
         return self.chunks
 
