@@ -20,7 +20,6 @@ from tandem.runtime.errors import InvalidRequestError, TransferError
 from tandem.runtime.names import variable_name
 from tandem.sdk.nixl.descriptors import pack, unpack
 from tandem.sdk.nixl.handles import (
-    Held,
     PreparedList,
     RegisteredMemory,
     State,
@@ -57,7 +56,11 @@ class nixl_agent:
         self._library: Any = translated("NIXL, agent", lambda: api.nixl_agent(agent_name, theirs))
         if missing := sorted(set(config.backends) - set(self._library.backends)):
             raise TransferError(f"NIXL has no backend {', '.join(missing)} here")
-        self._held = Held()
+        # Released before the agent:
+        self._memory: list[tuple[RegisteredMemory, Any]] = []
+        self._lists: list[PreparedList] = []
+        self._peers: list[str] = []
+        self._under_way: list[TransferHandle] = []
         self._device_id: int | None = None  # of the first registered memory on a GPU
         self._messages: dict[str, list[bytes]] = {}
         self._turn = threading.RLock()  # the library has no lock of its own
@@ -91,13 +94,13 @@ class nixl_agent:
         if given.memory == "VRAM" and self._device_id is None:
             self._device_id = given.regions[0][2]
         theirs = self._call("register", lambda it: it.register_memory(given.regions, given.memory))
-        self._held.memory.append((descs, theirs))
+        self._memory.append((descs, theirs))
         return descs
 
     def deregister_memory(self, dereg_list: RegisteredMemory) -> None:
         """Undo register_memory(). Do nothing for anything else."""
-        for entry in [entry for entry in self._held.memory if entry[0] is dereg_list]:
-            self._held.memory.remove(entry)
+        for entry in [entry for entry in self._memory if entry[0] is dereg_list]:
+            self._memory.remove(entry)
             self._deregister(entry[1])
 
     def get_xfer_descs(self, descs: Regions, mem_type: str | None = None) -> bytes:
@@ -108,21 +111,21 @@ class nixl_agent:
         """Prepare pieces of get_xfer_descs() of a peer, or of this side with `agent_name` ""."""
         pieces = unpack(xfer_list)
         side = "" if agent_name == "NIXL_INIT_AGENT" else agent_name
-        if side and side not in self._held.peers:
+        if side and side not in self._peers:
             raise InvalidRequestError(f"agent_name: {side!r} was not added", param="agent_name")
         handle = self._call(
             f"prepare the blocks of {side or 'this side'}",
             lambda it: it.prep_xfer_dlist(side, it.get_xfer_descs(pieces.table, pieces.memory)),
         )
         prepared = PreparedList(side, pieces.table[:, 1].copy(), handle)
-        self._held.lists.append(prepared)
+        self._lists.append(prepared)
         return prepared
 
     def release_dlist_handle(self, handle: PreparedList) -> None:
         """Release a list; no transfer of it may be under way."""
         with self._turn:
-            if handle in self._held.lists:
-                self._held.lists.remove(handle)
+            if handle in self._lists:
+                self._lists.remove(handle)
                 quietly(handle.handle.release)
 
     def make_prepped_xfer(
@@ -160,10 +163,10 @@ class nixl_agent:
     def transfer(self, handle: TransferHandle) -> State:
         """Begin a transfer. With host memory, the call may take as long as the copy."""
         with self._turn:
-            if handle in self._held.under_way:
+            if handle in self._under_way:
                 raise InvalidRequestError("handle: its transfer is under way", param="handle")
             handle.state, handle.error = "PROC", None
-            self._held.under_way.append(handle)
+            self._under_way.append(handle)
             self._settle(handle, lambda it: it.transfer(handle.handle))
             return self._result(handle)
 
@@ -172,15 +175,15 @@ class nixl_agent:
         with self._turn:
             if handle.state == "NEW":
                 raise InvalidRequestError("handle: transfer() comes first", param="handle")
-            if handle in self._held.under_way:
+            if handle in self._under_way:
                 self._ask(handle)
             return self._result(handle)
 
     def release_xfer_handle(self, handle: TransferHandle) -> None:
         """Release a transfer. If it is under way, its data may or may not arrive."""
         with self._turn:
-            if handle in self._held.under_way:
-                self._held.under_way.remove(handle)
+            if handle in self._under_way:
+                self._under_way.remove(handle)
                 handle.error = TransferError(f"{handle.doing}: given up")
             quietly(handle.handle.release)
 
@@ -193,20 +196,20 @@ class nixl_agent:
         """Connect to a peer and return its name."""
         name = self._call("add peer", lambda it: it.add_remote_agent(metadata))
         peer = name.decode() if isinstance(name, bytes) else str(name)
-        if peer not in self._held.peers:
-            self._held.peers.append(peer)
+        if peer not in self._peers:
+            self._peers.append(peer)
         return peer
 
     def remove_remote_agent(self, agent: str) -> None:
         """Give up all transfers with a peer and disconnect."""
         with self._turn:
-            if agent not in self._held.peers:
+            if agent not in self._peers:
                 return
-            for handle in [each for each in self._held.under_way if each.peer == agent]:
+            for handle in [each for each in self._under_way if each.peer == agent]:
                 self.release_xfer_handle(handle)
-            for prepared in [each for each in self._held.lists if each.side == agent]:
+            for prepared in [each for each in self._lists if each.side == agent]:
                 self.release_dlist_handle(prepared)
-            self._held.peers.remove(agent)
+            self._peers.remove(agent)
             quietly(lambda: self._library.remove_remote_agent(agent))
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
@@ -226,13 +229,13 @@ class nixl_agent:
         with self._turn:
             if self._library is None:
                 return
-            for peer in list(self._held.peers):
+            for peer in list(self._peers):
                 self.remove_remote_agent(peer)
-            for prepared in list(self._held.lists):
+            for prepared in list(self._lists):
                 self.release_dlist_handle(prepared)
-            for _, theirs in self._held.memory:
+            for _, theirs in self._memory:
                 quietly(partial(self._deregister, theirs))
-            self._held.memory.clear()
+            self._memory.clear()
             self._library = None
         if self._progress is not None:
             self._progress.join()
@@ -254,7 +257,7 @@ class nixl_agent:
         for name, messages in found.items():
             sender = name.decode() if isinstance(name, bytes) else name
             self._messages.setdefault(sender, []).extend(messages)
-        for handle in list(self._held.under_way):
+        for handle in list(self._under_way):
             self._ask(handle)
             if handle.error is not None:
                 logger.warning("%s", handle.error)
@@ -285,7 +288,7 @@ class nixl_agent:
             state = "ERR"
         if state != "PROC":
             handle.state = "DONE"
-            self._held.under_way.remove(handle)
+            self._under_way.remove(handle)
 
     def _result(self, handle: TransferHandle) -> State:
         if handle.error is not None:

@@ -19,8 +19,6 @@ from tandem.sdk.nixl.handles import PreparedList, State, TransferHandle, nixl_ag
 from tandem.sdk.nixl.pieces import KvCache, caches_of, picked, tensor_memory, tensor_row
 from tandem.transfer.transport import Indices
 
-__all__ = ["BlockTransfer", "NixlConnector", "nixl_agent", "nixl_agent_config"]
-
 
 class BlockTransfer:
     """A write or read of blocks: await it, or poll `done()`. It continues when it is dropped."""

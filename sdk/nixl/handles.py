@@ -1,7 +1,7 @@
-"""The values that an agent returns, and those that it holds until it is closed."""
+"""The values that an agent takes and returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -51,13 +51,3 @@ class TransferHandle:
     handle: Any
     state: Literal["NEW", "PROC", "DONE"] = "NEW"
     error: TransferError | None = None
-
-
-@dataclass(slots=True)
-class Held:
-    """The resources that are released before the agent."""
-
-    memory: list[tuple[RegisteredMemory, Any]] = field(default_factory=list)
-    lists: list[PreparedList] = field(default_factory=list)
-    peers: list[str] = field(default_factory=list)
-    under_way: list[TransferHandle] = field(default_factory=list)
