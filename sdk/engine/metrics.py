@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
+from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from tandem.runtime.cluster_messages import StepCosts
@@ -93,19 +93,17 @@ class SnapshotPublisher:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A part of a registry, chosen by the prefixes of its metrics' names; None is all of it."""
+    """A part of a registry, chosen by the prefixes of its metrics' names."""
 
     registry: Collector
-    prefixes: tuple[str, ...] | None
+    prefixes: tuple[str, ...]
     excluded: tuple[str, ...]
 
     def takes(self, name: str) -> bool:
-        return (self.prefixes is None or name.startswith(self.prefixes)) and not (
-            self.excluded and name.startswith(self.excluded)
-        )
+        return name.startswith(self.prefixes) and not name.startswith(self.excluded)
 
 
-class EngineMetrics:
+class EngineMetrics(Collector):
     """The metrics of one worker; `auto_labels` are added to those of its engine."""
 
     def __init__(self, auto_labels: Mapping[str, str]) -> None:
@@ -121,7 +119,7 @@ class EngineMetrics:
         exclude_prefixes: Sequence[str] | None = None,
     ) -> None:
         """Add the metrics of a registry whose names begin with one of `prefix_filters`."""
-        prefixes = None if prefix_filters is None else tuple(prefix_filters)
+        prefixes = ("",) if prefix_filters is None else tuple(prefix_filters)
         self._sources.append(_Source(registry, prefixes, tuple(exclude_prefixes or ())))
 
     def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
@@ -130,9 +128,7 @@ class EngineMetrics:
 
     def render(self) -> bytes:
         """Return all metrics of this process in Prometheus' text format."""
-        merged = CollectorRegistry(auto_describe=False)
-        merged.register(_Merged(self))
-        parts = [generate_latest(merged)]
+        parts = [generate_latest(self)]
         for text in self._texts:
             try:
                 parts.append(text().encode())
@@ -140,7 +136,7 @@ class EngineMetrics:
                 logger.exception("a metrics callback of the engine failed")
         return b"".join(parts)
 
-    def families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the process's own metrics, then those of the sources, with `auto_labels`."""
         shared = [source for source in self._sources if source.registry is REGISTRY]
         for family in REGISTRY.collect():
@@ -159,14 +155,6 @@ class EngineMetrics:
             for sample in family.samples
         ]
         return labelled
-
-
-class _Merged(Collector):
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        return self._metrics.families()
 
 
 def register_engine_registry(

@@ -1,6 +1,7 @@
 """The context of a request: for its handler, and for a caller to end its calls."""
 
 import asyncio
+from typing import Any
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.span_ids import span_id_of, trace_id_of
@@ -17,7 +18,7 @@ class Context:
     among them). Not thread-safe: it belongs to the event loop.
     """
 
-    __slots__ = ("request_context",)
+    __slots__ = ("request_context", "span")
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Context:
         request_context: RequestContext | None = None,
     ) -> None:
         self.request_context = request_context or RequestContext(id, headers=headers)
+        self.span: Any = None  # of OpenTelemetry, while the worker has one for the request
 
     def id(self) -> str:
         """Return the request's id, which calls made with this context carry too."""
@@ -55,14 +57,12 @@ class Context:
 
     async def async_killed_or_stopped(self) -> bool:
         """Wait until stopped or killed; return True. Cancel it when the request is done."""
-        request = self.request_context
         ended = asyncio.Event()
-        undo = (request.on_stop(ended.set), request.on_cancel(ended.set))
+        undo = self.request_context.on_stop_or_cancel(ended.set, ended.set)
         try:
             await ended.wait()
         finally:
-            for each in undo:
-                each()
+            undo()
         return True
 
     @property

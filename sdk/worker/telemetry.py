@@ -17,9 +17,6 @@ from tandem.sdk.worker.context import Context
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
-# id of a Context |-> its request's span, while `request_span` runs
-_spans: dict[int, Any] = {}
-
 
 class SpanProxy:
     """A span, or none; every method may be called in either case."""
@@ -68,13 +65,13 @@ class SpanProxy:
 
 def current_span(context: Context) -> SpanProxy:
     """Return the request's span. The worker ends it; an engine adds to it."""
-    return SpanProxy(_spans.get(id(context)))
+    return SpanProxy(context.span)
 
 
 def start_span(context: Context, name: str, **attrs: Any) -> SpanProxy:
     """Start a span below the request's; leaving `with` ends it."""
     tracer = otel.tracer()
-    if tracer is None or id(context) not in _spans:
+    if tracer is None or context.span is None:
         return SpanProxy()
     return SpanProxy(tracer.start(name, context.headers, attributes=attrs))
 
@@ -100,11 +97,10 @@ def request_span(context: Context, name: str, attributes: Mapping[str, Any]) -> 
     if tracer is None:
         yield
         return
-    span = tracer.start(name, context.headers, Kind.SERVER, attributes)
-    _spans[id(context)] = span
-    tracer.inject(context.headers, span)
+    context.span = tracer.start(name, context.headers, Kind.SERVER, attributes)
+    tracer.inject(context.headers, context.span)
     try:
-        with SpanProxy(span):
+        with SpanProxy(context.span):
             yield
     finally:
-        del _spans[id(context)]
+        context.span = None
