@@ -9,6 +9,7 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.tasks import ends_within
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +90,7 @@ class MemoryQueue:
             if taken or now >= deadline:
                 return taken
             wake_at = min([deadline, *(entry.visible_at for entry in self._entries)])
-            try:
-                async with asyncio.timeout(max(wake_at - now, 0.0)):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            await ends_within(self._changed.wait(), max(wake_at - now, 0.0))
 
     async def depth(self) -> QueueDepth:
         if not self.connected:

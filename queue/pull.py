@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.tasks import ends_within
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +72,7 @@ class PullConsumer:
     async def wait(self, timeout_s: float) -> None:
         """Wait until a message or a status arrives, or `timeout_s` has passed."""
         self._wake.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        await ends_within(self._wake.wait(), timeout_s)
 
     def reset(self) -> None:
         """Forget the pulls under way: the broker has, after a reconnection."""

@@ -24,6 +24,7 @@ from tandem.runtime.plane.framing import (
 from tandem.runtime.plane.handshake import Handshake
 from tandem.runtime.plane.liveness import Liveness
 from tandem.runtime.printable import short
+from tandem.runtime.tasks import ends_within
 
 logger = logging.getLogger(__name__)
 
@@ -270,12 +271,8 @@ class PlaneConnection(asyncio.Protocol, ABC):
 
     async def wait_closed(self) -> None:
         """Wait for the socket to close after `close`, for a peer that reads at most a second."""
-        try:
-            async with asyncio.timeout(1.0):
-                await self._closed.wait()
-        except TimeoutError:
-            if self._transport is not None:
-                self._transport.abort()
+        if not await ends_within(self._closed.wait(), 1.0) and self._transport is not None:
+            self._transport.abort()
 
     def _lose(self, error: TandemError) -> None:
         if self._error is not None:

@@ -202,22 +202,20 @@ class ServerConnection(PlaneConnection):
         self._loop.call_soon(context.cancel, reason)
 
     def on_frame(self, frame: Frame) -> None:
-        if type(frame) is Open:
+        if isinstance(frame, Open):
             self._open(frame)
-        elif type(frame) is Credit:
-            call = self._calls.get(frame.stream_id)
-            if call is not None:
-                call.responder.grant(frame.num_items)
-        elif type(frame) is Cancel:
-            call = self._calls.get(frame.stream_id)
-            if call is not None:
-                call.context.cancel(frame.reason)
-        elif type(frame) is Stop:
-            call = self._calls.get(frame.stream_id)
-            if call is not None:
-                call.context.stop()
-        else:
+            return
+        if not isinstance(frame, Credit | Cancel | Stop):
             raise ProtocolError(f"a client may not send {type(frame).__name__}")
+        call = self._calls.get(frame.stream_id)
+        if call is None:
+            return
+        if isinstance(frame, Credit):
+            call.responder.grant(frame.num_items)
+        elif isinstance(frame, Cancel):
+            call.context.cancel(frame.reason)
+        else:
+            call.context.stop()
 
     def on_lost(self, error: TandemError) -> None:
         self._server.connections.discard(self)

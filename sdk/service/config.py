@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.names import did_you_mean
+from tandem.runtime.private_file import write_private
 
 CONFIG_VARIABLE = "TANDEM_SERVICE_CONFIG"  # the file for the processes of `tandem run`
 COMMON = "Common"
@@ -45,8 +46,7 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
     def write(self, path: Path) -> None:
         """Write a file that only this user can read."""
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(self._sections))
+        write_private(path, json.dumps(self._sections))
 
     def __getitem__(self, service: str) -> Mapping[str, Any]:
         return self._sections[service]

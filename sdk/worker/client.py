@@ -9,7 +9,7 @@ from typing import Any, Self
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import Discovery, TypedView
+from tandem.runtime.discovery import Discovery, watch_endpoint
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import ResponseStream
@@ -90,7 +90,7 @@ class Client:
         self.address = address
         self._name = str(address)
         self._requests = requests
-        self._view = TypedView(discovery.watch(address.key_prefix()), Instance)
+        self._view = watch_endpoint(discovery, address)
         self._ids: list[str] = []
         self._num_calls = 0
         self._avoided: dict[str, float] = {}  # instance id |-> until when

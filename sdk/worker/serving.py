@@ -146,8 +146,6 @@ class ServedEndpoint:
         answer = await self._called(codec.request, context)
         if isinstance(answer, AsyncIterator):
             await _send_all(answer, codec, context, responder)
-        elif isinstance(answer, Iterator):
-            await _send_all(_turning(answer), codec, context, responder)
         elif answer is not None:
             responder.send(codec.encode(answer))
         last = codec.end()
@@ -155,13 +153,15 @@ class ServedEndpoint:
             responder.send(last)
 
     async def _called(self, value: Any, context: RequestContext) -> Any:
-        """Call the handler; return its iterator, or its only item."""
+        """Call the handler; return its async iterator, or its only item."""
         request = self._read(value)
         if self._takes_context:
             answer = self._handler(request, Context(request_context=context))
         else:
             answer = self._handler(request)
-        return await answer if isinstance(answer, Awaitable) else answer
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        return _turning(answer) if isinstance(answer, Iterator) else answer
 
     async def ask(self, value: Any) -> None:
         """Run the handler on `value` and drop its items; raise its error."""
@@ -170,9 +170,6 @@ class ServedEndpoint:
             if isinstance(answer, AsyncIterator):
                 async for _ in answer:
                     pass
-            elif isinstance(answer, Iterator):
-                for _ in answer:
-                    await asyncio.sleep(0)
 
 
 async def _send_all(
@@ -188,9 +185,8 @@ async def _send_all(
             if not responder.has_room:
                 await responder.drain()
             elif responder.num_flushes == num_flushes:
-                await asyncio.sleep(
-                    0
-                )  # a handler that never waits: flush its items, run other tasks
+                # a handler that never waits: flush its items, run other tasks
+                await asyncio.sleep(0)
             num_flushes = responder.num_flushes
     finally:
         close = getattr(items, "aclose", None)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import TextRequest
 from tandem.sdk.worker.token_requests import finish_reason
+from tandem.sdk.worker.values import as_plain
 
 
 class TextCodec:
@@ -42,7 +43,7 @@ class TextCodec:
             raise ValueError(f"a text model gave a {type(item).__name__}, not a dict")
         if "choices" not in item and "error" not in item:
             item = text_chunk(item, is_chat=self._is_chat)
-        return msgspec.json.encode(item, enc_hook=_as_plain)
+        return msgspec.json.encode(item, enc_hook=as_plain)
 
     def end(self) -> bytes | None:
         """Return None: the frontend ends an answer that a text model left open."""
@@ -69,9 +70,3 @@ def text_chunk(piece: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
     if piece.get("completion_usage") is not None:
         chunk["usage"] = piece["completion_usage"]
     return chunk
-
-
-def _as_plain(value: object) -> object:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")

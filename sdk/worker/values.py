@@ -13,13 +13,14 @@ from tandem.runtime.errors import InvalidRequestError, ProtocolError
 from tandem.runtime.messages import Call
 
 
-def _as_plain(value: object) -> object:
+def as_plain(value: object) -> object:
+    """Return a Pydantic model as a dict. Raise TypeError for any other value."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"a {type(value).__name__} cannot be sent: give dicts, lists, strings, numbers")
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=as_plain)
 _DECODER: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder()
 
 
