@@ -3,12 +3,11 @@
 Both have the elapsed and the remaining time, and so have the events for other processes.
 """
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, Self, TextIO
+from typing import NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -56,11 +55,10 @@ class ProgressBar:
         self,
         label: str,
         total: float | None = None,
-        stream: TextIO | None = None,
         on_line: Callable[[str], object] | None = None,
         console: Console | None = None,
     ) -> None:
-        self._console = console or Console(file=stream or sys.stderr, highlight=False)
+        self._console = console or Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
         times = (TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         detail = TextColumn("{task.fields[detail]}", markup=False)

@@ -41,12 +41,12 @@ def next_token(token_id: int, vocab_size: int = VOCAB_SIZE) -> int:
     return following if FIRST_TOKEN_ID <= following < vocab_size else FIRST_TOKEN_ID
 
 
-def expected_tokens(prompt: list[int], num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
     """Return the whole answer to a prompt."""
     token_ids: list[int] = []
     last = prompt[-1] if prompt else 0
     for _ in range(num_tokens):
-        last = next_token(last, vocab_size)
+        last = next_token(last)
         token_ids.append(last)
     return token_ids
 

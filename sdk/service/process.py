@@ -6,7 +6,6 @@
 """
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -47,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except TandemError as error:
         print(f"error: {error.message}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
-    except asyncio.CancelledError:  # a signal before the first endpoint was served
-        raise SystemExit(0) from None
 
 
 if __name__ == "__main__":

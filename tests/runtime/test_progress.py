@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from rich.console import Console
 
 from tandem.runtime import progress
 from tandem.runtime.progress import ProgressBar, Work, in_words, on_work
@@ -33,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_without_a_terminal_long_work_writes_a_line_now_and_then(clock: Clock) -> None:
     stream = io.StringIO()
-    with ProgressBar("bench", total=4, stream=stream) as bar:
+    with ProgressBar("bench", total=4, console=Console(file=stream, highlight=False)) as bar:
         for second in range(12):
             clock.now_s = 100.0 + second
             bar.update(second / 4, "round 1")
@@ -57,7 +58,7 @@ def test_a_terminal_shows_a_bar_for_work_over_two_seconds_alone(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    with ProgressBar("weights", total=2, stream=stream) as bar:
+    with ProgressBar("weights", total=2, console=Console(file=stream)) as bar:
         bar.update(1)
         assert stream.getvalue() == ""
         clock.now_s += 2.5
