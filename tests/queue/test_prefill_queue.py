@@ -2,7 +2,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import nats.js.errors
@@ -17,6 +17,7 @@ from tandem.queue.streams import QueueNames, escape
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.lifecycle import started
 from tandem.runtime.messages import encode
 from tandem.runtime.nats import NatsConnection
 from tests.services import MonitoredNatsServer, NatsServer, eventually
@@ -44,39 +45,27 @@ def names_of(model: str) -> QueueNames:
     return QueueNames.of("test", model, DEPLOYMENT)
 
 
-@asynccontextmanager
-async def connected(server: NatsServer) -> AsyncIterator[NatsConnection]:
-    connection = NatsConnection(RuntimeConfig(nats_url=server.url))
-    await connection.start()
-    yield connection
-    await connection.close()
+def connected(server: NatsServer) -> AbstractAsyncContextManager[NatsConnection]:
+    return started(NatsConnection(RuntimeConfig(nats_url=server.url)))
 
 
-@asynccontextmanager
-async def at_broker(
+def at_broker(
     connection: NatsConnection,
     model: str = "",
     config: QueueConfig = CONFIG,
     deployment: str = DEPLOYMENT,
-) -> AsyncIterator[JetStreamQueue]:
+) -> AbstractAsyncContextManager[JetStreamQueue]:
     """A queue of a model; of one of its own where no name is given."""
     model = model or f"org/model {os.urandom(4).hex()}"
-    queue = JetStreamQueue(connection, config, "test", model, deployment)
-    await queue.start()
-    yield queue
-    await queue.close()
+    return started(JetStreamQueue(connection, config, "test", model, deployment))
 
 
-@asynccontextmanager
-async def of_kind(
+def of_kind(
     kind: str, connection: NatsConnection, config: QueueConfig
-) -> AsyncIterator[PrefillQueue]:
+) -> AbstractAsyncContextManager[PrefillQueue]:
     if kind == "jetstream":
-        async with at_broker(connection, config=config) as queue:
-            yield queue
-    else:
-        yield (memory := MemoryQueue(config))
-        await memory.close()
+        return at_broker(connection, config=config)
+    return started(MemoryQueue(config))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""A request-plane server with three small endpoints, and a client."""
+"""A request-plane server with three small endpoints, and a client; logging that is set up anew."""
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -8,6 +9,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.runtime.plane.ends import calling, echo, hold, serving
 
 # patient: peers that speak the wire format by hand send no heartbeats
 CONFIG = RuntimeConfig(connect_timeout_s=2.0, heartbeat_misses=50)
@@ -15,31 +17,27 @@ CONFIG = RuntimeConfig(connect_timeout_s=2.0, heartbeat_misses=50)
 
 @pytest.fixture
 async def server() -> AsyncIterator[RequestServer]:
-    server = RequestServer(CONFIG, "server")
-
-    async def echo(payload: bytes, context: RequestContext, responder: Responder) -> None:
-        responder.send(payload)
-
     async def count(payload: bytes, context: RequestContext, responder: Responder) -> None:
         for i in range(int(payload)):
             responder.send(b"%d" % i)
 
-    async def until_cancelled(
-        payload: bytes, context: RequestContext, responder: Responder
-    ) -> None:
-        responder.send(b"started")
-        await context.cancelled()
-
-    server.register("echo", echo)
-    server.register("count", count)
-    server.register("until_cancelled", until_cancelled)
-    await server.start()
-    yield server
-    await server.stop()
+    handlers = {"echo": echo, "count": count, "until_cancelled": hold}
+    async with serving(CONFIG, handlers) as server:
+        yield server
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[RequestClient]:
-    client = RequestClient(CONFIG, "client")
-    yield client
-    await client.close()
+    async with calling(CONFIG) as client:
+        yield client
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Logging may be set up; afterwards it is as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)

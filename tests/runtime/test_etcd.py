@@ -107,23 +107,22 @@ async def test_own_keys_that_were_deleted_or_taken_over_are_put_again(
 async def test_everyone_registers_again_in_an_empty_etcd(
     server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
 ) -> None:
-    dead = EtcdDiscovery(RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=60))
-    await dead.start()
-    await dead.put("/t/dead", b"1")
-    await ours.put("/t/ours", b"1")
-    await ours.put_config("/t/config", b"1")
-    view = theirs.watch("/t/")
-    await view.wait_for(lambda items: len(items) == 3, PATIENCE_S)
-    deleted: list[str] = []
-    view.subscribe(lambda key, value: deleted.append(key) if value is None else None)
-    dead._own.clear()  # it will not come back with its key
-    server.restart(empty=True)
-    await view.wait_for(lambda items: "/t/dead" not in items, PATIENCE_S)
-    assert deleted == ["/t/dead"]
-    assert view.items.keys() == {"/t/ours", "/t/config"}
-    await eventually(lambda: ours.connected)
-    assert await ours.get_prefix("/t/") == {"/t/ours": b"1"}
-    await dead.close()
+    config = RuntimeConfig(etcd_endpoints=server.url, lease_ttl_s=60)
+    async with started(EtcdDiscovery(config)) as dead:
+        await dead.put("/t/dead", b"1")
+        await ours.put("/t/ours", b"1")
+        await ours.put_config("/t/config", b"1")
+        view = theirs.watch("/t/")
+        await view.wait_for(lambda items: len(items) == 3, PATIENCE_S)
+        deleted: list[str] = []
+        view.subscribe(lambda key, value: deleted.append(key) if value is None else None)
+        dead._own.clear()  # it will not come back with its key
+        server.restart(empty=True)
+        await view.wait_for(lambda items: "/t/dead" not in items, PATIENCE_S)
+        assert deleted == ["/t/dead"]
+        assert view.items.keys() == {"/t/ours", "/t/config"}
+        await eventually(lambda: ours.connected)
+        assert await ours.get_prefix("/t/") == {"/t/ours": b"1"}
 
 
 async def test_an_expired_lease_is_replaced(
@@ -168,15 +167,12 @@ async def test_values_of_strangers_are_ignored_where_there_is_a_cluster_token(
     config = RuntimeConfig.model_validate(
         {"etcd_endpoints": server.url, "lease_ttl_s": 2, "cluster_token": "secret"}
     )
-    first, second = EtcdDiscovery(config), EtcdDiscovery(config)
     prefix, setting = "/tandem/tandem/", "/tandem/tandem/config/disagg.policy"
     honest = {
         f"{prefix}{kind}/decode/generate/honest": b'{"address": "honest"}'
         for kind in ("instances", "models", "transfer")
     }
-    try:
-        await first.start()
-        await second.start()
+    async with started(EtcdDiscovery(config)) as first, started(EtcdDiscovery(config)) as second:
         for key, value in honest.items():
             await first.put(key, value)
         stored = await first._client.snapshot(prefix)
@@ -196,6 +192,3 @@ async def test_values_of_strangers_are_ignored_where_there_is_a_cluster_token(
             lambda items: records(items) == honest | {setting: b'"never"'}, PATIENCE_S
         )
         assert "was not written with this process's cluster token" in caplog.text
-    finally:
-        await first.close()
-        await second.close()

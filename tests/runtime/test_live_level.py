@@ -9,6 +9,7 @@ from tandem.launch.config.live import require_live
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import MemoryDiscovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.lifecycle import started
 from tandem.runtime.live_level import LiveLogLevel
 from tandem.runtime.node import Node
 from tests.services import eventually
@@ -17,14 +18,9 @@ KEY = "runtime.log_level"
 
 
 @pytest.fixture
-async def discovery() -> AsyncIterator[MemoryDiscovery]:
-    root = logging.getLogger()
-    level = root.level
-    discovery = MemoryDiscovery()
-    await discovery.start()
-    yield discovery
-    await discovery.close()
-    root.setLevel(level)
+async def discovery(own_logging: None) -> AsyncIterator[MemoryDiscovery]:
+    async with started(MemoryDiscovery()) as discovery:
+        yield discovery
 
 
 async def test_a_level_is_in_force_until_it_is_unset(discovery: MemoryDiscovery) -> None:

@@ -117,16 +117,16 @@ async def test_a_line_of_json_has_the_ids_of_its_tasks_request() -> None:
     assert failed["traceback"].startswith("Traceback") and "ValueError: x" in failed["traceback"]
 
 
-def test_the_format_of_lines_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    try:
-        setup_logging("info", "decode", "d-1", "json")
-        logging.getLogger("tandem.x").info("hello")
-        assert json.loads(capsys.readouterr().err)["message"] == "hello"
-        setup_logging("info", "decode", "d-1")
-        logging.getLogger("tandem.x").info("hello")
-        assert capsys.readouterr().err.endswith("INFO    decode/d-1 tandem.x: hello\n")
-    finally:
-        root.handlers[:], root.level = before
-        logging.captureWarnings(False)
+@pytest.mark.usefixtures("own_logging")
+def test_a_line_names_role_and_instance_in_the_chosen_format(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logging("info", "decode", "d-1", "json")
+    logging.getLogger("tandem.x").info("hello")
+    assert json.loads(capsys.readouterr().err)["message"] == "hello"
+    setup_logging("info", "decode", "d-1")
+    logging.getLogger("tandem.x").info("hello")
+    logging.getLogger("tandem.x").debug("not shown")
+    logging.getLogger("grpc").info("not shown")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO    decode/d-1 tandem.x: hello")

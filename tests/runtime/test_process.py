@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 
 from tandem.runtime.address import host_port
 from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc
-from tandem.runtime.logs import setup_logging
 from tandem.runtime.metrics import counter, gateway_gauge, gauge, histogram, serve_metrics
 from tests.services import eventually
 
@@ -134,22 +132,6 @@ asyncio.run(main())
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == EXIT_IMPATIENT
-
-
-def test_a_log_line_names_the_role_and_the_instance(capfd: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    try:
-        setup_logging("info", "decode", "ab12")
-        logging.getLogger("tandem.x").info("ready")
-        logging.getLogger("tandem.x").debug("not shown")
-        logging.getLogger("grpc").info("not shown")
-    finally:
-        root.handlers[:], _ = before
-        root.setLevel(before[1])
-        logging.captureWarnings(False)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.endswith("INFO    decode/ab12 tandem.x: ready")
 
 
 def test_metrics_are_served_and_made_once() -> None:

@@ -18,10 +18,11 @@ from tandem.runtime.http_server import HttpServer
 from tandem.runtime.lifecycle import started
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
-from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.plane.server import RequestServer
 from tandem.runtime.tls import check_pair
 from tests.certificates import Authority
 from tests.runtime.plane.eavesdropper import Eavesdropper
+from tests.runtime.plane.ends import calling, echo, serving
 from tests.services import EtcdServer, NatsServer
 
 Files = dict[str, str]
@@ -41,60 +42,45 @@ def config_of(files: Files, **fields: object) -> RuntimeConfig:
     return RuntimeConfig.model_validate({"connect_attempts": 1, **files, **fields})
 
 
-async def echo(payload: bytes, context: RequestContext, responder: Responder) -> None:
-    responder.send(payload)
-
-
 async def call(server: RequestServer, config: RuntimeConfig, address: str = "") -> bytes:
-    client = RequestClient(config, "client")
-    try:
+    async with calling(config) as client:
         return await client.call(address or server.address, "echo", b"prompt", RequestContext())
-    finally:
-        await client.close()
 
 
 # ---- the request plane ------------------------------------------------------------------------
 
 
 async def test_processes_with_certificates_talk_and_nothing_can_be_read(files: Files) -> None:
-    server = RequestServer(config_of(files), "server")
-    server.register("echo", echo)
-    await server.start()
-    between = Eavesdropper(server.address)
-    async with await asyncio.start_server(between, "127.0.0.1", 0) as fake:
-        host, port = fake.sockets[0].getsockname()
-        assert await call(server, config_of(files), f"{host}:{port}") == b"prompt"
+    async with serving(config_of(files), {"echo": echo}) as server:
+        between = Eavesdropper(server.address)
+        async with await asyncio.start_server(between, "127.0.0.1", 0) as fake:
+            host, port = fake.sockets[0].getsockname()
+            assert await call(server, config_of(files), f"{host}:{port}") == b"prompt"
     assert between.from_client and b"prompt" not in between.from_client
     assert between.from_server and b"prompt" not in between.from_server
-    await server.stop()
 
 
 async def test_strangers_get_no_connection(files: Files, tmp_path: Path) -> None:
     """Without TLS; with a certificate of another authority, on either side; for another host."""
-    server = RequestServer(config_of(files), "server")
-    server.register("echo", echo)
-    await server.start()
     others = Authority(tmp_path / "theirs").issue("127.0.0.1")
     theirs = [
         RuntimeConfig(),
         config_of(others),
         config_of({**others, "tls_ca_file": files["tls_ca_file"]}),
     ]
-    for config in theirs:
-        with pytest.raises(TandemError):
-            await call(server, config)
-    assert await call(server, config_of(files)) == b"prompt"
-    await server.stop()
+    async with serving(config_of(files), {"echo": echo}) as server:
+        for config in theirs:
+            with pytest.raises(TandemError):
+                await call(server, config)
+        assert await call(server, config_of(files)) == b"prompt"
 
 
 async def test_a_certificate_names_the_host_that_is_dialed(
     authority: Authority, files: Files
 ) -> None:
-    server = RequestServer(config_of(authority.issue("elsewhere.test")), "server")
-    await server.start()
-    with pytest.raises(ConnectionLostError, match="certificate verify failed"):
-        await call(server, config_of(files))
-    await server.stop()
+    async with serving(config_of(authority.issue("elsewhere.test"))) as server:
+        with pytest.raises(ConnectionLostError, match="certificate verify failed"):
+            await call(server, config_of(files))
 
 
 # ---- NATS and etcd ----------------------------------------------------------------------------

@@ -11,32 +11,23 @@ import uvloop
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.plane.client import RequestClient
-from tandem.runtime.plane.server import RequestServer, Responder
-
-
-async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:
-    """One item, then silence."""
-    responder.send(b"started")
-    await context.cancelled()
+from tests.runtime.plane.ends import calling, hold, serving
 
 
 async def serve() -> None:
     """A server with the endpoint `hold`."""
-    server = RequestServer(RuntimeConfig(), "peer")
-    server.register("hold", hold)
-    await server.start()
-    sys.stdout.write(f"{server.address}\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
+    async with serving(RuntimeConfig(), {"hold": hold}) as server:
+        sys.stdout.write(f"{server.address}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
 
 
 async def call(address: str) -> None:
     """A client that holds one stream of the endpoint `hold`."""
-    client = RequestClient(RuntimeConfig(), "peer")
-    async for item in await client.open(address, "hold", b"", RequestContext()):
-        sys.stdout.write(f"{item.decode()}\n")
-        sys.stdout.flush()
+    async with calling(RuntimeConfig()) as client:
+        async for item in await client.open(address, "hold", b"", RequestContext()):
+            sys.stdout.write(f"{item.decode()}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

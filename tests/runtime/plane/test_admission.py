@@ -23,32 +23,27 @@ from tandem.runtime.plane.framing import (
 )
 from tandem.runtime.plane.server import RequestServer, Responder
 from tests.runtime.plane.eavesdropper import Eavesdropper
+from tests.runtime.plane.ends import calling, serving
 from tests.runtime.plane.raw_peer import GREETING, RawPeer
 from tests.services import eventually
+
+WITH_TOKEN = RuntimeConfig.model_validate({"cluster_token": "right"})
 
 # ---- who may talk -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ours", [None, "wrong"])
 async def test_without_the_cluster_token_nothing_is_served(ours: str | None) -> None:
-    server = RequestServer(RuntimeConfig.model_validate({"cluster_token": "right"}), "server")
-    await server.start()
-    client = RequestClient(RuntimeConfig.model_validate({"cluster_token": ours}), "client")
-    with pytest.raises(ProtocolError, match="refused the cluster token"):
-        await client.call(server.address, "echo", b"", RequestContext())
-    await client.close()
-    await server.stop()
+    wrong = RuntimeConfig.model_validate({"cluster_token": ours})
+    async with serving(WITH_TOKEN) as server, calling(wrong) as client:
+        with pytest.raises(ProtocolError, match="refused the cluster token"):
+            await client.call(server.address, "echo", b"", RequestContext())
 
 
 async def test_with_the_cluster_token_all_is_served() -> None:
-    config = RuntimeConfig.model_validate({"cluster_token": "right"})
-    server = RequestServer(config, "server")
-    await server.start()
-    client = RequestClient(config, "client")
-    with pytest.raises(UnavailableError):
-        await client.call(server.address, "echo", b"", RequestContext())
-    await client.close()
-    await server.stop()
+    async with serving(WITH_TOKEN) as server, calling(WITH_TOKEN) as client:
+        with pytest.raises(UnavailableError):
+            await client.call(server.address, "echo", b"", RequestContext())
 
 
 @pytest.mark.parametrize("echoes", [False, True])
@@ -62,36 +57,34 @@ async def test_a_server_that_does_not_know_the_token_is_not_trusted(echoes: bool
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as fake:
+    async with (
+        await asyncio.start_server(impostor, "127.0.0.1", 0) as fake,
+        calling(WITH_TOKEN) as client,
+    ):
         host, port = fake.sockets[0].getsockname()
-        client = RequestClient(RuntimeConfig.model_validate({"cluster_token": "right"}), "client")
         with pytest.raises(ProtocolError, match="does not have the cluster token"):
             await client.call(f"{host}:{port}", "echo", b"", RequestContext())
-        await client.close()
 
 
 async def test_the_greeting_of_another_connection_opens_none() -> None:
     """Recorded, with another address in front of the server: neither replay nor relay works."""
-    config = RuntimeConfig.model_validate({"cluster_token": "right"})
-    server, client = RequestServer(config, "server"), RequestClient(config, "client")
-    await server.start()
-    between = Eavesdropper(server.address)
-    async with await asyncio.start_server(between, "127.0.0.1", 0) as fake:
-        host, port = fake.sockets[0].getsockname()
-        with pytest.raises(ProtocolError, match="refused the cluster token"):
-            await client.call(f"{host}:{port}", "echo", b"", RequestContext())
-        server.address = f"{host}:{port}"  # as if it advertised the other one: a fair proxy
-        with pytest.raises(UnavailableError):
-            await client.call(server.address, "echo", b"", RequestContext())
-        await client.close()
-    recorded = bytes(between.from_client[2 * PREAMBLE_BYTES :][: 2 * PREAMBLE_BYTES])
-    host, _, port = between.target.rpartition(":")
-    peer = RawPeer(*await asyncio.open_connection(host, int(port)))
-    peer.writer.write(recorded)
-    await peer.reader.readexactly(PREAMBLE_BYTES)
-    assert decode_preamble(await peer.reader.read()).status is Status.WRONG_TOKEN
-    await peer.close()
-    await server.stop()
+    async with serving(WITH_TOKEN) as server:
+        between = Eavesdropper(server.address)
+        async with (
+            await asyncio.start_server(between, "127.0.0.1", 0) as fake,
+            calling(WITH_TOKEN) as client,
+        ):
+            host, port = fake.sockets[0].getsockname()
+            with pytest.raises(ProtocolError, match="refused the cluster token"):
+                await client.call(f"{host}:{port}", "echo", b"", RequestContext())
+            server.address = f"{host}:{port}"  # as if it advertised the other one: a fair proxy
+            with pytest.raises(UnavailableError):
+                await client.call(server.address, "echo", b"", RequestContext())
+        recorded = bytes(between.from_client[2 * PREAMBLE_BYTES :][: 2 * PREAMBLE_BYTES])
+        peer = await RawPeer.dial(between.target, recorded)
+        await peer.reader.readexactly(PREAMBLE_BYTES)
+        assert decode_preamble(await peer.reader.read()).status is Status.WRONG_TOKEN
+        await peer.close()
 
 
 # ---- a raw peer -------------------------------------------------------------------------------
@@ -120,18 +113,16 @@ async def test_what_one_tick_sends_leaves_as_one_frame(server: RequestServer) ->
 
 
 async def test_a_refusal_says_why_shows_no_proof_and_closes() -> None:
-    server = RequestServer(RuntimeConfig.model_validate({"cluster_token": "right"}), "server")
-    await server.start()
     other_version = encode_preamble(Preamble(VERSION + 1, Status.OK, bytes(32)))
-    peer = await RawPeer.dial(server.address, other_version)
-    assert decode_preamble(await peer.reader.read()).status is Status.WRONG_VERSION
-    await peer.close()
-    peer = await RawPeer.dial(server.address)
-    await peer.reader.readexactly(PREAMBLE_BYTES)
-    refusal = decode_preamble(await peer.reader.read())
-    assert refusal == Preamble(VERSION, Status.WRONG_TOKEN, bytes(32))
-    await peer.close()
-    await server.stop()
+    async with serving(WITH_TOKEN) as server:
+        peer = await RawPeer.dial(server.address, other_version)
+        assert decode_preamble(await peer.reader.read()).status is Status.WRONG_VERSION
+        await peer.close()
+        peer = await RawPeer.dial(server.address)
+        await peer.reader.readexactly(PREAMBLE_BYTES)
+        refusal = decode_preamble(await peer.reader.read())
+        assert refusal == Preamble(VERSION, Status.WRONG_TOKEN, bytes(32))
+        await peer.close()
 
 
 async def test_a_foreign_protocol_is_hung_up_on_without_an_answer(server: RequestServer) -> None:
@@ -169,4 +160,3 @@ async def test_a_gap_in_a_servers_frames_loses_the_streams(client: RequestClient
         with pytest.raises(ConnectionLostError, match="frame 2 arrived where 1 was due"):
             async for item in stream:
                 assert item == b"first"
-        await client.close()

@@ -15,6 +15,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
+from tests.runtime.plane.ends import calling, serving
 from tests.services import eventually, free_port
 
 
@@ -34,15 +35,15 @@ async def silent() -> AsyncIterator[str]:
 
 
 async def test_a_dial_takes_no_longer_than_the_requests_own_time(silent: str) -> None:
-    client = RequestClient(RuntimeConfig(connect_timeout_s=600), "client")
-    async with RequestContext(timeout_s=0.1) as context:
+    config = RuntimeConfig(connect_timeout_s=600)
+    async with calling(config) as client, RequestContext(timeout_s=0.1) as context:
         with pytest.raises(DeadlineError):
             await client.call(silent, "status", b"", context)
-    await client.close()
 
 
-async def test_a_canceled_request_leaves_the_dial_to_the_others(silent: str) -> None:
-    client = RequestClient(RuntimeConfig(connect_timeout_s=2.0), "client")
+async def test_a_canceled_request_leaves_the_dial_to_the_others(
+    silent: str, client: RequestClient
+) -> None:
     context, patient = RequestContext(), RequestContext()
     calls = [
         asyncio.create_task(client.call(silent, "status", b"", each)) for each in (context, patient)
@@ -54,7 +55,6 @@ async def test_a_canceled_request_leaves_the_dial_to_the_others(silent: str) -> 
     assert not calls[1].done()
     with pytest.raises(ConnectionLostError, match="no answer in time"):
         await calls[1]
-    await client.close()
 
 
 async def test_a_loss_is_told_before_the_streams_fail(
@@ -83,33 +83,28 @@ async def test_a_loss_is_told_before_the_streams_fail(
 async def test_a_dial_that_fails_is_told_as_a_loss_and_the_own_close_is_not(
     server: RequestServer,
 ) -> None:
-    client = RequestClient(RuntimeConfig(), "client")
     losses: list[str] = []
-    client.on_loss(losses.append)
     nobody = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ConnectionLostError):
-        await client.reach(nobody, RequestContext())
-    await client.reach(server.address, RequestContext())
-    await client.close()
+    async with calling(RuntimeConfig()) as client:
+        client.on_loss(losses.append)
+        with pytest.raises(ConnectionLostError):
+            await client.reach(nobody, RequestContext())
+        await client.reach(server.address, RequestContext())
     assert losses == [nobody]
 
 
 async def test_a_peer_is_quiet_some_time_before_it_is_given_up() -> None:
     config = RuntimeConfig(heartbeat_interval_s=0.1, heartbeat_misses=5)
-    server = RequestServer(config, "server")
-    await server.start()
-    client = RequestClient(config, "client")
     losses: list[str] = []
-    client.on_loss(losses.append)
-    assert not client.is_quiet(server.address)
-    await client.reach(server.address, RequestContext())
-    assert not client.is_quiet(server.address)
-    (connection,) = server.connections
-    assert connection._timer is not None
-    connection._timer.cancel()  # no more heartbeats
-    await eventually(lambda: client.is_quiet(server.address))
-    assert not losses
-    await eventually(lambda: losses == [server.address])
-    assert not client.is_quiet(server.address)
-    await client.close()
-    await server.stop()
+    async with serving(config) as server, calling(config) as client:
+        client.on_loss(losses.append)
+        assert not client.is_quiet(server.address)
+        await client.reach(server.address, RequestContext())
+        assert not client.is_quiet(server.address)
+        (connection,) = server.connections
+        assert connection._timer is not None
+        connection._timer.cancel()  # no more heartbeats
+        await eventually(lambda: client.is_quiet(server.address))
+        assert not losses
+        await eventually(lambda: losses == [server.address])
+        assert not client.is_quiet(server.address)

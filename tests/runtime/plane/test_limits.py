@@ -13,9 +13,9 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError
 from tandem.runtime.plane import server as server_module
 from tandem.runtime.plane import server_connection
-from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.framing import Open
 from tandem.runtime.plane.server import RequestServer, Responder
+from tests.runtime.plane.ends import calling, echo, serving
 from tests.runtime.plane.raw_peer import RawPeer
 from tests.services import eventually
 
@@ -93,45 +93,39 @@ async def test_a_peer_that_reads_nothing_is_not_read_from_and_loses_its_connecti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_UNSENT_BYTES", 64 * 1024)
-    server = RequestServer(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=1), "server")
-    await server.start()
-    peer = await RawPeer.join(server.address)
-    peer.writer.transport.set_write_buffer_limits(high=MIB)
     num_sent = 0
-    (connection,) = server.connections
-    while not connection.is_lost:  # each call fails, and no failure is read
-        if peer.writer.transport.get_write_buffer_size() < MIB:
-            for _ in range(1000):
-                peer.send(call(num_sent, "nope"))
-                num_sent += 1
-        await asyncio.sleep(0)
-        assert connection._transport is None or (
-            connection._transport.get_write_buffer_size() < 32 * MIB
-        )
-    assert num_sent > 1000
-    peer.writer.transport.abort()
-    await server.stop()
+    async with serving(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=1)) as server:
+        peer = await RawPeer.join(server.address)
+        peer.writer.transport.set_write_buffer_limits(high=MIB)
+        (connection,) = server.connections
+        while not connection.is_lost:  # each call fails, and no failure is read
+            if peer.writer.transport.get_write_buffer_size() < MIB:
+                for _ in range(1000):
+                    peer.send(call(num_sent, "nope"))
+                    num_sent += 1
+            await asyncio.sleep(0)
+            assert connection._transport is None or (
+                connection._transport.get_write_buffer_size() < 32 * MIB
+            )
+        assert num_sent > 1000
+        peer.writer.transport.abort()
 
 
 async def test_a_server_takes_frames_of_its_own_limit_and_clients_keep_to_it() -> None:
-    async def echo(payload: bytes, context: RequestContext, responder: Responder) -> None:
-        responder.send(payload)
-
-    server = RequestServer(RuntimeConfig(), "server", max_frame_bytes=MIB)
-    server.register("echo", echo)
-    await server.start()
-    peer = await RawPeer.join(server.address)
-    peer.send_part_of_a_frame(MIB + 1)
-    await eventually(lambda: not server.connections)
-    peer.writer.close()
-    client = RequestClient(RuntimeConfig(), "client")
-    for payload in (b"small", bytes(MIB // 2)):
-        assert await client.call(server.address, "echo", payload, RequestContext()) == payload
-    with pytest.raises(ProtocolError, match="payload limit"):
-        await client.call(server.address, "echo", bytes(MIB), RequestContext())
-    assert await client.call(server.address, "echo", b"still", RequestContext()) == b"still"
-    await client.close()
-    await server.stop()
+    config = RuntimeConfig()
+    async with (
+        serving(config, {"echo": echo}, max_frame_bytes=MIB) as server,
+        calling(config) as client,
+    ):
+        peer = await RawPeer.join(server.address)
+        peer.send_part_of_a_frame(MIB + 1)
+        await eventually(lambda: not server.connections)
+        peer.writer.close()
+        for payload in (b"small", bytes(MIB // 2)):
+            assert await client.call(server.address, "echo", payload, RequestContext()) == payload
+        with pytest.raises(ProtocolError, match="payload limit"):
+            await client.call(server.address, "echo", bytes(MIB), RequestContext())
+        assert await client.call(server.address, "echo", b"still", RequestContext()) == b"still"
 
 
 async def test_of_too_many_unfinished_bytes_the_largest_frame_goes(
@@ -178,20 +172,18 @@ async def test_a_peer_that_does_not_read_is_not_blamed_for_a_pause_of_the_server
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_UNSENT_BYTES", 64 * 1024)
-    server = RequestServer(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=0.5), "server")
 
     async def big(payload: bytes, context: RequestContext, responder: Responder) -> None:
         responder.send(bytes(8 * MIB))
 
-    server.register("big", big)
-    await server.start()
-    peer = await RawPeer.join(server.address)
-    peer.send(call(1, "big"))
-    (connection,) = server.connections
-    await eventually(lambda: connection.liveness.is_unread)
-    time.sleep(1.0)  # noqa: ASYNC251 (the server stands still, longer than is forgiven)
-    (batch,) = await peer.read_batches(1)
-    assert batch.items == [(1, bytes(8 * MIB))]
-    assert not connection.is_lost
-    await peer.close()
-    await server.stop()
+    config = RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=0.5)
+    async with serving(config, {"big": big}) as server:
+        peer = await RawPeer.join(server.address)
+        peer.send(call(1, "big"))
+        (connection,) = server.connections
+        await eventually(lambda: connection.liveness.is_unread)
+        time.sleep(1.0)  # noqa: ASYNC251 (the server stands still, longer than is forgiven)
+        (batch,) = await peer.read_batches(1)
+        assert batch.items == [(1, bytes(8 * MIB))]
+        assert not connection.is_lost
+        await peer.close()

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError
-from tandem.runtime.plane.client import RequestClient
-from tandem.runtime.plane.server import RequestServer, Responder
 from tests.processes import output_of
+from tests.runtime.plane.ends import calling, hold, serving
 from tests.services import eventually
 
 NOTICE_S = 3.0 + 3.0  # the promise, and what a loaded test machine may add
 QUICK = RuntimeConfig(heartbeat_interval_s=0.1)
+HOLD = {"hold": hold}
 
 
 @asynccontextmanager
@@ -38,35 +38,11 @@ async def peer(*arguments: str) -> AsyncIterator[tuple[ChildProcess, str]]:
         await output_of(process)
 
 
-async def hold(payload: bytes, context: RequestContext, responder: Responder) -> None:
-    responder.send(b"started")
-    await context.cancelled()
-
-
-@asynccontextmanager
-async def pair(
-    server_config: RuntimeConfig,
-    client_config: RuntimeConfig,
-    progress: Callable[[], tuple[int, bool]] | None = None,
-) -> AsyncIterator[tuple[RequestServer, RequestClient]]:
-    """A server with the endpoint `hold`, and a client, in this process."""
-    server = RequestServer(server_config, "server", progress=progress)
-    server.register("hold", hold)
-    await server.start()
-    client = RequestClient(client_config, "client")
-    try:
-        yield server, client
-    finally:
-        await client.close()
-        await server.stop()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_dead_or_stopped_server_is_noticed_within_three_seconds(
     number: signal.Signals,
 ) -> None:
-    async with peer("serve") as (process, address):
-        client = RequestClient(RuntimeConfig(), "client")
+    async with peer("serve") as (process, address), calling(RuntimeConfig()) as client:
         stream = await client.open(address, "hold", b"", RequestContext())
         assert await anext(stream) == b"started"
         process.signal(number)
@@ -74,12 +50,11 @@ async def test_a_dead_or_stopped_server_is_noticed_within_three_seconds(
         with pytest.raises(ConnectionLostError, match=address):
             await anext(stream)
         assert time.perf_counter() - stopped_s < NOTICE_S
-        await client.close()
 
 
 async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
     async with (
-        pair(RuntimeConfig(), RuntimeConfig()) as (server, _),
+        serving(RuntimeConfig(), HOLD) as server,
         peer("call", server.address) as (process, item),
     ):
         assert item == "started"
@@ -90,7 +65,10 @@ async def test_a_stopped_client_is_noticed_within_three_seconds() -> None:
 
 async def test_a_server_that_is_busy_without_progress_is_given_up() -> None:
     impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
-    async with pair(QUICK, impatient, progress=lambda: (7, True)) as (server, client):
+    async with (
+        serving(QUICK, HOLD, progress=lambda: (7, True)) as server,
+        calling(impatient) as client,
+    ):
         stream = await client.open(server.address, "hold", b"", RequestContext())
         await anext(stream)
         with pytest.raises(ConnectionLostError, match="busy without progress"):
@@ -107,7 +85,10 @@ async def test_progress_or_idleness_keeps_a_server_alive(is_busy: bool) -> None:
         return num_steps, is_busy
 
     impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
-    async with pair(QUICK, impatient, progress=progress) as (server, client):
+    async with (
+        serving(QUICK, HOLD, progress=progress) as server,
+        calling(impatient) as client,
+    ):
         stream = await client.open(server.address, "hold", b"", RequestContext())
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
@@ -118,7 +99,7 @@ async def test_progress_or_idleness_keeps_a_server_alive(is_busy: bool) -> None:
 
 
 async def test_a_host_that_stood_still_does_not_blame_its_peers() -> None:
-    async with pair(QUICK, QUICK) as (server, client):
+    async with serving(QUICK, HOLD) as server, calling(QUICK) as client:
         stream = await client.open(server.address, "hold", b"", RequestContext())
         await anext(stream)
         time.sleep(1.0)  # noqa: ASYNC251 (both ends stand still, longer than is forgiven)

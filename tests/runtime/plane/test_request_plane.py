@@ -21,6 +21,7 @@ from tandem.runtime.errors import (
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.runtime.plane.server import Handler, RequestServer, Responder
+from tests.runtime.plane.ends import calling
 from tests.services import eventually, free_port
 
 CONFIG = RuntimeConfig(connect_timeout_s=2.0)
@@ -303,10 +304,9 @@ async def test_a_client_dials_again_after_a_restart(client: RequestClient) -> No
 
 
 async def test_a_lost_client_cancels_its_handlers(server: RequestServer) -> None:
-    client = RequestClient(CONFIG, "client")
-    stream = await client.open(server.address, "until_cancelled", b"", RequestContext())
-    await anext(stream)
-    await client.close()
+    async with calling(CONFIG) as client:
+        stream = await client.open(server.address, "until_cancelled", b"", RequestContext())
+        await anext(stream)
     with pytest.raises(ConnectionLostError):
         await anext(stream)
     await eventually(lambda: not server.running and not server.connections)
