@@ -1,10 +1,21 @@
-"""Output of child processes that were started with pipes."""
+"""Child processes: their environment, and the output of those that were started with pipes."""
 
 import asyncio
 import re
 import subprocess
 
 from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.config import RuntimeConfig
+
+
+def cluster_variables(config: RuntimeConfig) -> dict[str, str]:
+    """Return the environment by which a process of an author finds a cluster."""
+    return {
+        "TANDEM_RUNTIME__NAMESPACE": config.namespace,
+        "TANDEM_RUNTIME__DRAIN_TIMEOUT_S": str(config.drain_timeout_s),
+        "NATS_SERVER": config.nats_url,
+        "ETCD_ENDPOINTS": config.etcd_endpoints,
+    }
 
 
 async def output_of(child: ChildProcess) -> tuple[bytes, bytes]:

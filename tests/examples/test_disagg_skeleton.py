@@ -1,7 +1,6 @@
 """examples/disagg_skeleton, run as its docstring says."""
 
 import asyncio
-import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk import Client, DistributedRuntime, ServiceConfig, serve_service
 from tests.examples.example_cluster import EXAMPLES, ExampleCluster
+from tests.programs import imported
 from tests.services import eventually
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
@@ -46,12 +46,7 @@ async def test_long_prompts_are_prefilled_by_another_worker_and_read_from_its_kv
 
 @pytest.fixture
 def skeleton() -> ModuleType:
-    path = EXAMPLES / "disagg_skeleton" / "disagg_skeleton.py"
-    spec = importlib.util.spec_from_file_location("disagg_skeleton", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(EXAMPLES / "disagg_skeleton" / "disagg_skeleton.py")
 
 
 async def test_a_prefill_that_is_late_is_done_locally_and_its_blocks_are_free_when_it_has_come(

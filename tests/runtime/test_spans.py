@@ -10,18 +10,11 @@ from tandem.runtime.span_record import wall_clock_ns
 from tandem.runtime.spans import CallSpan, RequestSpan
 from tandem.runtime.timeline import Stage, Timeline
 from tandem.runtime.trace import TraceFile
+from tests.runtime.timelines import aged
 
 CALLER = "cd" * 8
 TRACE_ID = "ab" * 16
 NO_FILE = TraceFile(None, "decode", "d-1")
-
-
-def lasting(stages_ms: dict[Stage, float]) -> Timeline:
-    timeline = Timeline()
-    timeline.started_at -= 1.0
-    for stage, ms in stages_ms.items():
-        timeline.mark(stage, timeline.started_at + ms / 1e3)
-    return timeline
 
 
 def by_name(exported: Any) -> dict[str, Any]:
@@ -35,9 +28,9 @@ def test_a_ticket_is_between_the_two_workers_and_times_are_the_timelines(exporte
     stages: dict[Stage, float] = {
         "queued": 2.0, "claimed": 5.0, "computed": 20.0, "landed": 25.0, "verified": 26.0,
     }  # fmt: skip
-    decode = RequestSpan("decode", headers, lasting(stages))
+    decode = RequestSpan("decode", headers, aged(stages))
     ticket = decode.begin_handoff()
-    prefill = RequestSpan("prefill", ticket, lasting({}))
+    prefill = RequestSpan("prefill", ticket, aged())
     prefill.end(NO_FILE, "ab.1", {"num_tokens": 3}, "deadline")
     decode.end_handoff()
     decode.end(NO_FILE, "r-1", {"place": "remote"}, conventions={"gen_ai.request.model": "m"})
@@ -61,7 +54,7 @@ def test_a_ticket_is_between_the_two_workers_and_times_are_the_timelines(exporte
 
 def test_a_fallback_is_linked_to_the_handoff_that_failed(exported: Any) -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01"}
-    decode = RequestSpan("decode", headers, lasting({"queued": 2.0, "first_token": 30.0}))
+    decode = RequestSpan("decode", headers, aged({"queued": 2.0, "first_token": 30.0}))
     decode.begin_handoff()
     decode.end_handoff("unclaimed")
     decode.end(NO_FILE, "r-1", {})

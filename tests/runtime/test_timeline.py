@@ -7,18 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.runtime.timeline import PREFILL_STAGES, Timeline, course, intervals_ms
+from tests.runtime.timelines import aged
 
 WHOLE = {
     "received": 0.0, "queued": 2.0, "claimed": 5.0, "first_write": 12.0, "computed": 20.0,
     "first_token": 21.0, "last_write": 24.0, "landed": 25.0, "verified": 25.5, "first_step": 30.0,
 }  # fmt: skip
-
-
-def aged(seconds: float) -> Timeline:
-    """A timeline as of a request that came so long ago."""
-    timeline = Timeline()
-    timeline.started_at -= seconds
-    return timeline
 
 
 def test_the_first_mark_of_a_stage_stands() -> None:
@@ -33,17 +27,14 @@ def test_the_first_mark_of_a_stage_stands() -> None:
 
 
 def test_a_mark_can_be_of_an_earlier_moment_but_none_before_the_request_came() -> None:
-    timeline = aged(1.0)
-    timeline.mark("landed", timeline.started_at + 0.5)
+    timeline = aged({"landed": 500})
     timeline.mark("first_write", timeline.started_at - 10)
     assert timeline.ms()["landed"] == pytest.approx(500)
     assert timeline.ms()["first_write"] == 0.0
 
 
 def test_a_peers_stages_count_from_our_own_mark_and_come_out_in_order_of_time() -> None:
-    timeline = aged(1.0)
-    timeline.mark("claimed", timeline.started_at + 0.1)
-    timeline.mark("landed", timeline.started_at + 0.4)
+    timeline = aged({"claimed": 100, "landed": 400})
     timeline.merge({"last_write": 290.0, "computed": 200.0, "first_write": 150.0}, "claimed")
     assert list(timeline.ms()) == [
         "received", "claimed", "first_write", "computed", "last_write", "landed",
@@ -52,8 +43,7 @@ def test_a_peers_stages_count_from_our_own_mark_and_come_out_in_order_of_time() 
 
 
 def test_what_was_heard_twice_stands_as_it_was_heard_first() -> None:
-    timeline = aged(1.0)
-    timeline.mark("claimed", timeline.started_at)
+    timeline = aged({"claimed": 0})
     timeline.merge({"computed": 100.0}, "claimed")
     timeline.merge({"computed": 200.0, "last_write": 300.0}, "claimed")
     stages = timeline.ms()
@@ -62,15 +52,13 @@ def test_what_was_heard_twice_stands_as_it_was_heard_first() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, -math.inf, 1e4, 1e300])
 def test_a_time_that_cannot_be_is_refused(value: float) -> None:
-    timeline = aged(1.0)
-    timeline.mark("claimed", timeline.started_at + 0.5)
+    timeline = aged({"claimed": 500})
     timeline.merge({"computed": value}, "claimed")
     assert "computed" not in timeline.ms()
 
 
 def test_a_peer_can_neither_mark_our_stages_nor_invent_its_own() -> None:
-    timeline = aged(1.0)
-    timeline.mark("claimed", timeline.started_at)
+    timeline = aged({"claimed": 0})
     timeline.merge(
         {"verified": 1.0, "first_token": 1.0, "received": 5.0, "x" * 999: 1.0}, "claimed"
     )
@@ -78,7 +66,7 @@ def test_a_peer_can_neither_mark_our_stages_nor_invent_its_own() -> None:
 
 
 def test_stages_of_a_peer_whose_claim_is_not_known_are_dropped() -> None:
-    timeline = aged(1.0)
+    timeline = aged()
     timeline.merge({"computed": 1.0}, "claimed")
     assert list(timeline.ms()) == ["received"]
 
@@ -87,7 +75,7 @@ def test_stages_of_a_peer_whose_claim_is_not_known_are_dropped() -> None:
 def test_whatever_a_peer_says_a_timeline_stays_small_and_in_the_past(
     said: dict[str, float],
 ) -> None:
-    timeline = aged(0.01)
+    timeline = aged(seconds=0.01)
     timeline.mark("claimed")
     timeline.merge(said, "claimed")
     assert len(timeline.ms()) <= 2 + len(PREFILL_STAGES)
@@ -95,10 +83,8 @@ def test_whatever_a_peer_says_a_timeline_stays_small_and_in_the_past(
 
 
 def test_a_prefill_worker_tells_its_stages_from_its_claim_on() -> None:
-    timeline = aged(1.0)
-    assert timeline.since("claimed") == {}
-    timeline.mark("claimed", timeline.started_at + 0.2)
-    timeline.mark("computed", timeline.started_at + 0.5)
+    assert aged().since("claimed") == {}
+    timeline = aged({"claimed": 200, "computed": 500})
     assert timeline.since("claimed") == {"computed": pytest.approx(300)}
 
 

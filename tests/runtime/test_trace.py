@@ -10,9 +10,10 @@ import pytest
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.span_record import SpanRecord
-from tandem.runtime.timeline import Stage, Timeline
+from tandem.runtime.span_record import SpanRecord, SpanRole
+from tandem.runtime.timeline import Stage
 from tandem.runtime.trace import MAX_PENDING_BYTES, TraceFile, trace_path
+from tests.runtime.timelines import aged
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
@@ -23,12 +24,15 @@ HANDOFF: dict[Stage, float] = {
 Event = dict[str, Any]
 
 
-def timeline(stages_ms: dict[Stage, float], lasted_s: float = 1.0) -> Timeline:
-    made = Timeline()
-    made.started_at -= lasted_s
-    for stage, ms in stages_ms.items():
-        made.mark(stage, made.started_at + ms / 1e3)
-    return made
+def ended(
+    request_id: str = "r-1",
+    stages_ms: dict[Stage, float] = HANDOFF,
+    attributes: dict[str, str | int] | None = None,
+    headers: dict[str, str] | None = None,
+    role: SpanRole = "decode",
+) -> SpanRecord:
+    """A request that has just ended, after a second."""
+    return SpanRecord.of(role, request_id, aged(stages_ms), attributes or {}, headers or {})
 
 
 def events_in(path: Path) -> list[Event]:
@@ -43,11 +47,8 @@ def slices(events: list[Event]) -> dict[str, float]:
 
 async def test_a_handoff_is_a_row_of_slices_that_fill_the_request(tmp_path: Path) -> None:
     async with TraceFile(str(tmp_path / "t.json"), "decode", new_id()) as trace:
-        trace.record(
-            SpanRecord.of(
-                "decode", "r-1", timeline(HANDOFF), {"place": "remote", "num_tokens": 3}, HEADERS
-            )
-        )
+        attributes: dict[str, str | int] = {"place": "remote", "num_tokens": 3}
+        trace.record(ended(attributes=attributes, headers=HEADERS))
     assert trace.path is not None
     events = events_in(trace.path)
     parts = slices(events)
@@ -73,11 +74,7 @@ async def test_a_handoff_is_a_row_of_slices_that_fill_the_request(tmp_path: Path
 
 async def test_a_local_prefill_is_one_slice(tmp_path: Path) -> None:
     async with TraceFile(str(tmp_path), "decode", new_id()) as trace:
-        trace.record(
-            SpanRecord.of(
-                "decode", "r-1", timeline({"first_token": 10.0, "first_step": 14.0}), {}, {}
-            )
-        )
+        trace.record(ended(stages_ms={"first_token": 10.0, "first_step": 14.0}))
     assert trace.path is not None and trace.path.parent == tmp_path
     events = events_in(trace.path)
     assert list(slices(events)) == ["prefill", "first step", "decode"]
@@ -91,10 +88,10 @@ async def test_two_workers_files_lie_side_by_side(tmp_path: Path) -> None:
         TraceFile(path, "decode", new_id()) as decode,
         TraceFile(path, "prefill", new_id()) as prefill,
     ):
-        decode.record(SpanRecord.of("decode", "r-1", timeline(HANDOFF), {"handoff_id": "ab"}, {}))
-        decode.record(SpanRecord.of("decode", "r-2", timeline(HANDOFF), {}, {}))
+        decode.record(ended(attributes={"handoff_id": "ab"}))
+        decode.record(ended("r-2"))
         job: dict[Stage, float] = {"claimed": 2.0, "computed": 17.0, "last_write": 21.0}
-        prefill.record(SpanRecord.of("prefill", "ab.1", timeline(job), {"handoff_id": "ab"}, {}))
+        prefill.record(ended("ab.1", job, {"handoff_id": "ab"}, role="prefill"))
     assert decode.path is not None and prefill.path is not None
     ours, theirs = events_in(decode.path), events_in(prefill.path)
     assert {e["pid"] for e in ours} & {e["pid"] for e in theirs} == set()
@@ -111,7 +108,7 @@ async def test_a_file_that_was_never_closed_can_be_read(tmp_path: Path) -> None:
     """Viewers add the bracket that a killed process did not write."""
     trace = TraceFile(str(tmp_path / "t.json"), "decode", new_id())
     await trace.__aenter__()
-    trace.record(SpanRecord.of("decode", "r-1", timeline(HANDOFF), {}, {}))
+    trace.record(ended())
     trace._write(bytes(trace._pending), False)
     assert trace.path is not None
     events = json.loads(trace.path.read_text() + "]")
@@ -129,25 +126,21 @@ async def test_a_full_disk_ends_the_trace_and_nothing_else(
     async with TraceFile(path, "decode", instance) as trace:
         trace._write(b"[", False)
         for _ in range(3):
-            trace.record(SpanRecord.of("decode", "r-1", timeline(HANDOFF), {}, {}))
+            trace.record(ended())
     assert trace.num_dropped == 3
     assert "ends here" in caplog.text and "3 requests are missing" in caplog.text
 
 
 async def test_a_disk_that_does_not_keep_up_costs_a_bounded_buffer(tmp_path: Path) -> None:
     async with TraceFile(str(tmp_path / "t.json"), "decode", new_id()) as trace:
-        trace.record(
-            SpanRecord.of(
-                "decode", "r-1", timeline(HANDOFF), {"reason": "x" * MAX_PENDING_BYTES}, {}
-            )
-        )
-        trace.record(SpanRecord.of("decode", "r-2", timeline(HANDOFF), {}, {}))
+        trace.record(ended(attributes={"reason": "x" * MAX_PENDING_BYTES}))
+        trace.record(ended("r-2"))
     assert trace.num_dropped == 1
 
 
 async def test_without_a_path_nothing_is_written() -> None:
     async with TraceFile(None, "prefill", new_id()) as trace:
-        trace.record(SpanRecord.of("decode", "r-1", timeline(HANDOFF), {}, {}))
+        trace.record(ended())
     assert trace.path is None and not trace._pending
 
 
@@ -159,9 +152,7 @@ async def test_a_file_that_cannot_be_written_is_a_config_error(tmp_path: Path) -
 
 async def test_a_header_that_is_no_traceparent_is_not_passed_on(tmp_path: Path) -> None:
     async with TraceFile(str(tmp_path / "t.json"), "decode", new_id()) as trace:
-        trace.record(
-            SpanRecord.of("decode", "r-1", timeline(HANDOFF), {}, {"traceparent": "00-nothex-01"})
-        )
+        trace.record(ended(headers={"traceparent": "00-nothex-01"}))
     assert trace.path is not None and "trace_id" not in trace.path.read_text()
 
 

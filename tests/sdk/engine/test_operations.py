@@ -32,6 +32,7 @@ from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register
 from tandem.sdk.kv.events import KvEventPublisher
 from tandem.sdk.kv.sources import PushSource
 from tandem.sdk.sample_engine import expected_tokens
+from tests.processes import cluster_variables
 from tests.sdk.engine.engine_stack import (
     PATIENCE_S,
     ToyEngine,
@@ -270,17 +271,10 @@ async def test_a_text_engine_speaks_in_openais_chunks(quick: RuntimeConfig) -> N
 async def process_of(
     config: RuntimeConfig, *command: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    environment = {
-        "TANDEM_RUNTIME__NAMESPACE": config.namespace,
-        "TANDEM_RUNTIME__DRAIN_TIMEOUT_S": str(config.drain_timeout_s),
-        "NATS_SERVER": config.nats_url,
-        "ETCD_ENDPOINTS": config.etcd_endpoints,
-        "PYTHONPATH": ":".join(sys.path),
-    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
-        env=environment,
+        env={**cluster_variables(config), "PYTHONPATH": ":".join(sys.path)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

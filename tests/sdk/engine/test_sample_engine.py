@@ -1,21 +1,14 @@
 """The engine without a model: what it says, how it ends, and the way from HTTP to it and back."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import FrontendServer
 from tandem.models.paths import BUNDLED_MODEL
-from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.node import Node
 from tandem.sdk import Context, DisaggregationMode, ModelInput
 from tandem.sdk.engine.health_check import is_probe
 from tandem.sdk.sample_engine import (
@@ -26,6 +19,8 @@ from tandem.sdk.sample_engine import (
     expected_tokens,
 )
 from tests.sdk.engine.engine_stack import PATIENCE_S, ToyEngine, config_of, serving
+from tests.sdk.worker.model_stack import ModelStack
+from tests.services import eventually
 
 AT_ONCE = SampleOptions(token_interval_s=0.0)
 
@@ -126,23 +121,6 @@ async def test_its_blocks_are_counted_while_requests_run_and_given_back() -> Non
 # ---- with a frontend --------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def frontend_of(config: RuntimeConfig) -> AsyncIterator[httpx.AsyncClient]:
-    async with Node(config, component="frontend", serves=False) as node:
-        server = FrontendServer(FrontendConfig(port=0), RouterConfig(), node)
-        await server.start()
-        url = f"http://{server.address}/v1"
-        try:
-            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-                yield http
-        finally:
-            await server.stop()
-
-
-async def names_at(http: httpx.AsyncClient) -> list[str]:
-    return sorted(each["id"] for each in (await http.get("/models")).json()["data"])
-
-
 async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
     runtime_config: RuntimeConfig,
 ) -> None:
@@ -150,33 +128,32 @@ async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     prompt = "The keeper of the lighthouse"
     expected = tokenizer.decode(expected_tokens(tokenizer.encode(prompt).ids, 12))
-    body = {"model": "sample", "prompt": prompt, "max_tokens": 12, "logprobs": 1}
     counting = SampleEngine(SampleOptions("sample", token_interval_s=0.001))
     text = config_of(namespace="other", served_model_name="talker", model_input=ModelInput.Text)
+
+    async def are_listed(*names: str) -> bool:
+        return sorted(await stack.listed()) == list(names)
+
     async with (
-        frontend_of(config) as http,
+        ModelStack(runtime_config) as stack,
         serving(counting, config_of(served_model_name="sample"), config),
     ):
         async with serving(Talker(), text, config):
-            async with asyncio.timeout(PATIENCE_S):
-                while await names_at(http) != ["sample", "talker"]:
-                    await asyncio.sleep(0.02)
-            answer = (await http.post("/completions", json=body)).json()
+            await eventually(lambda: are_listed("sample", "talker"))
+            answer = await stack.complete("sample", prompt=prompt, max_tokens=12, logprobs=1)
             assert answer["choices"][0]["text"] == expected
             assert answer["choices"][0]["finish_reason"] == "length"
             assert answer["usage"]["completion_tokens"] == 12
             assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 12
 
-            messages = [{"role": "user", "content": "hi"}]
-            chat = {"model": "talker", "messages": messages}
-            answer = (await http.post("/chat/completions", json=chat)).json()
-            assert answer["choices"][0]["message"]["content"] == "you said: hi"
+            answer = await stack.chat("talker")
+            assert answer["choices"][0]["message"]["content"] == "you said: Hi"
             assert answer["usage"]["total_tokens"] == 3
-            streamed = await http.post("/chat/completions", json=chat | {"stream": True})
+            messages = [{"role": "user", "content": "Hi"}]
+            chat = {"model": "talker", "messages": messages, "stream": True}
+            streamed = await stack.http.post("/v1/chat/completions", json=chat)
             assert '"content":"you said: "' in streamed.text.replace('": "', '":"')
-        async with asyncio.timeout(PATIENCE_S):
-            while await names_at(http) != ["sample"]:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: are_listed("sample"))
 
 
 class Talker(ToyEngine):

@@ -16,6 +16,7 @@ from tandem.runtime.errors import ConfigError, IncompleteError, UnavailableError
 from tandem.runtime.lifecycle import EXIT_IMPATIENT
 from tandem.sdk import Context, DistributedRuntime, worker
 from tandem.sdk.worker.serving import GIVE_UP_S
+from tests.processes import cluster_variables
 from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
 from tests.services import eventually
 
@@ -119,12 +120,8 @@ def test_a_static_worker_is_refused_by_name() -> None:
 
 @pytest.fixture
 def environment(runtime_config: RuntimeConfig) -> dict[str, str]:
-    return {
-        "TANDEM_RUNTIME__NAMESPACE": runtime_config.namespace,
-        "NATS_SERVER": runtime_config.nats_url,
-        "ETCD_ENDPOINTS": runtime_config.etcd_endpoints.removeprefix("http://"),
-        "TANDEM_RUNTIME__DRAIN_TIMEOUT_S": "20",
-    }
+    variables = cluster_variables(runtime_config.model_copy(update={"drain_timeout_s": 20.0}))
+    return {**variables, "ETCD_ENDPOINTS": runtime_config.etcd_endpoints.removeprefix("http://")}
 
 
 @pytest.fixture

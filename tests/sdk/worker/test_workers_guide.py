@@ -1,8 +1,6 @@
 """The programs in docs/workers.md do what the guide says."""
 
 import asyncio
-import importlib.util
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,30 +13,20 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import InvalidRequestError
 from tandem.sdk import Context
+from tests.processes import cluster_variables
+from tests.programs import of_guide
 from tests.sdk.kit_pair import PATIENCE_S, Pair, data_of
-
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "workers.md"
 
 
 @pytest.fixture(autouse=True)
 def cluster(runtime_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch) -> RuntimeConfig:
-    monkeypatch.setenv("NATS_SERVER", runtime_config.nats_url)
-    monkeypatch.setenv("ETCD_ENDPOINTS", runtime_config.etcd_endpoints)
-    monkeypatch.setenv("TANDEM_RUNTIME__NAMESPACE", runtime_config.namespace)
+    for name, text in cluster_variables(runtime_config).items():
+        monkeypatch.setenv(name, text)
     return runtime_config
 
 
 def program(part: str, folder: Path) -> ModuleType:
-    """Import the block of the guide that holds `part`."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    (found,) = [block for block in blocks if part in block]
-    path = folder / "program.py"
-    path.write_text(found)
-    spec = importlib.util.spec_from_file_location("guide_program", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return of_guide("workers.md", part, folder)
 
 
 @asynccontextmanager
