@@ -6,7 +6,6 @@ imported, unless `opentelemetry-instrument` has set up a provider.
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import sys
@@ -67,8 +66,9 @@ def _find_provider(component: str, instance_id: str) -> tuple[Any, bool]:
             return provider, False
     if not any(os.environ.get(name) for name in _ENDPOINTS) or _is_off():
         return None, False
-    export = importlib.import_module("tandem.runtime.otel_export")
-    return export.new_provider(component, instance_id), True
+    from tandem.runtime.otel_export import new_provider
+
+    return new_provider(component, instance_id), True
 
 
 def _is_off() -> bool:
@@ -78,9 +78,9 @@ def _is_off() -> bool:
 
 def new_tracer(provider: Any, *, takes_whole: bool = False) -> "Tracer":
     """Return the tracer of a provider, whose exporter may take requests whole."""
-    module = importlib.import_module("tandem.runtime.otel_tracer")
-    tracer: Tracer = module.Tracer(provider, takes_whole=takes_whole)
-    return tracer
+    from tandem.runtime.otel_tracer import Tracer
+
+    return Tracer(provider, takes_whole=takes_whole)
 
 
 async def _shut_down(provider: Any) -> None:

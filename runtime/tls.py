@@ -43,14 +43,6 @@ def client_context(config: RuntimeConfig) -> ssl.SSLContext | None:
     return context
 
 
-def dialing_context(config: RuntimeConfig) -> ssl.SSLContext | None:
-    """Return the context for dialing the request plane; None where this process has no TLS there.
-
-    Raise ConfigError naming the field whose file cannot be used.
-    """
-    return None if config.tls_cert_file is None else client_context(config)
-
-
 def read_files(config: RuntimeConfig) -> TlsFiles:
     """Return the files' contents. Raise ConfigError naming the field whose file cannot be used."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), config)  # a wrong file gets an error naming it

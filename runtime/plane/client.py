@@ -20,7 +20,7 @@ from tandem.runtime.plane.connection import PlaneConnection, Progress
 from tandem.runtime.plane.framing import Batch, Failure, Frame, Open
 from tandem.runtime.plane.handshake import ClientHandshake, Handshake
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS, ResponseStream
-from tandem.runtime.tls import dialing_context
+from tandem.runtime.tls import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ class RequestClient:
         self._config = config
         self._instance_id = instance_id
         self._progress = progress
-        self._tls = dialing_context(config)
+        # authorities alone are for NATS and etcd
+        self._tls = client_context(config) if config.tls_cert_file is not None else None
         self._dials: dict[str, asyncio.Task[ClientConnection]] = {}
         self._losses: Listeners[[str]] = Listeners()
 

@@ -97,11 +97,6 @@ class RequestServer:
             logger.warning("closing the connection with %s: %s", largest.peer, held)
             largest.abort(ConnectionLostError(held))
 
-    def track(self, task: "asyncio.Task[None]") -> None:
-        """Keep a handler's task in `running` until it is done."""
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-
     async def stop(self) -> None:
         """Stop listening, cancel running handlers, close all connections.
 

@@ -84,7 +84,8 @@ class Responder:
             self._hold()
         else:
             # Later: the handler may be in the midst of its own bookkeeping.
-            self._connection.cancel_soon(self._context, "the caller left too much unread")
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._context.cancel, "the caller left too much unread")
 
     def end(self) -> None:
         """End the stream after its last item, in one frame with it where the peer has room.
@@ -197,10 +198,6 @@ class ServerConnection(PlaneConnection):
             self.liveness.read_again()
             self._transport.resume_reading()
 
-    def cancel_soon(self, context: RequestContext, reason: str) -> None:
-        """Cancel a call of this connection in the next loop tick."""
-        self._loop.call_soon(context.cancel, reason)
-
     def on_frame(self, frame: Frame) -> None:
         if isinstance(frame, Open):
             self._open(frame)
@@ -240,7 +237,8 @@ class ServerConnection(PlaneConnection):
         call = _Call(context, Responder(self, frame.stream_id, frame.credit, context))
         self._calls[frame.stream_id] = call
         call.task = self._loop.create_task(self._run(frame, handler, call))
-        self._server.track(call.task)
+        self._server.running.add(call.task)
+        call.task.add_done_callback(self._server.running.discard)
 
     async def _wait_for_turn(self, context: RequestContext) -> None:
         """Wait until the socket takes an answer, one call after the other."""

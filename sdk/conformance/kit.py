@@ -76,7 +76,8 @@ class ConformanceReport:
         lines = [f"{self.engine}: {self.num_passed} of {len(self.results)} checks passed"]
         for each in self.results:
             if each.failure is not None:
-                lines.append(f"  FAILED   {each.name}\n    {_indented(each.failure.explain())}")
+                explained = each.failure.explain().replace("\n", "\n    ")
+                lines.append(f"  FAILED   {each.name}\n    {explained}")
             elif each.not_run is not None:
                 lines.append(f"  not run  {each.name}: {each.not_run}")
             else:
@@ -201,10 +202,6 @@ def _check_skips(settings: ConformanceSettings) -> None:
             f"no check is named {', '.join(sorted(unknown))}; there are {', '.join(CHECK_NAMES)}",
             param="skip",
         )
-
-
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n    ")
 
 
 # ---- the command line -------------------------------------------------------------------------

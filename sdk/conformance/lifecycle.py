@@ -53,10 +53,10 @@ class Leftovers:
         if left:
             _, left = await asyncio.wait(left, timeout=_SETTLE_S)
         if left:
-            names = ", ".join(sorted(_task_name(task) for task in left))
+            names = [getattr(task.get_coro(), "__qualname__", task.get_name()) for task in left]
             for task in left:
                 task.cancel()
-            raise Failure.TasksLeaked.error(f"{len(left)} tasks run on: {names}")
+            raise Failure.TasksLeaked.error(f"{len(left)} tasks run on: {', '.join(sorted(names))}")
 
     async def check_threads(self) -> None:
         """Raise ThreadsLeaked when new threads that keep the process alive do not end soon."""
@@ -73,8 +73,3 @@ class Leftovers:
         return [
             each.name for each in new if not each.daemon and not each.name.startswith(_POOL_THREADS)
         ]
-
-
-def _task_name(task: asyncio.Task[object]) -> str:
-    work = task.get_coro()
-    return getattr(work, "__qualname__", task.get_name())

@@ -31,14 +31,9 @@ def build_health_check_payload(
         "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
         "sampling_options": {"temperature": 0.0},
     }
-    chosen = health_check_from_environment()
-    return _marked(payload | (extras or {}) if chosen is None else chosen)
-
-
-def health_check_from_environment() -> dict[str, Any] | None:
-    """Return the operator's payload, None if it is not set or cannot be read."""
     name = next((name for name in _VARIABLES if os.environ.get(name)), None)
-    return None if name is None else _parse(os.environ[name], name)
+    chosen = None if name is None else _parse(os.environ[name], name)
+    return _marked(payload | (extras or {}) if chosen is None else chosen)
 
 
 def parse_health_check_payload_cli(value: str | None) -> dict[str, Any] | None:

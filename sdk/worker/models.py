@@ -70,7 +70,8 @@ class ModelRegistration:
     async def publish(self) -> None:
         """Put the model's card into discovery. Raise as `register_llm` does."""
         self._check()
-        model_input = self.model_input or self._implied_input()
+        implied = ModelInput.Tokens if ModelType.Backend in self.model_type else ModelInput.Text
+        model_input = self.model_input or implied
         read = read_token_model if model_input is ModelInput.Tokens else read_text_model
         model = await asyncio.to_thread(read, self.model_path, self.custom_template_path)
         card = self._card(model_input, model)
@@ -90,9 +91,6 @@ class ModelRegistration:
         _check_at_least("context_length", self.context_length, 1)
         _check_at_least("kv_cache_block_size", self.kv_cache_block_size, 1)
         _check_at_least("migration_limit", self.migration_limit, 0)
-
-    def _implied_input(self) -> ModelInput:
-        return ModelInput.Tokens if ModelType.Backend in self.model_type else ModelInput.Text
 
     def _card(self, model_input: ModelInput, model: ReadModel) -> ModelCard:
         runtime = self.endpoint.runtime
