@@ -11,7 +11,6 @@ import pytest
 from tandem.queue import pull
 from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
-from tandem.queue.memory import MemoryQueue
 from tandem.queue.prefill_queue import PrefillQueue, QueueDepth
 from tandem.queue.streams import QueueNames, escape
 from tandem.runtime.config import RuntimeConfig
@@ -60,28 +59,15 @@ def at_broker(
     return started(JetStreamQueue(connection, config, "test", model, deployment))
 
 
-def of_kind(
-    kind: str, connection: NatsConnection, config: QueueConfig
-) -> AbstractAsyncContextManager[PrefillQueue]:
-    if kind == "jetstream":
-        return at_broker(connection, config=config)
-    return started(MemoryQueue(config))
-
-
 @pytest.fixture
 async def connection(nats: NatsServer) -> AsyncIterator[NatsConnection]:
     async with connected(nats) as connection:
         yield connection
 
 
-@pytest.fixture(params=["memory", "jetstream"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-async def queue(kind: str, connection: NatsConnection) -> AsyncIterator[PrefillQueue]:
-    async with of_kind(kind, connection, CONFIG) as queue:
+async def queue(connection: NatsConnection) -> AsyncIterator[PrefillQueue]:
+    async with at_broker(connection) as queue:
         yield queue
 
 
@@ -134,9 +120,9 @@ async def test_the_same_attempt_is_queued_once_and_another_attempt_again(
 
 
 async def test_an_unanswered_job_comes_again_and_then_becomes_a_dead_letter(
-    kind: str, connection: NatsConnection
+    connection: NatsConnection,
 ) -> None:
-    async with of_kind(kind, connection, SHORT_ACK_WAIT) as queue:
+    async with at_broker(connection, config=SHORT_ACK_WAIT) as queue:
         await queue.publish(sent := job())
         for _ in range(2):
             assert [delivery.job for delivery in await queue.receive(1, SOON_S)] == [sent]
@@ -153,10 +139,10 @@ async def test_an_unanswered_job_comes_again_and_then_becomes_a_dead_letter(
 
 
 async def test_work_in_progress_is_not_given_to_anyone_else(
-    kind: str, connection: NatsConnection
+    connection: NatsConnection,
 ) -> None:
     config = CONFIG.model_copy(update={"ack_wait_s": 1.0})
-    async with of_kind(kind, connection, config) as queue:
+    async with at_broker(connection, config=config) as queue:
         await queue.publish(job())
         [delivery] = await queue.receive(1, SOON_S)
         for _ in range(12):
@@ -296,13 +282,13 @@ async def test_a_ticket_with_absurd_numbers_becomes_a_dead_letter_at_once(
 
 
 async def test_a_full_queue_refuses_a_job_and_keeps_the_others(
-    kind: str, connection: NatsConnection
+    connection: NatsConnection,
 ) -> None:
-    async with of_kind(kind, connection, QueueConfig(max_jobs=2)) as queue:
+    async with at_broker(connection, config=QueueConfig(max_jobs=2)) as queue:
         sent = [job(), job()]
         for each in sent:
             await queue.publish(each)
-        with pytest.raises(ServiceError, match=r"full|maximum messages exceeded"):
+        with pytest.raises(ServiceError, match="maximum messages exceeded"):
             await queue.publish(job())
         assert [delivery.job for delivery in await queue.receive(5, SOON_S)] == sent
 
