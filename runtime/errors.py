@@ -117,6 +117,7 @@ class InternalError(TandemError):
 
 
 def _tree(root: type[TandemError]) -> dict[str, type[TandemError]]:
+    """Return code |-> class of a part of the tree."""
     kinds = {root.code: root}
     for child in root.__subclasses__():
         kinds |= _tree(child)
@@ -129,4 +130,4 @@ def from_code(code: str, message: str, param: str | None = None) -> TandemError:
     return kind(message, param=param)
 
 
-KINDS = {kind.code: kind for kind in _tree(TandemError).values()} | {"internal": InternalError}
+KINDS = _tree(TandemError) | {"internal": InternalError}

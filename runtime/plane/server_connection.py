@@ -43,7 +43,7 @@ class Responder:
     """The server's end of one stream."""
 
     __slots__ = (
-        "_backlog", "_connection", "_context", "_credit", "_is_held", "_stream_id", "_woken",
+        "_backlog", "_connection", "_credit", "_is_held", "_stream_id", "_woken", "context",
         "has_ended",
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ class Responder:
         self._connection = connection
         self._stream_id = stream_id
         self._credit = credit
-        self._context = context
+        self.context = context
         self._backlog: deque[bytes] = deque()  # sent beyond the credit, in order
         self._woken: asyncio.Event | None = None
         self._is_held = False  # was without credit once: the end of the context has an effect
@@ -85,7 +85,7 @@ class Responder:
         else:
             # Later: the handler may be in the midst of its own bookkeeping.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._context.cancel, "the caller left too much unread")
+            loop.call_soon(self.context.cancel, "the caller left too much unread")
 
     def end(self) -> None:
         """End the stream after its last item, in one frame with it where the peer has room.
@@ -109,13 +109,13 @@ class Responder:
     async def drain(self) -> None:
         """Wait until all items are sent and the peer takes more; raise the context's error."""
         while self._credit <= 0:
-            self._context.raise_if_done()
+            self.context.raise_if_done()
             self._hold()
             self._woken = self._woken or asyncio.Event()
             self._woken.clear()
             await self._woken.wait()
         await self._connection.drain()
-        self._context.raise_if_done()
+        self.context.raise_if_done()
 
     async def finish(self) -> None:
         """Wait until every item has been handed to the connection."""
@@ -135,7 +135,7 @@ class Responder:
     def _hold(self) -> None:
         if not self._is_held:
             self._is_held = True
-            self._context.on_cancel(self._on_context_end)
+            self.context.on_cancel(self._on_context_end)
 
     def _on_context_end(self) -> None:
         self._connection.num_backlog_bytes -= sum(map(len, self._backlog))
@@ -150,24 +150,13 @@ class Responder:
 Handler = Callable[[bytes, RequestContext, Responder], Awaitable[None]]
 
 
-class _Call:
-    """A stream whose handler is running."""
-
-    __slots__ = ("context", "responder", "task")
-
-    def __init__(self, context: RequestContext, responder: Responder) -> None:
-        self.context = context
-        self.responder = responder
-        self.task: asyncio.Task[None] | None = None
-
-
 class ServerConnection(PlaneConnection):
     """The server's end of the connection from one client."""
 
     def __init__(self, server: "RequestServer", config: RuntimeConfig, instance_id: str) -> None:
         super().__init__(config, instance_id, server.progress, server.max_frame_bytes)
         self._server = server
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Responder] = {}  # whose handlers are running
         self._turn = asyncio.Lock()  # of calls that begin while the socket is full
         self.num_backlog_bytes = 0
 
@@ -208,7 +197,7 @@ class ServerConnection(PlaneConnection):
         if call is None:
             return
         if isinstance(frame, Credit):
-            call.responder.grant(frame.num_items)
+            call.grant(frame.num_items)
         elif isinstance(frame, Cancel):
             call.context.cancel(frame.reason)
         else:
@@ -234,11 +223,12 @@ class ServerConnection(PlaneConnection):
             return
         timeout_s = None if frame.deadline_ms is None else frame.deadline_ms / 1e3
         context = RequestContext(frame.request_id, timeout_s=timeout_s, headers=frame.headers)
-        call = _Call(context, Responder(self, frame.stream_id, frame.credit, context))
-        self._calls[frame.stream_id] = call
-        call.task = self._loop.create_task(self._run(frame, handler, call))
-        self._server.running.add(call.task)
-        call.task.add_done_callback(self._server.running.discard)
+        call = self._calls[frame.stream_id] = Responder(
+            self, frame.stream_id, frame.credit, context
+        )
+        task = self._loop.create_task(self._run(frame, handler, call))
+        self._server.running.add(task)
+        task.add_done_callback(self._server.running.discard)
 
     async def _wait_for_turn(self, context: RequestContext) -> None:
         """Wait until the socket takes an answer, one call after the other."""
@@ -247,15 +237,15 @@ class ServerConnection(PlaneConnection):
             await self.drain()
         context.raise_if_done()
 
-    async def _run(self, frame: Open, handler: Handler, call: _Call) -> None:
+    async def _run(self, frame: Open, handler: Handler, call: Responder) -> None:
         log_for(call.context.id, call.context.headers)
         try:
             if self.may_be_full:
                 await self._wait_for_turn(call.context)
-            await handler(frame.payload, call.context, call.responder)
-            await call.responder.finish()
+            await handler(frame.payload, call.context, call)
+            await call.finish()
             call.context.raise_if_done()
-            call.responder.end()
+            call.end()
         except TandemError as error:
             self.post_failure(_as_failure(frame.stream_id, error))
         except asyncio.CancelledError:
