@@ -1,5 +1,6 @@
 """The place of a process in its cluster: its id, its connections, its server and its records."""
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from tandem.runtime.discovery import Discovery, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.events import Events, NatsEvents
-from tandem.runtime.live_level import LiveLogLevel
+from tandem.runtime.live_config import LiveSection
 from tandem.runtime.metrics import serve_metrics
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.otel import traced
@@ -74,7 +75,7 @@ class Node:
         await self.discovery.start()
         live = self.discovery.watch(config_prefix(self.config.namespace))
         stack.push_async_callback(live.close)
-        LiveLogLevel(self.config.log_level, live, self.config.namespace, self.model)
+        LiveSection("runtime", self.config, live, self.config.namespace, self.model, set_log_level)
         stack.push_async_callback(self.events.close)
         await self.events.start()
         if self._serves:
@@ -142,6 +143,11 @@ class Node:
         """Delete every record: no new work comes, running work goes on."""
         while self._records:
             await self.discovery.delete(self._records.pop())
+
+
+def set_log_level(config: RuntimeConfig) -> None:
+    """Log from the level of the config on."""
+    logging.getLogger().setLevel(config.log_level.upper())
 
 
 def pid_space() -> str:

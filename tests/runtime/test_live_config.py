@@ -10,8 +10,8 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import MemoryDiscovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.lifecycle import started
-from tandem.runtime.live_level import LiveLogLevel
-from tandem.runtime.node import Node
+from tandem.runtime.live_config import LiveSection
+from tandem.runtime.node import Node, set_log_level
 from tests.services import eventually
 
 KEY = "runtime.log_level"
@@ -26,7 +26,8 @@ async def discovery(own_logging: None) -> AsyncIterator[MemoryDiscovery]:
 async def test_a_level_is_in_force_until_it_is_unset(discovery: MemoryDiscovery) -> None:
     view = discovery.watch(config_prefix("t"))
     await view.ready()
-    LiveLogLevel("warning", view, "t", "org/a model")
+    base = RuntimeConfig(log_level="warning")
+    LiveSection("runtime", base, view, "t", "org/a model", set_log_level)
     level = logging.getLogger().getEffectiveLevel
     await discovery.put_config(config_key("t", KEY), b'"debug"')
     assert level() == logging.DEBUG
