@@ -3,6 +3,7 @@
 `docs/from-dynamo.md` prints this table; `tandem.sdk.dynamo.port` rewrites import lines by it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -27,238 +28,134 @@ class Place:
     name: str | None
 
 
-def _names(module: str, names: str, ours: str | None, note: str = "") -> Names:
-    return Names(module, tuple(names.split()), ours, note)
+# A row is "theirs -> ours: names", with more names eight columns in, and then the note, four
+# columns in. Without an arrow Tandem does not have the names.
+_TABLE = """
+# workers
+dynamo.runtime -> tandem.sdk: DistributedRuntime Namespace Component Endpoint Client
+    Instance ids are strings. `create_service()` does nothing. A runtime is made from a
+    `RuntimeConfig`, or finds its cluster by itself.
+dynamo.runtime -> tandem.sdk: dynamo_worker
+    Also `worker`. `static=True` is an error: every worker is in the store.
+dynamo.runtime -> tandem.sdk: Context
+dynamo._core -> tandem.sdk: Client Component Context DistributedRuntime Endpoint
+    `Context` can be made by hand: `Context(id, headers=...)`.
+dynamo.runtime: dynamo_endpoint
+    Annotate the handler's `request` with its Pydantic model; yield models or dicts.
+dynamo.runtime.logging: configure_dynamo_logging
+    Leave it out: `worker` and `run` set the standard library's logging up.
+# models
+dynamo.llm -> tandem.sdk: register_llm register_model ModelInput ModelType
+    Both orders of arguments. `ModelType` has Chat, Completions (also Completion) and Backend. GGUF
+    files are refused. `migration_limit` unset is the frontend's (3).
+dynamo.llm: WorkerType
+    Leave `worker_type=` and `needs=` out: `WorkerConfig.disaggregation_mode` is the role.
+dynamo.llm: unregister_llm unregister_model fetch_model ModelRuntimeConfig
+    A model leaves with its last instance; `register_llm` fetches it, and takes `total_kv_blocks`,
+    `max_num_seqs` and `max_num_batched_tokens` itself.
+# services
+dynamo.sdk -> tandem.sdk: service endpoint dynamo_endpoint async_on_start on_shutdown depends
+        dynamo_context liveness readiness
+    Started by `tandem run module:Class`. `resources` are enforced. `dynamo_context` is also
+    `tandem_context`.
+dynamo.sdk.lib.config -> tandem.sdk: ServiceConfig
+dynamo.sdk.lib.decorators -> tandem.sdk: async_on_start on_shutdown
+dynamo.sdk: DYNAMO_IMAGE api abstract_endpoint
+    Images are built outside; HTTP routes are the frontend's.
+# KV routing
+dynamo.llm -> tandem.sdk: KvMetricsPublisher KvMetricsAggregator AggregatedMetrics
+    Over NATS events. `create_endpoint(component)` may be awaited.
+dynamo.llm -> tandem.sdk: WorkerMetricsPublisher
+dynamo.llm -> tandem.sdk: KvEventPublisher KvIndexer OverlapScores
+    Worker ids are instance ids, strings. Lost events are noticed and requested again.
+dynamo.llm: KvRouter KvRouterConfig RouterConfig RouterMode
+    The frontend routes by prefix and load. For a custom router use `KvIndexer`,
+    `KvMetricsAggregator` and `client.direct`.
+# transfers
+nixl._api -> tandem.sdk.nixl: nixl_agent nixl_agent_config
+    Descriptors travel as packed integers, never pickled. "VRAM" with tensors of the host is an
+    error. `NixlConnector` has all of it in one class.
+# engines
+dynamo.common.backend -> tandem.sdk.dynamo.worker_config: WorkerConfig
+    `tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support
+    (tool_call_parser, media_decoder, ...) are errors when they are set.
+dynamo.common.backend -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest LLMEngine
+        LlmRegistration
+dynamo.common.backend.engine -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest LLMEngine
+        LlmRegistration
+dynamo.common.backend.worker -> tandem.sdk.dynamo.worker_config: WorkerConfig
+dynamo.common.backend.run -> tandem.sdk.engine.run: run
+    `run(EngineClass, argv=None)`; the exit status is 1 after a failed start, 70 after a second
+    signal.
+dynamo.common.backend.disagg -> tandem.sdk: enforce_prefill_max_tokens extract_prefill_result
+        require_prefill_result
+    `require_prefill_result` raises PrefillResultMissing, a ValueError; another worker is tried.
+dynamo.common.constants -> tandem.sdk: DisaggregationMode
+    ENCODE is a name only.
+dynamo.common.backend.publisher -> tandem.sdk: ComponentSnapshot KvEventSource PushSource ZmqSource
+    `ZmqSource` needs the extra `zmq`.
+dynamo.common.backend.dp_rank -> tandem.sdk.dynamo.dp_rank: forced_dp_rank validate_global_dp_rank
+dynamo.common.backend.telemetry -> tandem.sdk.worker.telemetry: current_span start_span
+        engine_trace_kwargs trace_headers
+    Does nothing where opentelemetry-api is not installed.
+dynamo.common.backend.health_check -> tandem.sdk.engine.health_check: HEALTH_CHECK_KEY
+        bos_token_id_or build_health_check_payload is_probe parse_health_check_payload_cli
+dynamo.health_check -> tandem.sdk.engine.health_check: HEALTH_CHECK_KEY
+dynamo.common.backend.metrics -> tandem.sdk.engine.metrics: register_engine_registry
+        register_global_registry
+dynamo._core.backend -> tandem.sdk.engine.metrics: EngineMetrics
+dynamo.common.backend.logprobs -> tandem.sdk.dynamo.request_options: parse_logprob_options
+dynamo.common.backend.logprobs: extract_from_completion_output extract_from_sglang_meta
+    Fill `log_probs` and `top_logprobs` from your engine's output.
+dynamo.common.backend.sample_engine: SampleLLMEngine
+    Use `tandem.sdk.sample_engine.SampleEngine`; its tokens count up from the prompt's last token.
+dynamo.common.backend.multimodal: encoder_terminal_chunk extract_multimodal_kwargs
+        require_encoder_result
+    Requests are text and token ids only.
+dynamo.common.backend: BaseEngine DiffusionEngine RawEngine RawRequest RawResponseChunk Worker
+    Engines answer with tokens or text; `run` serves them.
+dynamo.common.utils.token_ids -> tandem.sdk.dynamo.request_options: normalize_request_token_ids
+        token_ids_len token_ids_to_list
+    Not needed: Tandem's requests hold lists.
+dynamo.common.backend.engine: ForcedTokenSequenceSpec LogitsProcessorSpec PythonProcessorSpec
+        is_generation_stage logits_processors_for_request serialize_logits_processor_entries
+        deserialize_logits_processor_entries BaseEngine DiffusionEngine RawEngine
+    Logits processors are the engine's own; engines answer with tokens or text.
+dynamo.common.backend.metrics: gather_with_labels ensure_prometheus_multiproc_dir
+    `register_engine_registry` takes a registry as it is and adds the labels.
+dynamo.llm.exceptions -> tandem.sdk.exceptions: CannotConnect Cancelled ConnectionTimeout
+        Disconnected DynamoException EngineShutdown InvalidArgument RouterQueueLimitExceeded
+        StreamIncomplete Unknown WorkerUnavailable
+    Most are other names of Tandem's own errors; `DynamoException` is TandemError.
+dynamo.llm.exceptions: HttpError
+    Raise the specific error instead: InvalidArgument is 400, WorkerUnavailable 503.
+"""
 
 
-_SDK = "tandem.sdk"
-_BACKEND = "dynamo.common.backend"
+def _rows() -> Iterator[Names]:
+    heads: list[str] = []
+    notes: list[str] = []
+    for line in _TABLE.splitlines():
+        if line and not line.startswith((" ", "#")):
+            heads.append(line)
+            notes.append("")
+        elif line.startswith(8 * " "):
+            heads[-1] += f" {line.strip()}"
+        elif line.startswith(" "):
+            notes[-1] = f"{notes[-1]} {line.strip()}".strip()
+    for head, note in zip(heads, notes, strict=True):
+        modules, _, names = head.partition(": ")
+        theirs, _, ours = modules.partition(" -> ")
+        yield Names(theirs, tuple(names.split()), ours or None, note)
 
-TABLE: tuple[Names, ...] = (
-    # workers
-    _names(
-        "dynamo.runtime",
-        "DistributedRuntime Namespace Component Endpoint Client",
-        _SDK,
-        "Instance ids are strings. `create_service()` does nothing. A runtime is made from a "
-        "`RuntimeConfig`, or finds its cluster by itself.",
-    ),
-    _names(
-        "dynamo.runtime",
-        "dynamo_worker",
-        _SDK,
-        "Also `worker`. `static=True` is an error: every worker is in the store.",
-    ),
-    _names("dynamo.runtime", "Context", _SDK),
-    _names(
-        "dynamo._core",
-        "Client Component Context DistributedRuntime Endpoint",
-        _SDK,
-        "`Context` can be made by hand: `Context(id, headers=...)`.",
-    ),
-    _names(
-        "dynamo.runtime",
-        "dynamo_endpoint",
-        None,
-        "Annotate the handler's `request` with its Pydantic model; yield models or dicts.",
-    ),
-    _names(
-        "dynamo.runtime.logging",
-        "configure_dynamo_logging",
-        None,
-        "Leave it out: `worker` and `run` set the standard library's logging up.",
-    ),
-    # models
-    _names(
-        "dynamo.llm",
-        "register_llm register_model ModelInput ModelType",
-        _SDK,
-        "Both orders of arguments. `ModelType` has Chat, Completions (also Completion) and "
-        "Backend. GGUF files are refused. `migration_limit` unset is the frontend's (3).",
-    ),
-    _names(
-        "dynamo.llm",
-        "WorkerType",
-        None,
-        "Leave `worker_type=` and `needs=` out: `WorkerConfig.disaggregation_mode` is the role.",
-    ),
-    _names(
-        "dynamo.llm",
-        "unregister_llm unregister_model fetch_model ModelRuntimeConfig",
-        None,
-        "A model leaves with its last instance; `register_llm` fetches it, and takes "
-        "`total_kv_blocks`, `max_num_seqs` and `max_num_batched_tokens` itself.",
-    ),
-    # services
-    _names(
-        "dynamo.sdk",
-        "service endpoint dynamo_endpoint async_on_start on_shutdown depends dynamo_context "
-        "liveness readiness",
-        _SDK,
-        "Started by `tandem run module:Class`. `resources` are enforced. `dynamo_context` is also "
-        "`tandem_context`.",
-    ),
-    _names("dynamo.sdk.lib.config", "ServiceConfig", _SDK),
-    _names("dynamo.sdk.lib.decorators", "async_on_start on_shutdown", _SDK),
-    _names(
-        "dynamo.sdk",
-        "DYNAMO_IMAGE api abstract_endpoint",
-        None,
-        "Images are built outside; HTTP routes are the frontend's.",
-    ),
-    # KV routing
-    _names(
-        "dynamo.llm",
-        "KvMetricsPublisher KvMetricsAggregator AggregatedMetrics",
-        _SDK,
-        "Over NATS events. `create_endpoint(component)` may be awaited.",
-    ),
-    _names("dynamo.llm", "WorkerMetricsPublisher", _SDK),
-    _names(
-        "dynamo.llm",
-        "KvEventPublisher KvIndexer OverlapScores",
-        _SDK,
-        "Worker ids are instance ids, strings. Lost events are noticed and requested again.",
-    ),
-    _names(
-        "dynamo.llm",
-        "KvRouter KvRouterConfig RouterConfig RouterMode",
-        None,
-        "The frontend routes by prefix and load. For a custom router use `KvIndexer`, "
-        "`KvMetricsAggregator` and `client.direct`.",
-    ),
-    # transfers
-    _names(
-        "nixl._api",
-        "nixl_agent nixl_agent_config",
-        "tandem.sdk.nixl",
-        'Descriptors travel as packed integers, never pickled. "VRAM" with tensors of the host is '
-        "an error. `NixlConnector` has all of it in one class.",
-    ),
-    # engines
-    _names(
-        _BACKEND,
-        "WorkerConfig",
-        "tandem.sdk.dynamo.worker_config",
-        "`tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support "
-        "(tool_call_parser, media_decoder, ...) are errors when they are set.",
-    ),
-    _names(_BACKEND, "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration", _SDK),
-    _names(
-        f"{_BACKEND}.engine",
-        "EngineConfig GenerateChunk GenerateRequest LLMEngine LlmRegistration",
-        _SDK,
-    ),
-    _names(f"{_BACKEND}.worker", "WorkerConfig", "tandem.sdk.dynamo.worker_config"),
-    _names(
-        f"{_BACKEND}.run",
-        "run",
-        "tandem.sdk.engine.run",
-        "`run(EngineClass, argv=None)`; the exit status is 1 after a failed start, 70 after a "
-        "second signal.",
-    ),
-    _names(
-        f"{_BACKEND}.disagg",
-        "enforce_prefill_max_tokens extract_prefill_result require_prefill_result",
-        _SDK,
-        "`require_prefill_result` raises PrefillResultMissing, a ValueError; another worker is "
-        "tried.",
-    ),
-    _names("dynamo.common.constants", "DisaggregationMode", _SDK, "ENCODE is a name only."),
-    _names(
-        f"{_BACKEND}.publisher",
-        "ComponentSnapshot KvEventSource PushSource ZmqSource",
-        _SDK,
-        "`ZmqSource` needs the extra `zmq`.",
-    ),
-    _names(
-        f"{_BACKEND}.dp_rank", "forced_dp_rank validate_global_dp_rank", "tandem.sdk.dynamo.dp_rank"
-    ),
-    _names(
-        f"{_BACKEND}.telemetry",
-        "current_span start_span engine_trace_kwargs trace_headers",
-        "tandem.sdk.worker.telemetry",
-        "Does nothing where opentelemetry-api is not installed.",
-    ),
-    _names(
-        f"{_BACKEND}.health_check",
-        "HEALTH_CHECK_KEY bos_token_id_or build_health_check_payload is_probe "
-        "parse_health_check_payload_cli",
-        "tandem.sdk.engine.health_check",
-    ),
-    _names("dynamo.health_check", "HEALTH_CHECK_KEY", "tandem.sdk.engine.health_check"),
-    _names(
-        f"{_BACKEND}.metrics",
-        "register_engine_registry register_global_registry",
-        "tandem.sdk.engine.metrics",
-    ),
-    _names("dynamo._core.backend", "EngineMetrics", "tandem.sdk.engine.metrics"),
-    _names(f"{_BACKEND}.logprobs", "parse_logprob_options", "tandem.sdk.dynamo.request_options"),
-    _names(
-        f"{_BACKEND}.logprobs",
-        "extract_from_completion_output extract_from_sglang_meta",
-        None,
-        "Fill `log_probs` and `top_logprobs` from your engine's output.",
-    ),
-    _names(
-        f"{_BACKEND}.sample_engine",
-        "SampleLLMEngine",
-        None,
-        "Use `tandem.sdk.sample_engine.SampleEngine`; its tokens count up from the prompt's last "
-        "token.",
-    ),
-    _names(
-        f"{_BACKEND}.multimodal",
-        "encoder_terminal_chunk extract_multimodal_kwargs require_encoder_result",
-        None,
-        "Requests are text and token ids only.",
-    ),
-    _names(
-        _BACKEND,
-        "BaseEngine DiffusionEngine RawEngine RawRequest RawResponseChunk Worker",
-        None,
-        "Engines answer with tokens or text; `run` serves them.",
-    ),
-    _names(
-        "dynamo.common.utils.token_ids",
-        "normalize_request_token_ids token_ids_len token_ids_to_list",
-        "tandem.sdk.dynamo.request_options",
-        "Not needed: Tandem's requests hold lists.",
-    ),
-    _names(
-        f"{_BACKEND}.engine",
-        "ForcedTokenSequenceSpec LogitsProcessorSpec PythonProcessorSpec is_generation_stage "
-        "logits_processors_for_request serialize_logits_processor_entries "
-        "deserialize_logits_processor_entries BaseEngine DiffusionEngine RawEngine",
-        None,
-        "Logits processors are the engine's own; engines answer with tokens or text.",
-    ),
-    _names(
-        f"{_BACKEND}.metrics",
-        "gather_with_labels ensure_prometheus_multiproc_dir",
-        None,
-        "`register_engine_registry` takes a registry as it is and adds the labels.",
-    ),
-    _names(
-        "dynamo.llm.exceptions",
-        "CannotConnect Cancelled ConnectionTimeout Disconnected DynamoException EngineShutdown "
-        "InvalidArgument RouterQueueLimitExceeded StreamIncomplete Unknown WorkerUnavailable",
-        "tandem.sdk.exceptions",
-        "Most are other names of Tandem's own errors; `DynamoException` is TandemError.",
-    ),
-    _names(
-        "dynamo.llm.exceptions",
-        "HttpError",
-        None,
-        "Raise the specific error instead: InvalidArgument is 400, WorkerUnavailable 503.",
-    ),
-)
+
+TABLE = tuple(_rows())
 
 # Modules that are imported as such: `from dynamo.common.backend import telemetry`
 MODULES = {
-    f"{_BACKEND}.telemetry": "tandem.sdk.worker.telemetry",
-    f"{_BACKEND}.dp_rank": "tandem.sdk.dynamo.dp_rank",
-    f"{_BACKEND}.health_check": "tandem.sdk.engine.health_check",
+    "dynamo.common.backend.telemetry": "tandem.sdk.worker.telemetry",
+    "dynamo.common.backend.dp_rank": "tandem.sdk.dynamo.dp_rank",
+    "dynamo.common.backend.health_check": "tandem.sdk.engine.health_check",
     "dynamo.llm.exceptions": "tandem.sdk.exceptions",
 }
 
