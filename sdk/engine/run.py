@@ -2,34 +2,26 @@
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable
 
 import uvloop
 
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.worker import EngineWorker
-from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.worker.targets import load_class
 
 logger = logging.getLogger(__name__)
 
-EngineFactory = Callable[[list[str] | None], Awaitable[tuple[LLMEngine, WorkerConfig]]]
 
-
-def run(
-    engine_cls: type[LLMEngine],
-    argv: list[str] | None = None,
-    engine_factory: EngineFactory | None = None,
-) -> None:
+def run(engine_cls: type[LLMEngine], argv: list[str] | None = None) -> None:
     """Serve the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
 
     Blocks. Exit with one line and status 1 when the engine does not start or the cluster cannot be
-    reached, and with status 70 at a second signal. `engine_factory` replaces `from_args`.
+    reached, and with status 70 at a second signal.
     """
     try:
-        uvloop.run(_run(engine_factory or engine_cls.from_args, argv))
+        uvloop.run(_run(engine_cls, argv))
     except TandemError as error:
         cause = error.__cause__
         # the stack is of use only where the author's engine raised an error of its own
@@ -46,8 +38,8 @@ def load_engine(target: str) -> type[LLMEngine]:
     return found
 
 
-async def _run(factory: EngineFactory, argv: list[str] | None) -> None:
-    engine, config = await factory(argv)
+async def _run(engine_cls: type[LLMEngine], argv: list[str] | None) -> None:
+    engine, config = await engine_cls.from_args(argv)
     worker = EngineWorker(engine, config)
     worker.runtime.log_by_default()
     await worker.run()

@@ -54,7 +54,7 @@ class DistributedRuntime(Node):
     async def _status(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer `tandem status` for a process that registers no status of its own."""
         address = next(iter(self.served), EndpointAddress("none", self.component, "none"))
-        num_running = sum(served.num_running for served in self.served.values())
+        num_running = sum(served.counts.num_running for served in self.served.values())
         load = LoadReport(self.instance_id, self.epoch, "decode", num_running, 0, 0, 0, 0, 0)
         state = State.DRAINING if self.is_ending else State.SERVING
         answer.send(encode(WorkerStatus(self.instance(address), state.value, load)))

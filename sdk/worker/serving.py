@@ -92,11 +92,6 @@ class ServedEndpoint:
         self._is_over = False
         server.register(str(address), self._serve)
 
-    @property
-    def num_running(self) -> int:
-        """Requests whose handler has not returned."""
-        return len(self._running)
-
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for running ones, and end the rest as incomplete."""
         self._server.unregister(str(self.address))

@@ -17,7 +17,16 @@ def test_an_address_reads_back_what_it_wrote() -> None:
     assert address.instance_key("ab") == "/tandem/tandem/instances/decode/generate/ab"
 
 
-@pytest.mark.parametrize("text", ["", "a.b", "a.b.c.d", "a..c", "a.b/c.d", "a.b. c"])
+def test_an_endpoint_with_parts_has_one_key_of_its_own() -> None:
+    address = EndpointAddress.parse("tandem://a.b.chat/completions")
+    assert str(address) == "a.b.chat/completions"
+    assert EndpointAddress.parse(str(address)) == address
+    assert address.instance_key("i") == "/tandem/a/instances/b/chat%2Fcompletions/i"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a.b", "a.b.", "a.b.c.d", "a..c", "a.b/c.d", "a.b. c", "a b.c.d", "a.b./c"]
+)
 def test_a_bad_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         EndpointAddress.parse(text)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk.engine.llm_engine import LLMEngine
+from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
 from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
@@ -15,6 +16,7 @@ from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
 PATIENCE_S = 20.0
+Chunks = AsyncGenerator[GenerateChunk, None]
 
 
 class ToyEngine(LLMEngine):
@@ -37,9 +39,7 @@ class ToyEngine(LLMEngine):
         self.calls.append("start")
         return EngineConfig(model="tandem-tiny", served_model_name="toy", total_kv_blocks=8)
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[GenerateChunk, None]:
+    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
         self.requests.append(request)
         yield {"token_ids": [1], "index": 0}
         if not self.may_go_on.is_set():
@@ -63,6 +63,18 @@ class ToyEngine(LLMEngine):
 
     async def cleanup(self) -> None:
         self.calls.append("cleanup")
+
+
+class Publishing(ToyEngine):
+    """Has a publisher of snapshots for its one rank."""
+
+    publisher: SnapshotPublisher
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
+        self.publisher = publisher
 
 
 def config_of(**fields: Any) -> WorkerConfig:

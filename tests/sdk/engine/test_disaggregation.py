@@ -1,7 +1,5 @@
 """Prefill and decode engines, each with a worker of its own."""
 
-from collections.abc import AsyncGenerator
-
 import pytest
 
 from tandem.launch.status import read_cluster
@@ -11,7 +9,6 @@ from tandem.sdk import (
     ComponentSnapshot,
     Context,
     DisaggregationMode,
-    GenerateChunk,
     GenerateRequest,
     LLMEngine,
     StepCosts,
@@ -22,7 +19,15 @@ from tandem.sdk import (
 from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges, SnapshotPublisher
 from tests.launch.configs import config_of as effective_config_of
-from tests.sdk.engine.engine_stack import ToyEngine, answer_of, client_of, config_of, serving
+from tests.sdk.engine.engine_stack import (
+    Chunks,
+    Publishing,
+    ToyEngine,
+    answer_of,
+    client_of,
+    config_of,
+    serving,
+)
 from tests.services import eventually
 
 PREFILL = config_of(disaggregation_mode=DisaggregationMode.PREFILL)
@@ -38,9 +43,7 @@ class Prefill(ToyEngine):
         self.transfers: set[str] = set()
         self.num_asked = 0
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[GenerateChunk, None]:
+    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
         self.requests.append(request)
         if request["token_ids"] == [0]:
             raise InvalidRequestError("token 0 is forbidden", param="token_ids")
@@ -59,9 +62,7 @@ class Prefill(ToyEngine):
 
 
 class Decode(ToyEngine):
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[GenerateChunk, None]:
+    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
         self.requests.append(request)
         if request.get("model") == "needs prefill":
             require_prefill_result(request, DisaggregationMode.DECODE)
@@ -95,16 +96,8 @@ async def test_a_decode_engine_gets_what_the_prefill_engine_left(quick: RuntimeC
         assert len(prefill.requests) == num_asked
 
 
-class Reporting(ToyEngine):
+class Reporting(Publishing):
     """An engine that can report its load and costs: a second per token, or a hundredth."""
-
-    publisher: SnapshotPublisher
-
-    def component_metrics_dp_ranks(self) -> list[int]:
-        return [0]
-
-    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
-        self.publisher = publisher
 
     def report(self, per_token_s: float, num_waiting_tokens: int = 0) -> None:
         costs = StepCosts((0.01, 0.001, 0.0), (0.001, per_token_s, 0.0), 0.1, 4096, 512)

@@ -8,13 +8,10 @@ from tests.programs import of_guide
 from tests.sdk.engine.engine_stack import answer_of, client_of, serving
 
 
-async def test_the_guides_engine_serves_and_conforms(
-    tmp_path: Path, runtime_config: RuntimeConfig
-) -> None:
+async def test_the_guides_engine_serves_and_conforms(tmp_path: Path, quick: RuntimeConfig) -> None:
     engine_class = of_guide("engines.md", "class MyEngine", tmp_path).MyEngine
     await run_conformance(engine_class)
     engine, config = await engine_class.from_args(["--name", "n"])
-    quick = runtime_config.model_copy(update={"drain_timeout_s": 0.8})
     async with serving(engine, config, quick) as worker, client_of(worker) as client:
         request = {"token_ids": [4, 5], "stop_conditions": {"max_tokens": 3}}
         generated = [

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -23,18 +23,19 @@ from tandem.sdk import (
     DistributedRuntime,
     EngineConfig,
     EngineWorker,
-    GenerateChunk,
     GenerateRequest,
     ModelInput,
 )
 from tandem.sdk.engine.health_check import build_health_check_payload
-from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_engine_registry
+from tandem.sdk.engine.metrics import EngineMetrics, register_engine_registry
 from tandem.sdk.kv.events import KvEventPublisher
 from tandem.sdk.kv.sources import PushSource
 from tandem.sdk.sample_engine import expected_tokens
 from tests.processes import cluster_variables
 from tests.sdk.engine.engine_stack import (
     PATIENCE_S,
+    Chunks,
+    Publishing,
     ToyEngine,
     answer_of,
     client_of,
@@ -49,21 +50,13 @@ def quick(runtime_config: RuntimeConfig) -> RuntimeConfig:
     return runtime_config.model_copy(update={"drain_timeout_s": 0.8, "metrics_port": 0})
 
 
-class Observed(ToyEngine):
+class Observed(Publishing):
     """Has everything that an operator can look at or turn."""
-
-    publisher: SnapshotPublisher
 
     async def register_prometheus(self, metrics: EngineMetrics) -> None:
         registry = CollectorRegistry()
         Gauge("toy:temperature", "help", registry=registry).set(21)
         register_engine_registry(metrics, registry, prefix_filters=["toy:"])
-
-    def component_metrics_dp_ranks(self) -> list[int]:
-        return [0]
-
-    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
-        self.publisher = publisher
 
     def supported_controls(self) -> set[str]:
         return {"pause"}
@@ -206,9 +199,7 @@ async def test_an_engine_that_fails_its_health_check_gets_no_requests_until_it_i
     class Moody(ToyEngine):
         is_well = True
 
-        async def generate(
-            self, request: GenerateRequest, context: Context
-        ) -> AsyncGenerator[GenerateChunk, None]:
+        async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
             self.requests.append(request)
             if not self.is_well:
                 raise RuntimeError("out of order")
@@ -236,9 +227,7 @@ async def test_an_engine_that_fails_its_health_check_gets_no_requests_until_it_i
 
 
 class Speaker(ToyEngine):
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[GenerateChunk, None]:
+    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
         self.requests.append(request)
         for word in ("Hello", " world"):
             yield {"token_ids": [], "index": 0, "text": word}
@@ -308,7 +297,7 @@ async def test_the_sample_engines_process_serves_and_ends_at_sigterm(
 SLOW = """
 import asyncio
 from tandem.sdk import run
-from tests.sdk.engine.engine_stack import ToyEngine
+from tests.sdk.engine.engine_stack import Chunks, ToyEngine
 
 class Slow(ToyEngine):
     async def drain(self):

@@ -122,9 +122,8 @@ async def test_its_blocks_are_counted_while_requests_run_and_given_back() -> Non
 
 
 async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
-    runtime_config: RuntimeConfig,
+    quick: RuntimeConfig,
 ) -> None:
-    config = runtime_config.model_copy(update={"drain_timeout_s": 0.8})
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     prompt = "The keeper of the lighthouse"
     expected = tokenizer.decode(expected_tokens(tokenizer.encode(prompt).ids, 12))
@@ -135,10 +134,10 @@ async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
         return sorted(await stack.listed()) == list(names)
 
     async with (
-        ModelStack(runtime_config) as stack,
-        serving(counting, config_of(served_model_name="sample"), config),
+        ModelStack(quick) as stack,
+        serving(counting, config_of(served_model_name="sample"), quick),
     ):
-        async with serving(Talker(), text, config):
+        async with serving(Talker(), text, quick):
             await eventually(lambda: are_listed("sample", "talker"))
             answer = await stack.complete("sample", prompt=prompt, max_tokens=12, logprobs=1)
             assert answer["choices"][0]["text"] == expected

@@ -1,7 +1,6 @@
 """The worker around an engine: requests, cancellation, and the order of its end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -15,11 +14,12 @@ from tandem.runtime.errors import (
     ServiceError,
     TandemError,
 )
-from tandem.sdk import Context, EngineConfig, EngineWorker, GenerateChunk, GenerateRequest
+from tandem.sdk import Context, EngineConfig, EngineWorker, GenerateRequest
 from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.sample_engine import SampleEngine, SampleOptions, expected_tokens
 from tests.sdk.engine.engine_stack import (
     PATIENCE_S,
+    Chunks,
     ToyEngine,
     answer_of,
     begun,
@@ -83,9 +83,7 @@ async def test_an_answer_that_ends_by_itself_is_never_aborted(quick: RuntimeConf
 class Faulty(ToyEngine):
     """Ends its answers as `request["model"]` says."""
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[GenerateChunk, None]:
+    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
         yield {"token_ids": [1], "index": 0}
         if request["model"] == "gives up":
             raise GeneratorExit

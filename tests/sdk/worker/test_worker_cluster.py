@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s
 from tandem.sdk import find_cluster
@@ -85,16 +84,3 @@ def test_what_is_wrong_is_named_by_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         find_cluster({name: value})
     assert caught.value.param == name
-
-
-@pytest.mark.parametrize("text", ["a.b", "a.b.", "a..c", "a b.c.d", "a.b.c.d", "a.b./c", ""])
-def test_what_is_no_endpoint_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        EndpointAddress.parse(text)
-
-
-def test_an_endpoint_with_parts_has_one_key_of_its_own() -> None:
-    address = EndpointAddress.parse("tandem://a.b.chat/completions")
-    assert str(address) == "a.b.chat/completions"
-    assert EndpointAddress.parse(str(address)) == address
-    assert address.instance_key("i") == "/tandem/a/instances/b/chat%2Fcompletions/i"

@@ -77,7 +77,7 @@ async def test_a_handler_that_will_not_end_does_not_hold_the_process(pair: Pair)
 
     client = await pair.serve(stubborn)
     responses = await client.generate(None)
-    await eventually(lambda: pair.worker.served[client.address].num_running == 1)
+    await eventually(lambda: pair.worker.served[client.address].counts.num_running == 1)
     pair.worker.shutdown()
     await asyncio.wait_for(pair.serving[0], PATIENCE_S + GIVE_UP_S)
     release.set()

@@ -1,10 +1,8 @@
 """What `tandem status` says of an author's worker."""
 
-import msgspec
-
 from tandem.launch.status import read_cluster
 from tandem.runtime.cluster_messages import ModelCard
-from tandem.runtime.discovery import model_key
+from tandem.runtime.discovery import register_model
 from tests.launch.configs import config_of
 from tests.sdk.kit_pair import Pair
 
@@ -24,8 +22,7 @@ async def test_a_worker_of_a_namespace_of_its_own_is_shown_with_its_model_and_lo
         created_s=0,
         endpoint=str(client.address),
     )
-    key = model_key(config.namespace, "m", worker.instance_id)
-    await worker.put(key, msgspec.json.encode(card))
+    await register_model(worker, config.namespace, card)
     flags = [f"--runtime.{name}={getattr(config, name)}" for name in (
         "namespace", "nats_url", "etcd_endpoints"
     )]  # fmt: skip
