@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ COMMON_KEYS = "common-configs"
 SERVICE_ARGS = "ServiceArgs"
 
 
-class ServiceConfig(Mapping[str, Mapping[str, Any]]):
+class ServiceConfig(dict[str, Mapping[str, Any]]):
     """Service |-> its section, as it was written.
 
     `settings` returns the section for the service's own code: with the keys of `Common` that it
@@ -24,9 +24,6 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
     """
 
     _instance: ClassVar["ServiceConfig | None"] = None
-
-    def __init__(self, sections: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        self._sections = dict(sections or {})
 
     @classmethod
     def get_instance(cls) -> "ServiceConfig":
@@ -46,21 +43,11 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
     def write(self, path: Path) -> None:
         """Write a file that only this user can read."""
-        write_private(path, json.dumps(self._sections))
-
-    def __getitem__(self, service: str) -> Mapping[str, Any]:
-        return self._sections[service]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sections)
-
-    def __len__(self) -> int:
-        return len(self._sections)
+        write_private(path, json.dumps(self))
 
     def settings(self, service: str) -> dict[str, Any]:
         """Return a service's values, from its section and from `Common`; its own win."""
-        own = self._sections.get(service, {})
-        common = self._sections.get(COMMON, {})
+        own, common = self.get(service, {}), self.get(COMMON, {})
         shared = {key: common[key] for key in own.get(COMMON_KEYS, ()) if key in common}
         mine = {k: v for k, v in own.items() if k not in (COMMON_KEYS, SERVICE_ARGS)}
         return shared | mine
@@ -93,8 +80,8 @@ class ServiceConfig(Mapping[str, Mapping[str, Any]]):
 
     def check_common(self) -> None:
         """Raise ConfigError for a section that lists a key which `Common` does not have."""
-        common = self._sections.get(COMMON, {})
-        for service, section in self._sections.items():
+        common = self.get(COMMON, {})
+        for service, section in self.items():
             wanted = section.get(COMMON_KEYS, [])
             if not isinstance(wanted, list):
                 raise ConfigError(f"{service}.{COMMON_KEYS} must be a list of keys of {COMMON}")

@@ -1,6 +1,6 @@
 """`dynamo_context`: the place of a running service in the cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class Lease:
         return self.instance_id
 
 
-class ServiceContext(Mapping[str, Any]):
+class ServiceContext(dict[str, Any]):
     """The context of this process's service, filled before its `__init__`.
 
     `runtime`, `component`, `endpoints`, `namespace`, `instance_id`, `lease`; `config`: the
@@ -26,31 +26,15 @@ class ServiceContext(Mapping[str, Any]):
     run, or None for all. A missing key raises ConfigError; without a service all keys are missing.
     """
 
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        if key in self._values:
-            return self._values[key]
-        if not self._values:
+    def __missing__(self, key: str) -> Any:
+        if not self:
             raise ConfigError(f"no service is running in this process, so there is no {key!r}")
-        raise ConfigError(f"no {key!r} here; there are {', '.join(self._values)}")
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key, default)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        raise ConfigError(f"no {key!r} here; there are {', '.join(self)}")
 
     def fill(self, values: Mapping[str, Any]) -> None:
         """Replace all values; called when a service starts."""
-        self._values = dict(values)
+        self.clear()
+        self.update(values)
 
 
 dynamo_context = ServiceContext()

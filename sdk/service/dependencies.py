@@ -104,19 +104,15 @@ class RemoteEndpoint:
 
     def round_robin(self, request: Any, *, context: Context | None = None) -> "Answer":
         """Call the instances in turn."""
-        return self._answer(
-            lambda client: client.round_robin(request, annotated=False, context=context)
-        )
+        return self._answer(Client.round_robin, request, context=context)
 
     def random(self, request: Any, *, context: Context | None = None) -> "Answer":
         """Call a random instance."""
-        return self._answer(lambda client: client.random(request, annotated=False, context=context))
+        return self._answer(Client.random, request, context=context)
 
     def direct(self, request: Any, instance_id: str, *, context: Context | None = None) -> "Answer":
         """Call one instance."""
-        return self._answer(
-            lambda client: client.direct(request, instance_id, annotated=False, context=context)
-        )
+        return self._answer(Client.direct, request, instance_id, context=context)
 
     async def client(self) -> Client:
         """Return the client of the endpoint; the runtime closes it."""
@@ -127,12 +123,17 @@ class RemoteEndpoint:
                 self._client = await runtime.endpoint(str(address)).client()
         return self._client
 
-    def _answer(self, call: Callable[[Client], Coroutine[Any, Any, Responses]]) -> "Answer":
+    def _answer(
+        self,
+        call: Callable[..., Coroutine[Any, Any, Responses]],
+        *arguments: Any,
+        context: Context | None,
+    ) -> "Answer":
         async def begin() -> Responses:
             client = await self.client()
             if not client.instance_ids():
                 await client.wait_for_instances(START_TIMEOUT_S)
-            return await call(client)
+            return await call(client, *arguments, annotated=False, context=context)
 
         return Answer(begin)
 

@@ -11,7 +11,6 @@ from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.service.config import ServiceConfig, unknown_key
 
-RESOURCE_KEYS = ("cpu", "memory", "gpu")
 MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{prefix}i": 1 << (10 * power) for power, prefix in enumerate("KMGT", start=1)
 }
@@ -32,18 +31,18 @@ class Resources:
 
         Keys may be left out. Raise ConfigError naming `where` and the key.
         """
-        for key in given:
-            if key not in RESOURCE_KEYS:
-                raise unknown_key(where, key, RESOURCE_KEYS)
-        changed = self
-        if "cpu" in given:
-            changed = replace(changed, num_cpus=parse_cpus(given["cpu"], f"{where}.cpu"))
-        if "memory" in given:
-            num_bytes = parse_bytes(given["memory"], f"{where}.memory")
-            changed = replace(changed, memory_bytes=num_bytes)
-        if "gpu" in given:
-            changed = replace(changed, num_gpus=parse_gpus(given["gpu"], f"{where}.gpu"))
-        return changed
+        fields = {
+            "cpu": ("num_cpus", parse_cpus),
+            "memory": ("memory_bytes", parse_bytes),
+            "gpu": ("num_gpus", parse_gpus),
+        }
+        changed: dict[str, Any] = {}
+        for key, value in given.items():
+            if key not in fields:
+                raise unknown_key(where, key, fields)
+            field, parse = fields[key]
+            changed[field] = parse(value, f"{where}.{key}")
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Client:
     async def wait_for_instances(self, timeout_s: float | None = None) -> list[str]:
         """Wait for the first instance; return all. Raise DeadlineError after `timeout_s`."""
         limit_s = float("inf") if timeout_s is None else timeout_s
-        await self._view.wait_for(lambda items: bool(items), limit_s)
+        await self._view.wait_for(bool, limit_s)
         return self.instance_ids()
 
     def _changed(self, instance_id: str, instance: Instance | None) -> None:
@@ -139,7 +139,7 @@ class Client:
         """Call the instances in turn. Raise UnavailableError when none takes the request."""
         self._num_calls += 1
         first = self._num_calls
-        return await self._call(request, annotated, context, lambda ids: ids[first % len(ids)])
+        return await self.chosen(request, lambda ids: ids[first % len(ids)], annotated, context)
 
     generate = round_robin
 
@@ -147,7 +147,7 @@ class Client:
         self, request: Any, annotated: bool = True, context: Context | None = None
     ) -> Responses:
         """Call an instance drawn at random. Raise UnavailableError when none takes it."""
-        return await self._call(request, annotated, context, random.choice)
+        return await self.chosen(request, random.choice, annotated, context)
 
     async def chosen(
         self,
@@ -160,25 +160,6 @@ class Client:
 
         Raise UnavailableError when none takes the request.
         """
-        return await self._call(request, annotated, context, choose)
-
-    async def direct(
-        self, request: Any, instance_id: str, annotated: bool = True, context: Context | None = None
-    ) -> Responses:
-        """Call one instance. Raise NotFoundError when it is unknown, ConnectionLostError."""
-        instance = self._view.items.get(instance_id)
-        if instance is None:
-            raise NotFoundError(f"{self._name} has no instance {instance_id!r}")
-        stream = await self._open(instance, encode_call(request), _request_context(context))
-        return Responses(stream, None, annotated)
-
-    async def _call(
-        self,
-        request: Any,
-        annotated: bool,
-        context: Context | None,
-        choose: Callable[[list[str]], str],
-    ) -> Responses:
         payload = encode_call(request)
         request_context = _request_context(context)
         tried: set[str] = set()
@@ -201,6 +182,16 @@ class Client:
                     error = lost
 
         return Responses(await open_next(None), open_next, annotated)
+
+    async def direct(
+        self, request: Any, instance_id: str, annotated: bool = True, context: Context | None = None
+    ) -> Responses:
+        """Call one instance. Raise NotFoundError when it is unknown, ConnectionLostError."""
+        instance = self._view.items.get(instance_id)
+        if instance is None:
+            raise NotFoundError(f"{self._name} has no instance {instance_id!r}")
+        stream = await self._open(instance, encode_call(request), _request_context(context))
+        return Responses(stream, None, annotated)
 
     def _candidates(self, tried: set[str]) -> list[str]:
         """Return the untried instances, those that answered lately if there are any."""
