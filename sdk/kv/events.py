@@ -107,17 +107,13 @@ class KvEventPublisher:
             self._stream.change((), [name for name in names if name is not None])
 
     def publish_cleared(self) -> None:
-        """Publish all blocks of the rank as removed."""
+        """Publish all blocks of the rank as removed, also when it ends."""
         with self._lock:
             removed = list(self._names.values())
             self._names.clear()
             self._stream.change((), removed)
 
-    publish_all_blocks_cleared = publish_cleared
-
-    def shutdown(self) -> None:
-        """Publish all blocks as removed; the rank ends."""
-        self.publish_cleared()
+    publish_all_blocks_cleared = shutdown = publish_cleared
 
 
 def adapter_of(lora_id: int | str) -> str:

@@ -22,20 +22,10 @@ from tandem.runtime.messages import (
 
 # An engine's name of a finish reason |-> the wire's.
 FINISH_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "stop_token": "stop",
-    "end_turn": "stop",
-    "content_filter": "stop",
-    "length": "length",
-    "max_tokens": "length",
-    "cancelled": "cancelled",
-    "canceled": "cancelled",
-    "cancel": "cancelled",
-    "abort": "cancelled",
-    "aborted": "cancelled",
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "stop_token"), "stop"),
+    **dict.fromkeys(("end_turn", "content_filter"), "stop"),
+    **dict.fromkeys(("length", "max_tokens"), "length"),
+    **dict.fromkeys(("cancelled", "canceled", "cancel", "abort", "aborted"), "cancelled"),
     "error": "error",
 }
 
