@@ -49,18 +49,19 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        if role is KVConnectorRole.SCHEDULER:
+        self._is_rank = role is KVConnectorRole.WORKER
+        self._at_scheduler: SchedulerSide  # one of the two
+        self._at_rank: WorkerSide
+        if self._is_rank:
+            self._at_rank = WorkerSide(connector_settings(vllm_config))
+        else:
             transfer = vllm_config.kv_transfer_config
-            self._scheduler = SchedulerSide(
+            self._at_scheduler = SchedulerSide(
                 layout_of(kv_cache_config).block_size,
                 num_ranks=vllm_config.parallel_config.world_size,
                 offers=transfer.is_kv_consumer,
                 takes=transfer.is_kv_producer,
             )
-        else:
-            self._worker = WorkerSide(connector_settings(vllm_config))
 
     # ---- of the scheduler ---------------------------------------------------------------------
 
@@ -97,9 +98,9 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> Placements | None:
         """Return the placements since the last call; the ranks have none."""
-        if self._scheduler is None:
+        if self._is_rank:
             return None
-        return Placements(msgspec.to_builtins(self._scheduler.take_reports()))
+        return Placements(msgspec.to_builtins(self._at_scheduler.take_reports()))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Placements:
@@ -132,8 +133,8 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # ---- of both ------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
+        if self._is_rank:
+            self._at_rank.close()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
@@ -143,13 +144,3 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def requires_kv_delivery(self) -> bool:
         """False: a prompt whose KV is not delivered is computed by the decode worker."""
         return False
-
-    @property
-    def _at_scheduler(self) -> SchedulerSide:
-        assert self._scheduler is not None, "a call of the scheduler in the rank's process"
-        return self._scheduler
-
-    @property
-    def _at_rank(self) -> WorkerSide:
-        assert self._worker is not None, "a call of the rank in the scheduler's process"
-        return self._worker

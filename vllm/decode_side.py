@@ -36,27 +36,16 @@ OFFER_WAIT_S = 1.0  # less than a prefill worker waits for the answer to its cla
 class VllmHandoff(HandoffReceiver):
     """One handoff of one request of vLLM's."""
 
-    def __init__(
-        self,
-        tools: ReceiverTools,
-        offer: Offer,
-        machine: DecodeHandoff,
-        ends: Ends,
-        remove: Callable[["VllmHandoff"], None],
-        *,
-        has_ticket: bool,
-    ) -> None:
-        super().__init__(tools, offer.request_id, machine, {})
+    def __init__(self, handoffs: "VllmHandoffs", offer: Offer, machine: DecodeHandoff) -> None:
+        super().__init__(handoffs.tools, offer.request_id, machine, {})
+        self._handoffs = handoffs
         self._offer = offer
-        self._ends = ends
-        self._remove = remove
-        self._has_ticket = has_ticket
         self._is_quarantined = False
         self._began_at = time.perf_counter()
 
     def claim(self, claim: Claim, stream: Responder) -> bool:
         granted = super().claim(claim, stream)
-        if not granted and not self._has_ticket:  # no other prefill worker will claim it
+        if not granted and not self._handoffs.has_tickets:  # no other prefill worker will claim it
             self.give_up_unclaimed(CloseCause.FAILED, "the claim of this rank was refused")
         return granted
 
@@ -64,7 +53,7 @@ class VllmHandoff(HandoffReceiver):
         self._tools.spawn(self._watch_for_a_stop())
 
     def on_admitted(self, first: FirstToken | None) -> None:
-        self._ends.append(LoadEnd(self.request_id, self._offer.key))
+        self._handoffs.ends.append(LoadEnd(self.request_id, self._offer.key))
         duration_ms = (time.perf_counter() - self._began_at) * 1e3
         key, name = self._offer.key, self.request_id
         logger.debug("request %s, ticket %s: loaded in %.1f ms", name, key, duration_ms)
@@ -81,12 +70,13 @@ class VllmHandoff(HandoffReceiver):
 
     def on_ended(self) -> None:
         if self._is_quarantined:
-            self._ends.append(Released(self._offer.key))
-        self._remove(self)
+            self._handoffs.ends.append(Released(self._offer.key))
+        self._handoffs.remove(self)
 
     def _give_up(self, reason: str | None, *, quarantined: bool) -> None:
         self._is_quarantined = quarantined
-        self._ends.append(LoadEnd(self.request_id, self._offer.key, reason, quarantined))
+        end = LoadEnd(self.request_id, self._offer.key, reason, quarantined)
+        self._handoffs.ends.append(end)
 
     async def _watch_for_a_stop(self) -> None:
         """Give up once the claimant's process is dead or stopped, before its heartbeats tell."""
@@ -116,10 +106,11 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     ) -> None:
         super().__init__(transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
-        self._pool, self._thresholds, self._ends = pool, thresholds, ends
-        self._has_tickets = has_tickets
+        self.ends = ends
+        self.has_tickets = has_tickets
+        self.tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
+        self._pool, self._thresholds = pool, thresholds
         self._offered = asyncio.Event()  # any prompt
-        self._tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
 
     def remove(self, receiver: VllmHandoff) -> None:
         super().remove(receiver)
@@ -131,7 +122,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
 
     async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer a claim. Another rank's can come before vLLM's step brings the offer here."""
-        if not self._has_tickets:
+        if not self.has_tickets:
             handoff_id = msgspec.msgpack.decode(payload, type=Claim).handoff_id
             with suppress(TimeoutError):
                 async with asyncio.timeout(OFFER_WAIT_S):
@@ -146,13 +137,10 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._pool.layout.block_size
         grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
         machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)
-        has_ticket = self._has_tickets
-        handoff = VllmHandoff(
-            self._tools, offer, machine, self._ends, self.remove, has_ticket=has_ticket
-        )
+        handoff = VllmHandoff(self, offer, machine)
         self.add(handoff)
         self._offered.set()
-        if has_ticket:
+        if self.has_tickets:
             self.begin(handoff, config.claim_timeout_ms)
             self.spawn(self.publish(handoff, len(offer.token_ids), num_uncached))
         else:  # vLLM's scheduler cancels it when the first rank's is given up

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Self
 
 import msgspec
@@ -70,8 +70,7 @@ class VllmEngine(LLMEngine):
         self._adapters = adapters
         self._starting: asyncio.Task[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of sockets
-        self._prompts: RequestServer | None = None  # at a prefill worker
+        self._stack = AsyncExitStack()  # closed after vLLM's end
         self._load = LoadLogger()
 
     @classmethod
@@ -83,10 +82,10 @@ class VllmEngine(LLMEngine):
     # ---- lifecycle ----------------------------------------------------------------------------
 
     async def start(self, worker_id: int) -> EngineConfig:
-        self._folder = tempfile.TemporaryDirectory(prefix="tandem-vllm-")
         await self._serve_prompts()
         if self._arguments.kv_events_config is None:
-            endpoint = f"ipc://{self._folder.name}/kv-events"
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-vllm-"))
+            endpoint = f"ipc://{folder}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
         logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
         # a start that is cancelled goes on in its thread, and `cleanup` ends it
@@ -114,10 +113,11 @@ class VllmEngine(LLMEngine):
         if connector is None or not connector.is_kv_producer:
             return
         extra = connector.kv_connector_extra_config
-        self._prompts = RequestServer(connector_config(extra).runtime, new_id())
-        self._prompts.register(COMPUTE, self._compute_prompt)
-        await self._prompts.start()
-        extra[PROMPTS] = self._prompts.address
+        server = RequestServer(connector_config(extra).runtime, new_id())
+        server.register(COMPUTE, self._compute_prompt)
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        extra[PROMPTS] = server.address
 
     async def _compute_prompt(
         self, payload: bytes, context: RequestContext, answer: Responder
@@ -163,12 +163,7 @@ class VllmEngine(LLMEngine):
             await _give_up(starting)
             with suppress(Exception):  # of a start that failed, or was given up
                 await asyncio.to_thread((await starting).shutdown, SHUTDOWN_S)
-        if self._prompts is not None:
-            await self._prompts.stop()
-            self._prompts = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        await self._stack.aclose()
 
     # ---- requests -----------------------------------------------------------------------------
 

@@ -102,11 +102,9 @@ class Member:
 
     async def start(self) -> None:
         """Join the cluster; peers can reach the pool afterwards. Raise TandemErrors."""
-        try:
-            await self._start(self._stack)
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         node = self.node

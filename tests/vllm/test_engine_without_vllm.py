@@ -16,6 +16,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, InternalError, TandemError
 from tandem.runtime.messages import PrefillReport, encode, pack_tokens
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.plane.server import RequestServer
 from tandem.sdk.conformance.kit import examine
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.engine.types import GenerateRequest
@@ -289,24 +290,26 @@ async def test_a_prefill_engine_computes_the_prompts_that_its_connector_sends(
 
 
 async def test_a_ticket_that_comes_before_the_end_of_the_start_waits_for_it(
-    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+    engine_class: Any, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
+    server = RequestServer(find_cluster(), "engine")
 
     def hold() -> None:
         begun.set()
         assert goes_on.wait(20)
 
     monkeypatch.setattr(AsyncLLM, "hold_start", hold)
+    monkeypatch.setattr(loaded, "RequestServer", lambda config, instance_id: server)
     engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "prefill"])
     starting = asyncio.create_task(engine.start(1))
     assert await asyncio.to_thread(begun.wait, 20)
     rank = Rank(engine)
     computing = asyncio.create_task(rank.compute("a-ticket", [1, 2, 3]))
     left = asyncio.create_task(rank.compute("one that its rank has left", [4]))
-    await eventually(lambda: len(engine._prompts.running) == 2)
+    await eventually(lambda: len(server.running) == 2)
     left.cancel()
-    await eventually(lambda: len(engine._prompts.running) == 1)
+    await eventually(lambda: len(server.running) == 1)
     assert not computing.done()
     goes_on.set()
     await starting

@@ -41,7 +41,7 @@ def flip_in_the_second_rank() -> None:
     due, verify = Path(os.environ[FLIP]), VllmHandoff._verify
 
     async def flipped(self: Any, work: Any) -> None:
-        if not self._has_ticket and was_due(due):
+        if not self._handoffs.has_tickets and was_due(due):
             self._tools.group.pool.tensor[work.blocks[0][1], 3] ^= 64
         await verify(self, work)
 
