@@ -87,7 +87,7 @@ class VllmEngine(LLMEngine):
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-vllm-"))
             endpoint = f"ipc://{folder}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
-        logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
+        logging.setLogRecordFactory(logging.LogRecord)  # vLLM's lines show more than Tandem's
         # a start that is cancelled goes on in its thread, and `cleanup` ends it
         self._starting = asyncio.create_task(asyncio.to_thread(self._build))
         self._llm = llm = await asyncio.shield(self._starting)

@@ -44,7 +44,7 @@ class WorkerSide:
             runtime = self._settings.config.runtime
             name = member.node.instance_id
             setup_logging(runtime.log_level, "connector", name, runtime.log_format)
-            logging.logProcesses = True  # Tandem's log leaves it out, and vLLM's lines have it
+            logging.setLogRecordFactory(logging.LogRecord)  # vLLM's lines show more than Tandem's
         asyncio.run_coroutine_threadsafe(member.start(), self._loop).result()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import logging
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tandem.runtime import logs
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, InternalError, TandemError
 from tandem.runtime.messages import PrefillReport, encode, pack_tokens
@@ -369,9 +371,9 @@ async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(
 async def test_the_lines_of_vllms_log_can_have_their_process(
     engine_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging, "logProcesses", False)  # as Tandem's own log sets it
+    monkeypatch.setattr(logging, "_logRecordFactory", logs._Record)  # as `setup_logging` sets it
     engine, _ = await engine_class.from_args(["some-model"])
     await engine.start(1)
     await engine.cleanup()
-    record = logging.LogRecord("vllm", logging.INFO, "core.py", 1, "started", (), None)
-    assert logging.Formatter("%(process)d %(message)s").format(record).endswith(" started")
+    record = logging.makeLogRecord({"msg": "started"})
+    assert logging.Formatter("%(process)d %(message)s").format(record) == f"{os.getpid()} started"
