@@ -85,7 +85,7 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._at_scheduler.heard(connector_output.kv_connector_worker_meta)
+        self._at_scheduler.take_news(connector_output.kv_connector_worker_meta)
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -232,8 +232,9 @@ class Member:
             queue_connected=self._queue.connected,
             num_queued_jobs=num_queued,
         )
-        if self._prompts.open and (pid := self._stopped_process()) is not None:
-            self._prompts.fail_all(f"the engine's process {pid} is stopped")
+        if (prompts := self._prompts.open) and (pid := self._stopped_process()) is not None:
+            for prompt in prompts.values():
+                prompt.stop(f"the engine's process {pid} is stopped")
         await asyncio.sleep(LOOK_INTERVAL_S)
 
     def _stopped_process(self) -> int | None:
@@ -248,9 +249,11 @@ class Member:
         load = LoadReport(node.instance_id, node.epoch, self._role, 0, 0, 0, 0, 0, 0)
         details: dict[str, str | int | float | bool] = {
             "engine": "vllm",
+            "num_prefill_workers": self.view.num_instances,
             "num_open_handoffs": self._handoffs.num_open,
             "num_jobs": len(self._jobs),
             "num_tickets": self._jobs.num_begun,
+            "num_prompts": len(self._prompts.open),
             "num_queued_jobs": self.view.num_queued_jobs,
         }
         details |= {f"handoffs.{end}": n for end, n in self._handoffs.num_ended.items()}

@@ -170,10 +170,6 @@ class TicketPrompts:
         if (steps := self._steps_of(key)) is not None:
             steps.put_nowait(reason)
 
-    def fail_all(self, reason: str) -> None:
-        for prompt in self.open.values():
-            prompt.stop(reason)
-
     def _steps_of(self, key: str) -> "Steps | None":
         prompt = self.open.get(key)
         return self.waiting.get(key) if prompt is None else prompt.steps

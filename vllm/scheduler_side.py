@@ -69,7 +69,7 @@ class SchedulerSide:
         takes: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool: BlockPool | None = None
+        self.pool: BlockPool  # bind_gpu_block_pool() sets it
         self._block_size = block_size
         self._ranks = frozenset(range(num_ranks))
         self._offers = offers
@@ -106,9 +106,10 @@ class SchedulerSide:
             decision = Decision("local", PlacementCause.SHORT, num_uncached=1, limit=1)
         else:
             asked_at = self._asked_at.setdefault(request.request_id, self._now())
-            if self._view is None or self._view_at < asked_at - MAX_NEWS_AGE_S:
+            view = self._view
+            if view is None or self._view_at < asked_at - MAX_NEWS_AGE_S:
                 return None, False
-            decision = self._decide(request, num_wanted, num_computed_tokens)
+            decision = self._decide(view, request, num_wanted, num_computed_tokens)
         self._report(request, decision, num_computed_tokens)
         if decision.place == "local":
             self._decided.add(request.request_id)
@@ -133,9 +134,9 @@ class SchedulerSide:
             return False
         return request.num_tokens == request.num_prompt_tokens and _is_plain(request)
 
-    def _decide(self, request: Request, num_uncached: int, num_cached: int) -> Decision:
-        view = self._view
-        assert view is not None
+    def _decide(
+        self, view: PrefillView, request: Request, num_uncached: int, num_cached: int
+    ) -> Decision:
         thresholds = view.thresholds
         if thresholds.policy is Policy.ADAPTIVE:  # vLLM reports no step costs to predict from
             thresholds = thresholds.model_copy(update={"policy": Policy.THRESHOLD})
@@ -144,8 +145,8 @@ class SchedulerSide:
             queue_connected=view.queue_connected,
             num_queued_jobs=view.num_queued_jobs + len(self._orders.offers),
         )
-        wish = (request.kv_transfer_params or {}).get(PLACE)
-        placement: PrefillPlace | None = wish if wish in ("local", "remote") else None
+        given = (request.kv_transfer_params or {}).get(PLACE)
+        placement: PrefillPlace | None = given if given in ("local", "remote") else None
         return decide(
             thresholds, num_uncached, side, num_cached_tokens=num_cached, placement=placement
         )
@@ -206,7 +207,7 @@ class SchedulerSide:
             orders.progress.append(Progress(key, num_tokens, block_ids))
         return orders
 
-    def heard(self, news: News | None) -> None:
+    def take_news(self, news: News | None) -> None:
         """Take a step's news, before vLLM frees any block of the requests whose loads ended."""
         if news is None:  # the ranks have left
             return
@@ -236,7 +237,6 @@ class SchedulerSide:
     # ---- blocks -------------------------------------------------------------------------------
 
     def _pin(self, key: str, block_ids: Sequence[int], ranks: Iterable[int]) -> None:
-        assert self.pool is not None, "bind_gpu_block_pool() comes first"
         pinned = self._pinned.setdefault(key, [])
         fresh = sorted(set(block_ids).difference(pinned))
         self.pool.touch([self.pool.blocks[block_id] for block_id in fresh])
@@ -245,7 +245,6 @@ class SchedulerSide:
 
     def _release(self, key: str, rank: int) -> None:
         """Free the pinned blocks once none of the ranks uses them."""
-        assert self.pool is not None, "bind_gpu_block_pool() comes first"
         if (users := self._users.get(key)) is None:
             return
         users.discard(rank)

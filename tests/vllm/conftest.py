@@ -38,7 +38,7 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(
+def adapted(
     nats: NatsServer,
     etcd: EtcdServer,
     model: Path,
@@ -51,6 +51,13 @@ def served(
     cluster.start_engine("--lora-modules", f"adapted={adapter}")
     yield cluster
     cluster.end()
+
+
+@pytest.fixture
+async def served(adapted: VllmCluster, http: aiohttp.ClientSession) -> VllmCluster:
+    """The frontend and the vLLM, once they answer."""
+    await adapted.ready(http)
+    return adapted
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ class FakeVllm:
         news = [News(self.view, {i: list(rank.ends)}) for i, rank in enumerate(self.ranks)]
         for rank in self.ranks:
             rank.ends.clear()
-        self.side.heard(reduce(News.aggregate, news))
+        self.side.take_news(reduce(News.aggregate, news))
         for end in [end for each in news for ends in each.ends.values() for end in ends]:
             if isinstance(end, Released):
                 continue

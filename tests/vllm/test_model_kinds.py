@@ -1,9 +1,8 @@
 """Models of other kinds than the one of all tests: two layers with random weights, made here."""
 
-import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tandem.models.folder import byte_level_tokenizer, write_generation_config, write_tokenizer
 from tests.services import EtcdServer, NatsServer
-from tests.vllm.vllm_cluster import ARGUMENTS, NEEDS_VLLM, VllmCluster
+from tests.vllm.vllm_cluster import ARGUMENTS, NEEDS_VLLM, VllmCluster, random_prompt
 
 pytestmark = NEEDS_VLLM
 WINDOW = 64
@@ -72,34 +71,24 @@ def write_model(folder: Path, config_class: str, fields: dict[str, Any]) -> Path
     return folder
 
 
-Start = Callable[[Path], VllmCluster]
-
-
 @pytest.fixture
-def start(
-    nats: NatsServer, etcd: EtcdServer, tmp_path: Path, request: pytest.FixtureRequest
-) -> Start:
-    def started(model: Path) -> VllmCluster:
-        cluster = VllmCluster(nats, etcd, model, tmp_path)
-        request.addfinalizer(cluster.end)
-        cluster.start_frontend()
-        cluster.start_pair()
-        return cluster
-
-    return started
+def cluster(nats: NatsServer, etcd: EtcdServer, tmp_path: Path, kind: str) -> Iterator[VllmCluster]:
+    cluster = VllmCluster(nats, etcd, write_model(tmp_path / kind, *SERVED[kind]), tmp_path)
+    cluster.start_frontend()
+    cluster.start_pair()
+    yield cluster
+    cluster.end()
 
 
 @pytest.mark.parametrize("kind", SERVED)
 async def test_a_model_of_another_kind_answers_as_an_unsplit_vllm(
-    start: Start, tmp_path: Path, http: aiohttp.ClientSession, kind: str
+    cluster: VllmCluster, http: aiohttp.ClientSession
 ) -> None:
-    cluster = start(write_model(tmp_path / kind, *SERVED[kind]))
     await cluster.ready(http)
     await cluster.prefill_ready()
-    end = [random.randrange(256) for _ in range(WINDOW // 2)]
-    answers = set()
+    end, answers = random_prompt(WINDOW // 2), set()
     for num_tokens in (70, 128, 129, 300, 1000):
-        prompt = [random.randrange(256) for _ in range(num_tokens - len(end))] + end
+        prompt = random_prompt(num_tokens - len(end)) + end
         for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
             remote, headers = await cluster.ask(http, prompt, "remote", **sampling)
             assert headers["x-tandem-prefill"] == "remote", headers

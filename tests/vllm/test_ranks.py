@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.services import EtcdServer, NatsServer, free_port
+from tests.services import EtcdServer, NatsServer, eventually, free_port
 from tests.vllm.vllm_cluster import (
     NEEDS_VLLM,
     VllmCluster,
@@ -77,18 +77,17 @@ def cluster(
 @pytest.fixture
 async def ready(cluster: VllmCluster, http: aiohttp.ClientSession) -> AsyncIterator[VllmCluster]:
     await cluster.ready(http)
-    while len(await cluster.members()) < 4:
-        cluster.check_alive()
-        await asyncio.sleep(0.2)
+    await cluster.prefill_ready(num_ranks=2)
     yield cluster
 
 
 async def nothing_is_in_use(http: aiohttp.ClientSession, *modes: str) -> None:
     """Wait until no engine of these has a block in use."""
-    for mode in modes:
-        async with asyncio.timeout(30.0):
-            while await kv_in_use(http, PORTS[mode]):
-                await asyncio.sleep(0.1)
+
+    async def none_is() -> bool:
+        return not any([await kv_in_use(http, PORTS[mode]) for mode in modes])
+
+    await eventually(none_is, pause_s=0.1)
 
 
 async def test_answers_are_those_of_an_unsplit_vllm_of_two_ranks(

@@ -48,12 +48,12 @@ def test_without_news_the_scheduler_asks_again_and_never_for_ever() -> None:
     assert vllm.side.matched(old, 0) == (9, True), "one step's news after the request is enough"
 
 
-def test_the_policy_and_the_requests_own_wish_decide() -> None:
-    def place(view: PrefillView, wish: str | None = None, num_tokens: int = 40) -> str:
+def test_the_policy_and_the_requests_own_placement_decide() -> None:
+    def place(view: PrefillView, asked: str | None = None, num_tokens: int = 40) -> str:
         vllm = FakeVllm()
         vllm.view = view
         vllm.step()
-        request = FakeRequest("r", num_tokens, at(wish) if wish else None)
+        request = FakeRequest("r", num_tokens, at(asked) if asked else None)
         return "remote" if vllm.side.matched(request, 0)[1] else "local"
 
     adaptive = PrefillView(DisaggConfig(max_local_prefill_length=30), 1, True, 0)

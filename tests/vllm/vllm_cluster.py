@@ -1,12 +1,11 @@
 """vLLM engines and a frontend as real processes, started as a user starts them."""
 
-import asyncio
 import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tandem.runtime.discovery import watch_instances, watch_transfer
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.node import Node
 from tandem.vllm.versions import check_version
-from tests.services import EtcdServer, NatsServer, free_port
+from tests.services import EtcdServer, NatsServer, eventually, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_disagg" / "vllm_disagg.py"
 _PARTS = {"scheduler": "VLLM::EngineCore", "rank": "VLLM::Worker", "rank 1": "VLLM::Worker_TP1"}
@@ -157,26 +156,27 @@ class VllmCluster:
         for process in self._running:
             process.wait(PATIENCE_S)
 
-    async def prefill_ready(self) -> None:
-        """Wait until a prefill worker and a decode worker are there."""
-        deadline = time.monotonic() + PATIENCE_S
-        while {each.load.role for each in await self.members()} != {"decode", "prefill"}:
-            assert time.monotonic() < deadline, self.log(len(self._running) - 1)
-            await asyncio.sleep(0.1)
+    async def prefill_ready(self, num_ranks: int = 1) -> None:
+        """Wait until each rank of the decode worker has found its prefill worker."""
+
+        async def all_have() -> bool:
+            self.check_alive()
+            decode = [each for each in await self.members() if each.load.role == "decode"]
+            return [each.details["num_prefill_workers"] for each in decode] == [1] * num_ranks
+
+        await eventually(all_have, PATIENCE_S, pause_s=0.1)
 
     async def ready(self, http: aiohttp.ClientSession) -> None:
         """Wait until the frontend has the model."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        async def has_model() -> bool:
             self.check_alive()
-            try:
+            with suppress(aiohttp.ClientConnectionError):
                 async with http.get(f"{self.address}/v1/models") as answer:
-                    if (await answer.json())["data"]:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            assert time.monotonic() < deadline, self.log(len(self._running) - 1)
-            await asyncio.sleep(0.1)
+                    return bool((await answer.json())["data"])
+            return False
+
+        await eventually(has_model, PATIENCE_S, pause_s=0.1)
 
     async def num_ended(self, end: str) -> int:
         """Return how many handoffs of all ranks ended so."""
@@ -225,9 +225,13 @@ class VllmCluster:
             assert answer.status == 200, found
             return str(found["choices"][0]["text"]), answer.headers
 
-    async def chat(self, http: aiohttp.ClientSession, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """Return the status and the body of a chat's answer."""
+    async def chat(
+        self, http: aiohttp.ClientSession, status: int = 200, **fields: Any
+    ) -> dict[str, Any]:
+        """Return the body of a chat's answer, which has this status."""
         messages = [{"role": "user", "content": fields.pop("content", "Once upon a time")}]
         body = {"model": "random", "messages": messages, "max_tokens": 12, **fields}
         async with http.post(f"{self.address}/v1/chat/completions", json=body) as answer:
-            return answer.status, await answer.json()
+            found: dict[str, Any] = await answer.json()
+            assert answer.status == status, found
+            return found
