@@ -6,6 +6,7 @@ A fake engine computes prompts: it fills blocks of the prefill side's pool, and 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -141,20 +142,37 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[Pair]:
-    runtime = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
+def runtime(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
+    return RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
+
+
+@asynccontextmanager
+async def members(runtime: RuntimeConfig, num_ranks: int) -> AsyncIterator[list[Pair]]:
+    """The pairs of the ranks of two engines."""
     engine = Engine(runtime)
     await engine.server.start()
-    decode, prefill = Side(runtime), Side(runtime, engine.server.address)
-    engine.sides = [prefill]
-    await decode.member.start()
-    await prefill.member.start()
-    await eventually(lambda: decode.member.view.num_instances == 1)
-    yield Pair(decode, prefill, engine)
+    names = [new_id()[:14] for _ in range(2)]
+    pairs = []
+    for rank in range(num_ranks):
+        decode = Side(runtime, engine=names[0], rank=rank)
+        prefill = Side(runtime, engine.server.address, engine=names[1], rank=rank)
+        engine.sides.append(prefill)
+        await decode.member.start()
+        await prefill.member.start()
+        pairs.append(Pair(decode, prefill, engine))
+    await eventually(lambda: all(each.decode.member.view.num_instances == 1 for each in pairs))
+    yield pairs
     engine.goes_on.set()
-    await prefill.member.close()
-    await decode.member.close()
+    for pair in pairs:
+        await pair.prefill.member.close()
+        await pair.decode.member.close()
     await engine.server.stop()
+
+
+@pytest.fixture
+async def pair(runtime: RuntimeConfig) -> AsyncIterator[Pair]:
+    async with members(runtime, 1) as pairs:
+        yield pairs[0]
 
 
 async def ended(side: Side, offer: Offer) -> tuple[bool, bool]:
@@ -222,9 +240,8 @@ async def test_a_cancelled_offer_stops_the_prompt_and_frees_the_blocks(pair: Pai
 
 
 async def test_without_prefill_workers_a_ticket_is_given_up_after_its_time(
-    nats: NatsServer, etcd: EtcdServer
+    runtime: RuntimeConfig,
 ) -> None:
-    runtime = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
     side = Side(runtime, claim_timeout_ms=100)
     await side.member.start()
     offer = side.offer(8, [3, 5])
@@ -252,27 +269,9 @@ async def test_a_lost_connection_to_the_engine_ends_its_prompts(pair: Pair) -> N
 
 
 @pytest.fixture
-async def pairs(nats: NatsServer, etcd: EtcdServer) -> AsyncIterator[list[Pair]]:
-    """The pairs of the ranks of two engines, of two ranks each."""
-    runtime = RuntimeConfig(nats_url=nats.url, etcd_endpoints=etcd.url, namespace=new_id())
-    engine = Engine(runtime)
-    await engine.server.start()
-    names = [new_id()[:14] for _ in range(2)]
-    pairs = []
-    for rank in range(2):
-        decode = Side(runtime, engine=names[0], rank=rank)
-        prefill = Side(runtime, engine.server.address, engine=names[1], rank=rank)
-        engine.sides.append(prefill)
-        await decode.member.start()
-        await prefill.member.start()
-        pairs.append(Pair(decode, prefill, engine))
-    await eventually(lambda: all(each.decode.member.view.num_instances == 1 for each in pairs))
-    yield pairs
-    engine.goes_on.set()
-    for pair in pairs:
-        await pair.prefill.member.close()
-        await pair.decode.member.close()
-    await engine.server.stop()
+async def pairs(runtime: RuntimeConfig) -> AsyncIterator[list[Pair]]:
+    async with members(runtime, 2) as pairs:
+        yield pairs
 
 
 def offered(pairs: list[Pair], num_tokens: int, block_ids: list[int]) -> Offer:
