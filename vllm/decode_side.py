@@ -5,12 +5,12 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
 
-from tandem.decode.config import DisaggConfig
+from tandem.decode.thresholds import LiveThresholds
 from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
@@ -18,7 +18,6 @@ from tandem.runtime.handoff_messages import Claim, Claimed, FirstToken
 from tandem.runtime.messages import SamplingParams, pack_tokens
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
-from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
@@ -26,6 +25,7 @@ from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.transfer.peers import is_dead, is_stopped
 from tandem.vllm.kv_layout import VllmPool
+from tandem.vllm.settings import ConnectorSettings
 from tandem.vllm.step_messages import Ends, LoadEnd, Offer, Released
 
 logger = logging.getLogger(__name__)
@@ -98,16 +98,15 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
         queue: PrefillQueue,
         group: TransferGroup,
         pool: VllmPool,
-        thresholds: Callable[[], DisaggConfig],
-        transfer: TransferConfig,
+        settings: ConnectorSettings,
+        thresholds: LiveThresholds,
         prefill_instances: Mapping[str, Instance],
         ends: Ends,
-        has_tickets: bool,
     ) -> None:
-        super().__init__(transfer, node, group, queue.publish)
+        super().__init__(settings.config.transfer, node, group, queue.publish)
         self.num_ended: Counter[str] = Counter()  # by the cause, "admitted" where all went well
         self.ends = ends
-        self.has_tickets = has_tickets
+        self.has_tickets = settings.rank == 0
         self.tools = ReceiverTools(group, self.health, prefill_instances, self.spawn)
         self._pool, self._thresholds = pool, thresholds
         self._offered = asyncio.Event()  # any prompt
@@ -133,7 +132,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
 
     def start(self, offer: Offer) -> None:
         """Await the claim of a prompt. The first rank publishes a ticket for those of all ranks."""
-        config = self._thresholds()
+        config = self._thresholds.current
         num_uncached = len(offer.token_ids) - offer.num_cached_blocks * self._pool.layout.block_size
         grant = self._grant(offer, config.handoff_timeout_of(num_uncached))
         machine = self.machine(bytes.fromhex(offer.key), grant, awaits_first=False)

@@ -118,11 +118,10 @@ class Member:
             queue=self._queue,
             group=self._group,
             pool=self._pool,
-            thresholds=lambda: self._thresholds.current,
-            transfer=self._config.transfer,
+            settings=self._settings,
+            thresholds=self._thresholds,
             prefill_instances=self._prefill_instances.items,
             ends=self._ends,
-            has_tickets=self._settings.rank == 0,
         )
         self._handoffs.register(node.server)
         node.server.register("status", self._status)

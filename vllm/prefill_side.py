@@ -53,6 +53,7 @@ class TicketPrompt:
 
     async def run(self) -> None:
         grant, prompts = self._writer.machine.grant, self._prompts
+        pool, block_size = prompts.pool, prompts.pool.layout.block_size
         num_prompt_tokens, num_tokens = len(unpack_tokens(grant.token_ids)), 0
         prompts.open[self._key] = self
         prompt = ComputePrompt(self._key, grant.token_ids, grant.cache_salt)
@@ -64,9 +65,12 @@ class TicketPrompt:
                     raise TransferError(step)
                 progress, event = step
                 num_tokens = min(progress.num_tokens, num_prompt_tokens)
+                num_blocks = num_tokens // block_size
                 if num_tokens == num_prompt_tokens:
+                    num_blocks = num_blocks_of(num_tokens, block_size)
                     logger.debug("ticket %s: computed", self._key)
-                self._write(progress, num_tokens, num_tokens == num_prompt_tokens, event)
+                table = pool.table(progress.block_ids[:num_blocks])
+                self._writer.write_ready(ComputedBlocks(table, len(table), (1,), (1,), event))
         finally:
             if computing is not None:
                 computing.cancel()
@@ -79,16 +83,6 @@ class TicketPrompt:
                 await prompts.client.call(prompts.engine, COMPUTE, encode(prompt), context)
         except TandemError as error:
             self.stop(f"the engine failed: {error.message}")
-
-    def _write(
-        self, progress: Progress, num_tokens: int, is_last: bool, event: "Event | None"
-    ) -> None:
-        pool = self._prompts.pool
-        num_blocks = num_tokens // pool.layout.block_size
-        if is_last:
-            num_blocks = num_blocks_of(num_tokens, pool.layout.block_size)
-        table = pool.table(progress.block_ids[:num_blocks])
-        self._writer.write_ready(ComputedBlocks(table, len(table), (1,), (1,), event))
 
     def stop(self, reason: str) -> None:
         self.steps.put_nowait(reason)
