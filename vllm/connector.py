@@ -50,8 +50,8 @@ class TandemConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
         self._is_rank = role is KVConnectorRole.WORKER
-        self._at_scheduler: SchedulerSide  # one of the two
-        self._at_rank: WorkerSide
+        self._at_scheduler: SchedulerSide  # in the scheduler's process
+        self._at_rank: WorkerSide  # in a rank's
         if self._is_rank:
             self._at_rank = WorkerSide(connector_settings(vllm_config))
         else:

@@ -66,8 +66,9 @@ class Member:
         self._config = config = settings.config
         self.view = PrefillView(config.disagg)
         confine_ucx(config.runtime.host)
-        role: WorkerRole = "both" if settings.takes and settings.offers else "decode"
-        self._role: WorkerRole = "prefill" if settings.takes and not settings.offers else role
+        self._role: WorkerRole = "both" if settings.offers else "prefill"
+        if not settings.takes:
+            self._role = "decode"
         # Its metrics are served by nothing: the port is that of the worker whose engine this is
         alone = config.runtime.model_copy(update={"metrics_port": None})
         self.node = node = Node(
@@ -252,7 +253,6 @@ class Member:
             "num_open_handoffs": self._handoffs.num_open,
             "num_jobs": len(self._jobs),
             "num_tickets": self._jobs.num_begun,
-            "num_prompts": len(self._prompts.open),
             "num_queued_jobs": self.view.num_queued_jobs,
         }
         details |= {f"handoffs.{end}": n for end, n in self._handoffs.num_ended.items()}
