@@ -1,27 +1,55 @@
-"""Two vLLMs with Tandem's connector: one computes prompts for the other. The last test kills it."""
+"""Two vLLMs with Tandem's connector: one computes prompts for the other, and dies at the end."""
 
 import asyncio
+import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.services import EtcdServer, NatsServer, eventually
-from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, random_prompt
+from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, random_prompt, with_plugin
 
 pytestmark = NEEDS_VLLM
-FALLBACK_S = 1.0  # from a loss to the beginning of the local prefill
+DEATH = "DIE_NEXT"  # names a file: while it exists, a rank dies before it writes blocks
+# Neither missed heartbeats nor the deadline can end a handoff: a lost process must be seen
+LONG = {"TANDEM_RUNTIME__HEARTBEAT_MISSES": "10000", "TANDEM_DISAGG__HANDOFF_TIMEOUT_MS": "1800000"}
+
+
+def die_in_mid_prompt() -> None:
+    """In vLLM's processes: kill a rank that has computed blocks of a prompt, when that is due."""
+    from tandem.transfer.handoff.writer import BlockWriter
+
+    due, write_ready = Path(os.environ[DEATH]), BlockWriter.write_ready
+
+    def dying(self: BlockWriter, computed: Any) -> None:
+        if due.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_ready(self, computed)
+
+    BlockWriter.write_ready = dying  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def death(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plugin") / "death"
 
 
 @pytest.fixture(scope="module")
 def cluster(
-    nats: NatsServer, etcd: EtcdServer, model: Path, tmp_path_factory: pytest.TempPathFactory
+    nats: NatsServer,
+    etcd: EtcdServer,
+    model: Path,
+    death: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VllmCluster]:
     cluster = VllmCluster(nats, etcd, model, tmp_path_factory.mktemp("logs"))
+    plugin = with_plugin(death.parent, "tests.vllm.test_handoffs:die_in_mid_prompt")
+    cluster.environment |= LONG | {DEATH: str(death), "PYTHONPATH": plugin}
     cluster.start_frontend()
     cluster.start_pair()
     yield cluster
@@ -83,7 +111,7 @@ async def test_many_prompts_at_one_time_and_callers_that_leave(
 
 
 @pytest.mark.parametrize("part", ["rank", "scheduler", "engine"])
-async def test_a_stopped_prefill_worker_costs_no_second(
+async def test_a_stopped_prefill_worker_is_given_up_at_once(
     ready: VllmCluster, http: aiohttp.ClientSession, part: str
 ) -> None:
     process = ready.prefill_processes[part]
@@ -91,12 +119,7 @@ async def test_a_stopped_prefill_worker_costs_no_second(
     try:
         prompt = random_prompt(1900)
         expected = await ready.complete(http, prompt, "local")
-        began_at = time.perf_counter()
-        assert await ready.complete(http, prompt, "local") == expected
-        local_s = time.perf_counter() - began_at
-        began_at = time.perf_counter()
         answer, headers = await ready.ask(http, prompt, "remote")
-        assert time.perf_counter() - began_at - local_s < 2 * FALLBACK_S
         assert answer == expected and headers["x-tandem-prefill"] == "local"
         assert headers["x-tandem-prefill-reason"].startswith("remote failed: ")
     finally:
@@ -106,18 +129,12 @@ async def test_a_stopped_prefill_worker_costs_no_second(
     assert remote == await ready.complete(http, prompt, "local")
 
 
-async def test_a_killed_prefill_worker_costs_no_second(
-    ready: VllmCluster, http: aiohttp.ClientSession
+async def test_a_killed_prefill_worker_is_given_up_at_once(
+    ready: VllmCluster, http: aiohttp.ClientSession, death: Path
 ) -> None:
-    prompt, rank = random_prompt(1900), ready.prefill_processes["rank"]
-    began_at = time.perf_counter()
+    prompt = random_prompt(1900)
     expected = await ready.complete(http, prompt, "local")
-    local_s = time.perf_counter() - began_at
-    asked = asyncio.create_task(ready.complete(http, prompt, "remote"))
-    # claimed: without a claim the ticket would have to wait for its time
-    while not any(each.details["num_prompts"] for each in await ready.members()):
-        assert not asked.done(), "the prompt is too short to be lost"
-    rank.kill()
-    lost_at = time.perf_counter()
-    assert await asked == expected
-    assert time.perf_counter() - lost_at - local_s < FALLBACK_S
+    await asyncio.to_thread(death.touch)
+    answer, headers = await ready.ask(http, prompt, "remote")
+    assert answer == expected and headers["x-tandem-prefill"] == "local"
+    assert headers["x-tandem-prefill-reason"].endswith(" was lost")

@@ -91,7 +91,7 @@ async def test_a_model_of_another_kind_answers_as_an_unsplit_vllm(
         prompt = random_prompt(num_tokens - len(end)) + end
         for sampling in ({}, {"temperature": 1.0, "seed": num_tokens}):
             remote, headers = await cluster.ask(http, prompt, "remote", **sampling)
-            assert headers["x-tandem-prefill"] == "remote", headers
+            assert headers["x-tandem-prefill"] == "remote", headers["x-tandem-prefill-reason"]
             assert remote == await cluster.complete(http, prompt, "local", **sampling)
             answers.add(remote)
     assert len(answers) > 5, "the model ignores its KV: wrong KV would go unseen"
