@@ -125,7 +125,7 @@ class Handoffs:
         mine.num_unclaimed_tokens += num_uncached
         self._queue[ticket] = None
         claim_ms = decision.claim_timeout_ms or config.claim_timeout_ms
-        longest_ms = config.handoff_timeout_ms + config.handoff_timeout_ms_per_token * num_uncached
+        longest_ms = config.handoff_timeout_of(num_uncached)
         self._clock.after(
             claim_ms / 1e3, partial(self._unclaimed, ticket, may_wait=decision.is_predicted)
         )

@@ -15,6 +15,7 @@ from tandem.decode.admission import (
     with_targets,
 )
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.queue.config import QueueConfig
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.messages import Targets
@@ -233,3 +234,14 @@ def test_a_ticket_gives_way_where_prompts_that_come_first_cost_its_target() -> N
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
     assert gives_way(config, place(waiting=1_000_000), 100, 0.0)
     assert not gives_way(config, place(waiting=100), 100, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "num_tokens", "expected_ms"), [(1000, 100, 1500), (3_600_000, 100, 3_600_000)]
+)
+def test_a_handoff_may_take_no_longer_than_the_queue_takes_tickets_for(
+    timeout_ms: int, num_tokens: int, expected_ms: int
+) -> None:
+    config = DisaggConfig(handoff_timeout_ms=timeout_ms, handoff_timeout_ms_per_token=5.0)
+    assert config.handoff_timeout_of(num_tokens) == expected_ms
+    assert expected_ms <= QueueConfig().max_job_deadline_s * 1e3
