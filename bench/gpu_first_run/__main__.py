@@ -28,7 +28,7 @@ PROGRAM = SectionProgram(
         Section("ceilings", "tandem.bench.kernels.ceilings:run", 45.0),
         Section("smoke", f"{MODULE}.smoke:run", 110.0),
         Section("sanitize", f"{MODULE}.smoke:run_sanitized", 70.0, is_optional=True),
-        Section("float8", "tandem.bench.kernels.float8:run", 60.0, is_optional=True),
+        Section("float8", "tandem.bench.kernels.products:run_float8", 60.0, is_optional=True),
         Section("graphs", f"{MODULE}.engine:graphs", 110.0),
         Section("nixl", NIXL, 60.0, _STRICT),
         Section("nixl_cached", NIXL, 60.0, {**_STRICT, _CACHE: "y"}),

@@ -263,7 +263,7 @@ def _products(setting: Setting, tiny: bool) -> Errors:
 
 
 def _float8(setting: Setting, tiny: bool) -> Errors:
-    from tandem.bench.kernels.float8 import LEAST_BOUND, exact_inputs, float8_matrix
+    from tandem.bench.kernels.products import LEAST_FLOAT8_BOUND, exact_inputs, float8_matrix
     from tandem.kernels.linear.float8 import has_float8_products
     from tandem.kernels.linear.launch import multiply
     from tandem.kernels.reference.quantized import expanded, rounded_inputs
@@ -278,7 +278,7 @@ def _float8(setting: Setting, tiny: bool) -> Errors:
         x, weight = x.to(dtype), float8_matrix(setting, 2 * size, size)
         product, label = multiply(x, weight), f"{dtype} {len(x)} x {size}"
         expected = rounded_inputs(x) @ expanded(weight).T
-        bound = max(LEAST_BOUND, ERROR_BOUNDS[dtype])
+        bound = max(LEAST_FLOAT8_BOUND, ERROR_BOUNDS[dtype])
         yield label, relative_error(product, expected), bound
         yield f"{label}, few of them", mismatch(multiply(x[:65], weight), product[:65]), 1e-9
 

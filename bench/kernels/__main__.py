@@ -93,9 +93,9 @@ PROGRAM = SectionProgram(
         Section("prefill", f"{MODULE}.prefill:run", 75.0),
         Section("decode", f"{MODULE}.decode:run", 60.0),
         Section("layers", f"{MODULE}.layers:run", 45.0),
-        Section("fused", f"{MODULE}.fused:run", 60.0),
-        Section("float8", f"{MODULE}.float8:run", 45.0, is_optional=True),
-        Section("blocks", f"{MODULE}.blocks:run", 45.0),
+        Section("fused", f"{MODULE}.products:run", 60.0),
+        Section("float8", f"{MODULE}.products:run_float8", 45.0, is_optional=True),
+        Section("blocks", f"{MODULE}.layers:run_checksum", 45.0),
         Section("sampling", f"{MODULE}.sampling:run", 45.0),
         # It may hang, and then must cost nothing else: it goes last, on its own.
         Section("prefill_hopper", f"{MODULE}.prefill:run_hopper", 40.0, is_optional=True),

@@ -1,7 +1,7 @@
 """Cases to measure: each checked before and after, timed in turns, its compiled kernels read."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -62,17 +62,16 @@ class Case:
 Group = Callable[[Setting], Sequence[Case]]
 
 
-def measure_groups(groups: Sequence[Group], setting: Setting) -> Iterator[Figure]:
-    """Measure one group after another; one that can't be set up costs no other.
+def measure_groups(groups: Mapping[str, Group], setting: Setting) -> Iterator[Figure]:
+    """Measure one group after another; one that can't be set up is named and costs no other.
 
     Each case comes twice, at first without samples: it is known whatever ends the process.
     """
-    for group in groups:
+    for name, group in groups.items():
         try:
             cases = group(setting)
         except Exception as error:  # whatever a kernel's file may raise
-            label = group.__name__.strip("_").replace("_", " ")
-            yield Figure(label, label, "us", failure=reason_of(error))
+            yield Figure(name, name, "us", failure=reason_of(error))
             continue
         yield from (case.figure() for case in cases)
         yield from measure(cases, setting)

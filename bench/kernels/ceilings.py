@@ -16,7 +16,7 @@ BUFFER_BYTES = 4 << 30
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Measure each rate by several figures, named after it; the best of each counts."""
-    yield from measure_groups([matmul, copy_and_read], setting)
+    yield from measure_groups({"matmul": matmul, "copy and read": copy_and_read}, setting)
 
 
 def matmul(setting: Setting) -> Sequence[Case]:

@@ -1,8 +1,9 @@
 """Decode attention over one pool of tens of gigabytes, from whose layers calls read in turns."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,18 +47,17 @@ def run(setting: Setting) -> Iterator[Figure]:
     positions = setting.size(POOL_POSITIONS, TINY_POSITIONS)
     pool = Pool(positions, setting.size(POOL_LAYERS, 2), kv_heads, head_dim, setting)
 
-    def group(shape: Shape) -> Callable[[Setting], Sequence[Case]]:
-        def decode(setting: Setting) -> Sequence[Case]:
-            if not shape.shared_tokens:
-                return [decode_case(shape, pool, setting)]
-            cascade = replace(shape, label=f"{shape.label}, cascade", is_cascade=True)
-            cases = [decode_case(each, pool, setting) for each in (shape, cascade)]
-            return [*cases, _plan_case(shape, pool, setting)]
+    groups = {_name(shape): partial(_cases, shape, pool) for shape in shapes(setting)}
+    yield from measure_groups(groups, setting)
 
-        decode.__name__ = _name(shape)
-        return decode
 
-    yield from measure_groups([group(shape) for shape in shapes(setting)], setting)
+def _cases(shape: Shape, pool: Pool, setting: Setting) -> Sequence[Case]:
+    """Return the case of a batch; where it shares a prefix also cascade attention, and its plan."""
+    if not shape.shared_tokens:
+        return [decode_case(shape, pool, setting)]
+    cascade = replace(shape, label=f"{shape.label}, cascade", is_cascade=True)
+    cases = [decode_case(each, pool, setting) for each in (shape, cascade)]
+    return [*cases, _plan_case(shape, pool, setting)]
 
 
 def shapes(setting: Setting) -> list[Shape]:
@@ -158,9 +158,7 @@ def decode_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
     return Case(
         name=_name(shape),
         label=f"decode {shape.label}, block {shape.block_size}",
-        unit="us",
         work=float(context_bytes + 2 * q.nbytes),
-        rate="read",
         launch=launch,
         num_sets=num_sets,
         check=check,
@@ -190,13 +188,9 @@ def _plan_case(shape: Shape, pool: Pool, setting: Setting) -> Case:
     return Case(
         name=f"{_name(shape)}_plan",
         label=f"prefixes of {shape.label}",
-        unit="us",
         work=float(tables.nbytes),
-        rate="read",
         launch=launch,
-        num_sets=1,
         check=check,
-        error_bound=0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""The kernels around attention in a layer, at 8192 tokens of an 8-billion-parameter model."""
+"""The kernels around attention in a layer, and checksums of blocks: 8192 tokens of an 8B model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,21 +18,28 @@ from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
 from tandem.engine.models.rope import rope_table
 from tandem.engine.models.rope_config import RopeConfig
+from tandem.kernels.checksum import block_checksums, part_table
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.reference import activation as activation_reference
 from tandem.kernels.reference import embedding as embedding_reference
 from tandem.kernels.reference import kv_store as kv_store_reference
 from tandem.kernels.reference import norm as norm_reference
+from tandem.transfer.checksum import part_checksums
 
 NUM_TOKENS, HIDDEN, INTERMEDIATE, VOCABULARY = 8192, 4096, 12288, 151936
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 32, 8, 128, 40960
 BLOCK_SIZE, EPS = 64, 1e-6
+CHECKSUM_LAYERS, CHECKSUM_BLOCK_SIZES, NUM_CHECKED_BLOCKS = 36, (64, 16), 4
 TARGET = at_least(0.85, 0.92, "share")
 
 
 def run(setting: Setting) -> Iterator[Figure]:
-    groups = [store_qkv, store_qkv_without_norm, add_rms_norm, rms_norm, silu_mul, embed]
-    yield from measure_groups(groups, setting)
+    cases = (store_qkv, store_qkv_without_norm, add_rms_norm, rms_norm, silu_mul, embed)
+    yield from measure_groups({each.__name__: each for each in cases}, setting)
+
+
+def run_checksum(setting: Setting) -> Iterator[Figure]:
+    yield from measure_groups({"checksum": checksum}, setting)
 
 
 def add_rms_norm(
@@ -172,6 +179,44 @@ def _store_case(
     label = f"{label}, {num_tokens} tokens"
     num_bytes += num_tokens * (table_of_angles[0].nbytes + 16)  # and a position and a slot, int64
     return _case(setting, name, label, num_bytes, launch, num_sets, check, TARGET)
+
+
+def checksum(setting: Setting) -> Sequence[Case]:
+    """Return the cases, which only read, of a pool so large that a prompt's blocks lie apart."""
+    num_tokens, num_layers = setting.size(NUM_TOKENS, 128), setting.size(CHECKSUM_LAYERS, 2)
+    kv_heads, head_dim = setting.size(KV_HEADS, 2), setting.size(HEAD_DIM, 16)
+    pool = Pool(3 * num_tokens, num_layers, kv_heads, head_dim, setting)
+    block_sizes = CHECKSUM_BLOCK_SIZES[: setting.size(len(CHECKSUM_BLOCK_SIZES), 1)]
+    return [_checksum_case(pool, block_size, num_tokens, setting) for block_size in block_sizes]
+
+
+def _checksum_case(pool: Pool, block_size: int, num_tokens: int, setting: Setting) -> Case:
+    blocks = pool.blocks(block_size)
+    ids = pool.tables([num_tokens], block_size, shuffled=True)[0].contiguous()
+    words = blocks.view(len(blocks), -1).view(torch.int32)
+    parts = part_table([(0, words.shape[1])], setting.device)
+    out = torch.empty(len(ids), dtype=torch.int64, device=setting.device)
+
+    def launch(_index: int, config: Any) -> None:
+        block_checksums(words, ids, parts, out, config=config)
+
+    def check(run: Call) -> float:
+        out.fill_(-1)
+        run()
+        some = ids[:NUM_CHECKED_BLOCKS]
+        here = blocks[some].cpu()
+        sums = part_checksums(here, range(len(here)), ((0, here[0].nbytes),), "mix64")
+        found = [each % 2**64 for each in out[: len(some)].tolist()]
+        return float(sums != found)
+
+    return Case(
+        name=f"checksum_block{block_size}",
+        label=f"checksum of {len(ids)} blocks of {block_size}",
+        work=float(len(ids) * blocks[0].nbytes),
+        launch=launch,
+        check=check,
+        target=TARGET,
+    )
 
 
 def _case(

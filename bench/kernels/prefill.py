@@ -3,13 +3,21 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.bench.kernels.cases import ERROR_BOUNDS, Call, Case, measure_groups, relative_error
+from tandem.bench.kernels.cases import (
+    ERROR_BOUNDS,
+    Call,
+    Case,
+    Group,
+    measure_groups,
+    relative_error,
+)
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
@@ -34,16 +42,12 @@ Attention = Callable[..., None]
 def run(setting: Setting) -> Iterator[Figure]:
     """Measure whole prompts of each length, then chunks over a context and a ragged batch."""
 
-    def length_group(name: str, length: int) -> Callable[[Setting], Sequence[Case]]:
-        def prefill(setting: Setting) -> Sequence[Case]:
-            return [*_sdpa(name, length, setting), *_whole_prompts(name, length, setting)]
-
-        prefill.__name__ = f"prefill_{name}"
-        return prefill
+    def of_length(name: str, length: int, setting: Setting) -> Sequence[Case]:
+        return [*_sdpa(name, length, setting), *_whole_prompts(name, length, setting)]
 
     lengths = list(LENGTHS.items())[: setting.size(len(LENGTHS), 1)]
-    groups = [length_group(name, length) for name, length in lengths]
-    yield from measure_groups([*groups, prefill_of_chunks], setting)
+    groups = {f"prefill {name}": partial(of_length, name, length) for name, length in lengths}
+    yield from measure_groups({**groups, "prefill of chunks": prefill_of_chunks}, setting)
 
 
 def run_hopper(setting: Setting) -> Iterator[Figure]:
@@ -53,25 +57,21 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
     # Imported here: elsewhere the compiler may lack its features.
     from tandem.kernels.attention.prefill_hopper import prefill_attention_hopper
 
-    def group(kind: str, target: Target) -> Callable[[Setting], Sequence[Case]]:
-        def cases(setting: Setting) -> Sequence[Case]:
-            return [
-                prefill_case(
-                    f"prefill_hopper_{kind}_{name}_block{block_size}",
-                    f"prefill {kind} {name}, block {block_size} (warp-specialized)",
-                    [(length, length)],
-                    block_size,
-                    setting,
-                    shuffled=kind == "paged",
-                    target=target,
-                    attention=prefill_attention_hopper,
-                )
-                for name, length in LENGTHS.items()
-                for block_size in (64, 128)
-            ]
-
-        cases.__name__ = f"prefill_{kind}_warp_specialized"
-        return cases
+    def of_kind(kind: str, target: Target, setting: Setting) -> Sequence[Case]:
+        return [
+            prefill_case(
+                f"prefill_hopper_{kind}_{name}_block{block_size}",
+                f"prefill {kind} {name}, block {block_size} (warp-specialized)",
+                [(length, length)],
+                block_size,
+                setting,
+                shuffled=kind == "paged",
+                target=target,
+                attention=prefill_attention_hopper,
+            )
+            for name, length in LENGTHS.items()
+            for block_size in (64, 128)
+        ]
 
     def ragged(setting: Setting) -> Sequence[Case]:
         case = prefill_case(
@@ -85,7 +85,11 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
         )
         return [case]
 
-    groups = [group("dense", DENSE_TARGET), group("paged", PAGED_TARGET), ragged]
+    groups: dict[str, Group] = {
+        "prefill dense, warp-specialized": partial(of_kind, "dense", DENSE_TARGET),
+        "prefill paged, warp-specialized": partial(of_kind, "paged", PAGED_TARGET),
+        "prefill ragged, warp-specialized": ragged,
+    }
     yield from measure_groups(groups, setting)
 
 

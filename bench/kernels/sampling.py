@@ -48,7 +48,9 @@ METHODS = (
 
 
 def run(setting: Setting) -> Iterator[Figure]:
-    groups = [sampling] if setting.is_dry else [sampling, sampling_of_float32]
+    groups = {"sampling": sampling}
+    if not setting.is_dry:
+        groups["sampling of float32"] = sampling_of_float32
     yield from measure_groups(groups, setting)
 
 

@@ -6,11 +6,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from tandem.bench.kernels import blocks as kernel_blocks
 from tandem.bench.kernels import decode as kernel_decode
-from tandem.bench.kernels import fused as kernel_fused
 from tandem.bench.kernels import layers as kernel_layers
 from tandem.bench.kernels import prefill as kernel_prefill
+from tandem.bench.kernels import products as kernel_products
 from tandem.bench.kernels import sampling as kernel_sampling
 from tandem.bench.kernels.cases import Case
 from tandem.bench.kernels.pool import Pool
@@ -139,7 +138,7 @@ def _sampling(setting: Setting) -> Iterator[Tunable]:
 
 
 def _checksum(setting: Setting) -> Iterator[Tunable]:
-    yield Tunable(checksum, "checksum", partial(_only, kernel_blocks.checksum, setting))
+    yield Tunable(checksum, "checksum", partial(_only, kernel_layers.checksum, setting))
 
 
 def _linear(setting: Setting) -> Iterator[Tunable]:
@@ -148,7 +147,7 @@ def _linear(setting: Setting) -> Iterator[Tunable]:
         size = setting.size(rows, 64), setting.size(columns, 64)
         label = f"product of 16 tokens, {rows} x {columns}"
         make = partial(
-            kernel_fused.product_case,
+            kernel_products.product_case,
             setting,
             setting.size(16, 2),
             label,

@@ -68,14 +68,14 @@ def test_a_group_that_cannot_be_set_up_costs_no_other_its_figures() -> None:
     def no_memory(_: Setting) -> list[Case]:
         raise RuntimeError("out of memory")
 
-    first, *others = measure_groups([no_memory, lambda _: [case()]], DRY)
+    first, *others = measure_groups({"no memory": no_memory, "a case": lambda _: [case()]}, DRY)
     assert (first.name, first.failure) == ("no memory", "RuntimeError: out of memory")
     assert others[-1].samples
 
 
 def test_a_case_that_never_ends_is_known_to_be_open() -> None:
     broken = replace(raising(KeyboardInterrupt()), target=at_most(1.0))
-    found = measure_groups([lambda _: [broken]], DRY)
+    found = measure_groups({"broken": lambda _: [broken]}, DRY)
     announced = next(found)
     with pytest.raises(KeyboardInterrupt):
         next(found)
