@@ -14,19 +14,17 @@ def compared(
     num_rounds: int,
     target: Target,
     *,
-    num_calls: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> Iterator[Figure]:
     """Yield the times of the works, and the ratio of each to the first; one off target fails.
 
     The ratio is of times, or how many times as fast it is where it has to be at least the target.
-    By default times are CPU time, which other programs prolong less; a work is `num_calls` calls.
+    By default times are CPU time, which other programs prolong less.
     """
     seconds = _in_turns(works, num_rounds, clock)
     key, (first, *others) = label.replace(" ", "_"), works
     for name, samples in seconds.items():
-        each_ms = in_unit((one / num_calls for one in samples), "ms")
-        yield Figure(f"{key}_{name}_ms", f"{label}, {name}", "ms", each_ms)
+        yield Figure(f"{key}_{name}_ms", f"{label}, {name}", "ms", in_unit(samples, "ms"))
     for name in others:
         pairs = zip(seconds[name], seconds[first], strict=True)
         ratios = tuple(a / b if target.kind == "at most" else b / a for a, b in pairs)

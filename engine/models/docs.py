@@ -44,7 +44,7 @@ At the start the calls of a model's modules are traced into a flat program, whic
 results are the same; and where heads are normed and rotated as one kernel does it, that kernel
 takes the place of the attention module's code. So a dense decoder's step on one CPU core takes 1.04
 to 1.07 times as long as native code's, a prompt 1.06 to 1.08 times
-(`python -m tandem.bench.engine.generic`).
+(`python -m tandem.bench.engine.cpu --only modules`).
 
 Tests compare more than 30 architectures with the eager pass of transformers, among them mixtures of
 experts, gpt-oss, DeepSeek-V3, Llama 4 and GPT-NeoX. A model with latent attention (DeepSeek) keeps
@@ -68,7 +68,7 @@ Matrices of the architectures in the table may be stored as codes, by `quantizat
 stay codes in memory, and each product expands those that it reads; `tandem doctor MODEL` names the
 form and the bytes. Fewer bytes are read in less time: one CPU core decodes 16 layers of hidden size
 768 some 1.3 times as fast from FP8, and 1.4 times from 4 bits, as in bfloat16
-(`python -m tandem.bench.engine.quantized`).
+(`python -m tandem.bench.engine.cpu --only codes`).
 
 {table}
 
