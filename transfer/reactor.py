@@ -37,6 +37,11 @@ class PeerRank:
     rank: int
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The rank of the instance, whatever its epoch."""
+        return self.instance_id, self.rank
+
+    @property
     def agent_name(self) -> str:
         """The name of its transport."""
         return f"{self.instance_id}.{self.epoch}.{self.rank}"
@@ -69,6 +74,7 @@ class TransferOrder:
 
 @dataclass(slots=True)
 class _Peer:
+    rank: PeerRank
     name: str
     grid: BlockGrid
     tables: dict[tuple[Parts, Parts], object] = field(default_factory=dict)
@@ -107,7 +113,7 @@ class TransferReactor:
         self._transport = transport
         self._num_blocks = num_blocks
         self._timeout_s = transfer_timeout_s
-        self._peers: dict[tuple[str, int], tuple[PeerRank, _Peer]] = {}  # by instance and rank
+        self._peers: dict[tuple[str, int], _Peer] = {}  # by instance and rank
         self._settle = settle
         self._transfers: list[_Transfer] = []
         self._settling: list[_Settling] = []
@@ -120,10 +126,10 @@ class TransferReactor:
 
     def connect(self, peer: PeerRank, metadata: bytes, grid: BlockGrid) -> bool:
         """Make `peer` reachable, drop an older epoch of it; False if it was reachable already."""
-        known = self._peers.get((peer.instance_id, peer.rank))
-        if known is not None and known[0] == peer:
+        known = self._peers.get(peer.key)
+        if known is not None and known.rank == peer:
             return False
-        self._drop((peer.instance_id, peer.rank), "it restarted")
+        self._drop(peer.key, "it restarted")
         name = self._transport.add_peer(metadata, grid)
         try:
             if name != peer.agent_name:
@@ -132,7 +138,7 @@ class TransferReactor:
         except TransferError:
             self._transport.remove_peer(name)
             raise
-        self._peers[peer.instance_id, peer.rank] = (peer, _Peer(name, grid))
+        self._peers[peer.key] = _Peer(peer, name, grid)
         logger.info("transfer agent %s connected to %s", self._name, name)
         return True
 
@@ -165,8 +171,8 @@ class TransferReactor:
         try:
             handle = self._transport.post(order.operation, tables, local, remote, order.notice)
         except TransferError as exc:
-            key = (order.peer.instance_id, order.peer.rank)
-            self._drop(key, f"a transfer failed: {exc.message}", failed=(order, exc))
+            reason = f"a transfer failed: {exc.message}"
+            self._drop(order.peer.key, reason, failed=(order, exc))
             return
         self._transfers.append(_Transfer(order, handle, posted_at))
 
@@ -175,8 +181,7 @@ class TransferReactor:
         ranks = sorted(rank for known, rank in self._peers if known == instance_id)
         if not ranks:
             raise TransferError(f"notify {instance_id}: not connected")
-        _, peer = self._peers[instance_id, ranks[0]]
-        self._transport.notify(peer.name, notice)
+        self._transport.notify(self._peers[instance_id, ranks[0]].name, notice)
 
     def poll(self) -> list[bytes]:
         """Finish complete transfers, give up late ones; return the messages that have arrived."""
@@ -206,15 +211,11 @@ class TransferReactor:
         failed: tuple[TransferOrder, TransferError] | None = None,
     ) -> None:
         """Tear a connection down, and end its transfers and the one that `failed` to be posted."""
-        _, peer = self._peers.pop(key, (None, None))
+        peer = self._peers.pop(key, None)
         if peer is None:
             return
-
-        def is_doomed(transfer: _Transfer) -> bool:
-            return (transfer.order.peer.instance_id, transfer.order.peer.rank) == key
-
-        doomed = [transfer for transfer in self._transfers if is_doomed(transfer)]
-        self._transfers = [transfer for transfer in self._transfers if not is_doomed(transfer)]
+        doomed = [transfer for transfer in self._transfers if transfer.order.peer.key == key]
+        self._transfers = [transfer for transfer in self._transfers if transfer not in doomed]
         for transfer in doomed:
             self._transport.release(transfer.handle)
         self._transport.remove_peer(peer.name)
@@ -240,8 +241,8 @@ class TransferReactor:
             settling.end()
 
     def _connected(self, rank: PeerRank) -> _Peer:
-        known, peer = self._peers.get((rank.instance_id, rank.rank), (None, None))
-        if peer is None or known != rank:
+        peer = self._peers.get(rank.key)
+        if peer is None or peer.rank != rank:
             raise TransferError(f"{rank.agent_name}: not connected")
         return peer
 
@@ -266,11 +267,10 @@ class TransferReactor:
 
     def _poll_transfer(self, transfer: _Transfer, now: float) -> None:
         order = transfer.order
-        key = (order.peer.instance_id, order.peer.rank)
         try:
             done = self._transport.poll(transfer.handle)
         except TransferError as exc:
-            self._drop(key, exc.message)
+            self._drop(order.peer.key, exc.message)
             return
         if done:
             if order.operation == "WRITE":
@@ -280,4 +280,4 @@ class TransferReactor:
             self._transport.release(transfer.handle)
             order.on_done(None)
         elif now - transfer.posted_at > self._timeout_s:
-            self._drop(key, f"a transfer took more than {self._timeout_s} s")
+            self._drop(order.peer.key, f"a transfer took more than {self._timeout_s} s")

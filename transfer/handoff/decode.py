@@ -49,9 +49,9 @@ class HandoffState(Enum):
     CLOSED = "closed"
 
 
-_UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
+UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
 _LIVE = (HandoffState.CLAIMED, HandoffState.WRITING)
-_OPEN = (*_UNCLAIMED, *_LIVE)
+_OPEN = (*UNCLAIMED, *_LIVE)
 _Refusal = Literal["stale", "cancelled", "expired"]
 _REFUSALS: dict[CloseCause, _Refusal] = {
     CloseCause.CANCELLED: "cancelled",
@@ -132,7 +132,7 @@ class DecodeHandoff:
     @property
     def next_tick(self) -> float | None:
         """The time of the next `tick`; None once nothing is due any more."""
-        if self.state in _UNCLAIMED:
+        if self.state in UNCLAIMED:
             return self.deadline
         if self.state in _LIVE:
             return min(self.deadline, self._lease_until + self._grace_s)
@@ -162,7 +162,7 @@ class DecodeHandoff:
         wide, narrow = max(claim.tp_size, self._tp_size), min(claim.tp_size, self._tp_size)
         if narrow < 1 or wide % narrow:
             return self._refuse("stale")
-        if self.state in _UNCLAIMED:
+        if self.state in UNCLAIMED:
             self.state = HandoffState.CLAIMED
             self._granted_to = claimant
             self.claimant = claimant[:2]
@@ -313,7 +313,7 @@ class DecodeHandoff:
 
     def tick(self, now: float) -> list[Action]:
         """Apply the deadline, the lease and its grace."""
-        if self.state not in _UNCLAIMED and now > self._lease_until + self._grace_s:
+        if self.state not in UNCLAIMED and now > self._lease_until + self._grace_s:
             return self._quiesced(CloseCause.LEASE_EXPIRED, "lease expired")
         if now >= self.deadline and self.state in _OPEN:
             return self._close(CloseCause.DEADLINE, "deadline")
@@ -324,7 +324,7 @@ class DecodeHandoff:
         if self._coverage is not None:
             self._coverage.check_invariants()
         assert len(set(self._block_of.values())) == len(self.grant.fill), "a block given twice"
-        if self.state in _UNCLAIMED:
+        if self.state in UNCLAIMED:
             assert self.claimant is None and self._coverage is None and self.first is None
         if self.state is HandoffState.ADMITTED:
             assert self.complete
@@ -343,7 +343,7 @@ class DecodeHandoff:
     def _settle(
         self, num_failed: int, error: str, cause: CloseCause = CloseCause.FAILED
     ) -> list[Action]:
-        if self.state in _UNCLAIMED:
+        if self.state in UNCLAIMED:
             return self._drop(DropCause.UNCLAIMED)
         if self._settled or self.may_reuse_blocks:
             return self._drop(DropCause.DUPLICATE)

@@ -36,7 +36,7 @@ from tandem.transfer.handoff.actions import (
     Verify,
 )
 from tandem.transfer.handoff.causes import CloseCause
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.decode import UNCLAIMED, DecodeHandoff
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tandem.transfer.layout import RankPair
 from tandem.transfer.peers import PeerHealth, is_dead, is_stopped
@@ -44,8 +44,6 @@ from tandem.transfer.peers import PeerHealth, is_dead, is_stopped
 logger = logging.getLogger(__name__)
 
 CLAIMANT_CHECK_INTERVAL_S = 0.25  # between looks at the claimant's process during a quarantine
-_UNCLAIMED = (HandoffState.ALLOCATED, HandoffState.QUEUED)
-_ENDED = (HandoffState.ADMITTED, HandoffState.CLOSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class HandoffReceiver(ABC):
     @property
     def is_unclaimed(self) -> bool:
         """No prefill worker has claimed the ticket, and it has not been given up."""
-        return self.machine.state in _UNCLAIMED
+        return self.machine.state in UNCLAIMED
 
     # ---- outcomes, for a subclass -------------------------------------------------------------
 
@@ -277,7 +275,7 @@ class HandoffReceiver(ABC):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.machine.state in _ENDED:
+        if self.machine.may_reuse_blocks:
             self._finish()
             return
         next_tick = self.machine.next_tick
