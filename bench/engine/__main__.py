@@ -32,11 +32,10 @@ HOW = {
     "worst decode step": "the longest step that holds decodes between a long prompt's arrival and "
     "its first token, by the device's clock; the target is engine.max_step_ms. The gap between "
     "tokens is by the host's clock. The ceiling of the prompt in chunks is the prompt alone",
-    "graphs, overlap": "the same steps with each of both on and off, in turns. From tokens to "
-    "tokens: one step, by the host's clock; its ceiling is the device's own time. Host's part: of "
-    "that, all but waiting for the device",
     "cublas, fused, early": "steps by cuBLAS's products, by fused ones, and with kernels that "
-    "begin while the one before ends, in turns",
+    "begin while the one before ends, in turns. From tokens to tokens: one step, by the host's "
+    "clock; its ceiling is the device's own time. Host's part: of that, all but waiting for the "
+    "device",
     "engine's host time": "CPU time of scheduling, launching and postprocessing one step, with "
     "a runner that computes nothing",
     "profiles": "kernels by their share of the device's busy time, and calls per step",
@@ -50,8 +49,7 @@ PROGRAM = SectionProgram(
         Section("decode", f"{MODULE}.decode:run", 100.0),
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
-        Section("switches", f"{MODULE}.variants:switches", 70.0, only_named=True),
-        Section("products", f"{MODULE}.variants:products", 120.0, only_named=True),
+        Section("products", f"{MODULE}.products:run", 120.0, only_named=True),
     ),
     how=HOW,
     budget_s=295.0,  # so that a run ends within five minutes

@@ -8,7 +8,7 @@ import pytest
 from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
 from tandem.bench.engine import prefill as engine_prefill
-from tandem.bench.engine import variants as engine_variants
+from tandem.bench.engine import products as engine_products
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.profile import Idle
@@ -172,10 +172,9 @@ def test_a_prompt_in_chunks_is_held_against_the_limit_and_the_prompt_alone() -> 
 
 @pytest.mark.slow
 def test_decode_steps_of_every_variant_are_measured() -> None:
-    products = {each.name: each for each in engine_variants.products(DRY)}
-    switches = {each.name: each for each in engine_variants.switches(DRY)}
-    for variant in engine_variants.PRODUCTS:
-        assert products[f"decode_b1_ctx32_{variant}"].samples[0] > 0
-        assert products[f"decode_b2_ctx32_{variant}"].bound is not None
-    assert switches["decode_b2_ctx32_graphs_on_overlap_off_host"].samples[0] > 0
-    assert not any(each.failure for each in (*products.values(), *switches.values()))
+    found = dry(engine_products)
+    for variant in engine_products.VARIANTS:
+        assert found[f"decode_b1_ctx32_{variant}"].samples[0] > 0
+        assert found[f"decode_b2_ctx32_{variant}"].bound is not None
+        assert found[f"decode_b2_ctx32_{variant}_host"].samples[0] > 0
+    assert not any(each.failure for each in found.values())

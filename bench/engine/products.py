@@ -1,9 +1,8 @@
-"""Decode steps by variants of the engine's options, in turns and over the same weights."""
+"""Decode steps by cuBLAS's products and by fused ones, in turns and over the same weights."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 
 from tandem.bench.engine.decode import Point, measure
@@ -12,22 +11,15 @@ from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals
 from tandem.bench.engine.setting import num_rounds
 from tandem.bench.report.figures import Bound, Figure, in_unit
 from tandem.bench.report.setting import Setting
-from tandem.engine.model_runner import ModelRunner
 
-Variants = Mapping[str, Mapping[str, bool]]  # name |-> options of the engine
-SWITCHES: Variants = {
-    f"graphs_{graphs}_overlap_{overlap}": {
-        "cuda_graphs": graphs == "on",
-        "overlap": overlap == "on",
-    }
-    for graphs, overlap in product(("on", "off"), repeat=2)
-}
-PRODUCTS: Variants = {
+# name |-> options of the engine
+VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "cublas": {},
     "cublas_early": {"dependent_launch": True},
     "fused": {"fused_products": True},
     "fused_early": {"fused_products": True, "dependent_launch": True},
 }
+NUM_SEQS = (1, 16)
 ALL_SLOTS = 256 * 1024  # of all pools, so that they fit beside one set of weights
 
 
@@ -40,11 +32,17 @@ class Variant:
     rounds: dict[int, list[list[StepRecord]]] = field(default_factory=dict)
 
 
-def _run(kinds: Variants, num_seqs: Sequence[int], setting: Setting) -> Iterator[Figure]:
+def run(setting: Setting) -> Iterator[Figure]:
     """Measure every variant in every round."""
     context, num_steps = setting.size(1024, 32), setting.size(96, 4)
-    points = [Point(setting.size(count, min(count, 2)), context) for count in num_seqs]
-    variants = list(_variants(kinds, points[-1].num_seqs, setting))
+    points = [Point(setting.size(count, min(count, 2)), context) for count in NUM_SEQS]
+    workshop = Workshop(setting)
+    num_blocks = None if setting.is_dry else ALL_SLOTS // len(VARIANTS) // 64
+    max_num_seqs = points[-1].num_seqs
+    variants = [
+        Variant(name, workshop.rig(max_num_seqs=max_num_seqs, num_blocks=num_blocks, **options))
+        for name, options in VARIANTS.items()
+    ]
     for index in range(setting.num_warmups + num_rounds(setting)):
         for point, variant in product(points, variants):
             records = measure(variant.rig, point, num_steps)
@@ -52,18 +50,6 @@ def _run(kinds: Variants, num_seqs: Sequence[int], setting: Setting) -> Iterator
                 variant.rounds.setdefault(point.num_seqs, []).append(records)
     for point, variant in product(points, variants):
         yield from _figures(point, variant)
-
-
-def _variants(kinds: Variants, max_num_seqs: int, setting: Setting) -> Iterator[Variant]:
-    """Yield the variants; those that differ in overlap alone share a runner and its pool."""
-    workshop, runners = Workshop(setting), dict[str, ModelRunner]()
-    pools = {name: name.partition("_overlap")[0] for name in kinds}
-    num_blocks = None if setting.is_dry else ALL_SLOTS // len({*pools.values()}) // 64
-    for name, options in kinds.items():
-        config = workshop.config(max_num_seqs=max_num_seqs, num_blocks=num_blocks, **options)
-        if pools[name] not in runners:
-            runners[pools[name]] = workshop.runner(config)
-        yield Variant(name, Rig(config, runners[pools[name]]))
 
 
 def _figures(point: Point, variant: Variant) -> Iterator[Figure]:
@@ -81,7 +67,3 @@ def _figures(point: Point, variant: Variant) -> Iterator[Figure]:
     )
     host = in_unit((statistics.median(host_s(steps)) for steps in rounds), "us")
     yield Figure(f"{name}_host", f"  host's part of it, {label}", "us", host)
-
-
-switches = partial(_run, SWITCHES, (8, 64))
-products = partial(_run, PRODUCTS, (1, 16))
