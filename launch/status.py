@@ -193,7 +193,7 @@ def _print_report(report: ClusterReport) -> None:
         console.print(line)
     console.print()
     for line in links(report):
-        console.print(line)
+        console.print(f"kv link {line}")
     for queue in report.queues:
         counts = (
             f"{queue.num_jobs} jobs, {queue.num_tokens} tokens waiting, "
@@ -209,7 +209,7 @@ def _print_report(report: ClusterReport) -> None:
 def links(report: ClusterReport) -> list[str]:
     """Return a line for every KV link from a prefill worker to a decode worker."""
     return [
-        f"kv link {instance.instance.instance_id[:8]} -> {in_words(link)}"
+        f"{instance.instance.instance_id[:8]} -> {in_words(link)}"
         for instance in report.instances
         if instance.worker is not None
         for link in instance.worker.links

@@ -57,7 +57,7 @@ class Options:
     """Compare engines on this machine's CPU: many minutes, in which it should do nothing else."""
 
     engine: tuple[str, ...] = option(
-        ("tandem", "transformers", "vllm"),
+        tuple(PRESETS),
         f"engines, ours first: {', '.join(PRESETS)}, or one with a --command",
     )
     python: tuple[str, ...] = option((), "NAME=PATH: the interpreter that has this engine")

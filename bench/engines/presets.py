@@ -68,20 +68,17 @@ class Engine:
             ) from exc
 
 
-def _tandem(name: str, topology: str, *flags: str) -> Engine:
-    return Engine(
-        name,
-        (
-            *("{python}", "-m", "tandem.launch", "serve", "{model}", "--topology", topology),
-            *("--port", "{port}", "--run-dir", "{run_dir}/" + name),
-            *("--served-model-name", "measured", "--engine.device=cpu"),
-            *("--engine.threads={threads}", "--engine.dtype={dtype}"),
-            f"--engine.kv_memory_bytes={KV_BYTES}",
-            "--runtime.lease_ttl_s=3600",  # it outlives the others' turns
-            *flags,
-        ),
-    )
-
+_TANDEM = Engine(
+    "tandem",
+    (
+        *("{python}", "-m", "tandem.launch", "serve", "{model}", "--topology", "aggregated"),
+        *("--port", "{port}", "--run-dir", "{run_dir}/tandem"),
+        *("--served-model-name", "measured", "--engine.device=cpu"),
+        *("--engine.threads={threads}", "--engine.dtype={dtype}"),
+        f"--engine.kv_memory_bytes={KV_BYTES}",
+        "--runtime.lease_ttl_s=3600",  # it outlives the others' turns
+    ),
+)
 
 # It takes text alone and refuses unknown fields; only a whole generation config lets no token
 # end an answer.
@@ -115,20 +112,7 @@ _VLLM = Engine(
     preload="libiomp5.so",  # the OpenMP runtime of its wheel, as its manual asks
 )
 
-PRESETS: Mapping[str, Engine] = {
-    each.name: each
-    for each in (
-        _tandem("tandem", "aggregated"),
-        _tandem("tandem-disagg", "disagg-1p1d", "--disagg.policy=always_remote"),
-        _TRANSFORMERS,
-        replace(
-            _TRANSFORMERS,
-            name="transformers-batching",
-            command=(*_TRANSFORMERS.command, "--continuous-batching"),
-        ),
-        _VLLM,
-    )
-}
+PRESETS: Mapping[str, Engine] = {each.name: each for each in (_TANDEM, _TRANSFORMERS, _VLLM)}
 
 
 def make_cases(dtypes: Sequence[str], threads: Sequence[int]) -> list[Case]:

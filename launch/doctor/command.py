@@ -69,7 +69,7 @@ def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
         return  # check_servers reports it
     found = links(report)
     for line in found:
-        yield ok("kv link", line.removeprefix("kv link "))
+        yield ok("kv link", line)
     if not found and any(i.instance.component == "prefill" for i in report.instances):
         yield warn(
             "kv link",
