@@ -13,10 +13,10 @@ from starlette.routing import Route
 from tandem.frontend.catalog import Catalog, ServedModel
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import BodyError, error_body, http_error_body
+from tandem.frontend.openai.outline import unsupported
 from tandem.frontend.openai.responses import ModelList, ModelObject
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.scrape_targets import ScrapeTargets
-from tandem.frontend.typed import unsupported
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.errors import (
     InternalError,

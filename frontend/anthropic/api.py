@@ -3,12 +3,13 @@
 import msgspec
 
 from tandem.frontend.anthropic.errors import AnthropicErrors
-from tandem.frontend.anthropic.requests import Conversing, MessagesRequest, parse
+from tandem.frontend.anthropic.requests import LARGE, Conversing, MessagesRequest
 from tandem.frontend.anthropic.writer import MessageWriter
 from tandem.frontend.api import Call, Work, let_others_run
 from tandem.frontend.chat_shape import ChatShape, FieldNames
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generations import Generations
+from tandem.frontend.typed import read_body
 
 _NAMES = FieldNames(
     {
@@ -33,7 +34,7 @@ class MessagesApi:
         self._chat = ChatShape(generations, _NAMES)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        request = parse(MessagesRequest, raw)
+        request = read_body(MessagesRequest, raw, LARGE)
         writer = MessageWriter(call.context.id, request.model, is_stream=bool(request.stream))
         await let_others_run(len(raw))
         fields = request.chat_fields()
@@ -50,7 +51,7 @@ class CountTokensApi:
         self._chat = ChatShape(generations, _NAMES)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        request = parse(Conversing, raw)
+        request = read_body(Conversing, raw, LARGE)
         num_tokens = await self._chat.num_tokens(request.chat_fields(), call)
         return _answer(num_tokens, call.exchange, call.context.id)
 

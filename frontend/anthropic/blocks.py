@@ -5,8 +5,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.openai.outline import MAX_CONTENT_PARTS, MAX_MESSAGES, begins, read_list
-from tandem.frontend.typed import NULL, read, read_type, unsupported
+from tandem.frontend.openai.outline import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    begins,
+    is_null,
+    read_list,
+    unsupported,
+)
+from tandem.frontend.typed import NULL, read, read_type
 from tandem.runtime.errors import InvalidRequestError
 
 _decode_text = msgspec.json.Decoder(str).decode
@@ -77,7 +84,7 @@ class Conversation:
 
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
-        if bytes(raw) != b"null":
+        if not is_null(raw):
             text = self._joined(raw, "system")
             if text:
                 self.messages.append({"role": "system", "content": text})

@@ -10,11 +10,10 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_choice, read_tools
-from tandem.frontend.openai.outline import check_size, read_fields
-from tandem.frontend.typed import NULL, T, read
+from tandem.frontend.typed import NULL
 from tandem.runtime.request_bounds import LARGEST_INT
 
-_LARGE = ("messages", "system")  # bounded by the body
+LARGE = ("messages", "system")  # bounded by the body
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -116,11 +115,3 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
             "top_k": self.top_k,
         }
         return fields | {name: value for name, value in given.items() if value is not None}
-
-
-def parse(kind: type[T], raw: bytes) -> T:
-    """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
-    for name, value in read_fields(raw).items():
-        if name not in _LARGE:
-            check_size(name, value)
-    return read(kind, raw)

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import list_of_tools
-from tandem.frontend.typed import NULL, read, read_type, unsupported
+from tandem.frontend.openai.outline import is_null, list_of_tools, unsupported
+from tandem.frontend.typed import NULL, read, read_type
 from tandem.runtime.errors import InvalidRequestError
 
 
@@ -62,7 +62,7 @@ def read_tools(raw: Raw) -> list[Tool]:
 
 def read_choice(raw: Raw) -> Choice | None:
     """Return the choice among the tools, unless it is null. Raises InvalidRequestError."""
-    if bytes(raw) == b"null":
+    if is_null(raw):
         return None
     read_type(raw, "tool_choice")
     choice = read(Choice, raw, "tool_choice")

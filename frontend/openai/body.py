@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.constraints import ConstraintFields
@@ -13,50 +14,44 @@ MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
-Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`include_usage` adds a last chunk with the token counts; the other, counts in every chunk."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is added
 
 
-class RequestBody(ConstraintFields):
+class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     """The fields that chat and completions have in common."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_TOKEN_LIST)] | None = None
-    seed: Annotated[int, Field(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
+    seed: Annotated[int, Meta(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
 
     # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: (
-        Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_TOKEN_LIST)] | None
-    ) = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -72,7 +67,7 @@ class RequestBody(ConstraintFields):
     prompt_cache_key: str | None = None
     spaces_between_special_tokens: bool | None = None  # of tokenizers that are not fast ones
     use_beam_search: Literal[False] | None = None
-    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None  # of beam search
+    length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None  # of beam search
     priority: Literal[0] | None = None
 
     @property

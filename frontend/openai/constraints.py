@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta
 
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
@@ -12,24 +12,20 @@ from tandem.runtime.printable import short
 
 _MAX_CHOICES = 1024
 _ANY_OBJECT = '{"type": "object"}'
-Choices = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
+Choices = Annotated[list[str], Meta(min_length=1, max_length=_MAX_CHOICES)]
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A schema with the names that OpenAI gives it, which have no effect."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
     name: str | None = None
     description: str | None = None
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The format of the answer."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -38,12 +34,10 @@ class ResponseFormat(BaseModel):
     format: dict[str, Any] | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's object for all constraints, of which it has one."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
-
-    json_value: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
@@ -59,7 +53,7 @@ class Constraint(msgspec.Struct, frozen=True):
     has_rules: bool = False  # of the client's own, which cannot be a part of other ones
 
 
-class ConstraintFields(BaseModel):
+class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of chat and completions that constrain the answer. One of them at a time."""
 
     response_format: ResponseFormat | None = None
@@ -109,21 +103,21 @@ def _response_format(format: ResponseFormat) -> list[tuple[str, Grammar]]:
             return [("response_format", Grammar("json_schema", _ANY_OBJECT))]
         case "json_schema":
             schema = format.json_schema
-            if schema is None or schema.json_schema is None:
+            if schema is None or schema.schema is None:
                 field = "response_format.json_schema" + (".schema" if schema else "")
                 raise InvalidRequestError(f"`{field}` is required", param=field)
-            source = json.dumps(schema.json_schema, ensure_ascii=False)
+            source = json.dumps(schema.schema, ensure_ascii=False)
             return [("response_format", Grammar("json_schema", source))]
         case "structural_tag":
-            tag = format.model_dump(exclude_none=True)
+            tag = msgspec.to_builtins(format)
             return [("response_format", Grammar("structural_tag", json.dumps(tag)))]
 
 
 def _structured_outputs(given: StructuredOutputs) -> list[tuple[str, Grammar]]:
     name = "structured_outputs"
     found: list[tuple[str, Grammar]] = []
-    if given.json_value is not None:
-        found.append((f"{name}.json", _schema(given.json_value, f"{name}.json")))
+    if given.json is not None:
+        found.append((f"{name}.json", _schema(given.json, f"{name}.json")))
     if given.regex is not None:
         found.append((f"{name}.regex", Grammar("regex", given.regex)))
     if given.choice is not None:

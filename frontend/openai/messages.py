@@ -3,7 +3,8 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta
 
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
@@ -12,21 +13,17 @@ _MAX_NAME = 256
 TemplateMessage = dict[str, Any]
 
 
-class ContentPart(BaseModel):
+class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message's content; only text is supported."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: str
     text: str | None = None
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The function of a call; its arguments are the JSON that the model wrote."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+    name: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
     arguments: str = ""
 
     def parsed_arguments(self, where: str) -> dict[str, Any]:
@@ -41,27 +38,23 @@ class CalledFunction(BaseModel):
         return arguments
 
 
-class MessageToolCall(BaseModel):
+class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A call in an assistant's message. `index` is left over from a stream and has no effect."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    id: Annotated[str, Field(max_length=_MAX_NAME)] | None = None
+    id: Annotated[str, Meta(max_length=_MAX_NAME)] | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=_MAX_NAME)] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=_MAX_NAME)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the name of `reasoning_content` at other servers
 

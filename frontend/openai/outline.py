@@ -47,9 +47,17 @@ def read_fields(raw: bytes) -> Fields:
         raise InvalidRequestError("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(raw, error) from error
-    if len(fields) > MAX_FIELDS:
-        raise InvalidRequestError(f"the body has {len(fields)} fields, the most is {MAX_FIELDS}")
+    check_num_fields(fields)
     return fields
+
+
+def check_num_fields(fields: Fields, where: str = "") -> None:
+    """Raise InvalidRequestError for an object with too many fields; `where` is its path."""
+    if len(fields) > MAX_FIELDS:
+        name = f"`{where}`" if where else "the body"
+        raise InvalidRequestError(
+            f"{name} has {len(fields)} fields, the most is {MAX_FIELDS}", param=where or None
+        )
 
 
 def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:
@@ -111,44 +119,25 @@ def _read_message(raw: msgspec.Raw, where: str) -> Fields:
     if not begins(raw, b"{"):
         raise InvalidRequestError(f"`{where}` must be an object", param=where)
     fields = decode_fields(raw)
-    if len(fields) > MAX_FIELDS:
-        raise InvalidRequestError(
-            f"`{where}` has {len(fields)} fields, the most is {MAX_FIELDS}", param=where
-        )
+    check_num_fields(fields, where)
     return fields
 
 
-def check_outline(
-    raw: bytes,
-    known: Set[str],
-    known_of_message: Set[str],
-    max_prompts: int,
-    longest_context: int = MAX_PROMPT_TOKENS,
+def check_lists(
+    fields: Fields, known_of_message: Set[str], max_prompts: int, longest_context: int
 ) -> None:
-    """Raise InvalidRequestError naming a field that is not known, or larger than its bound.
+    """Raise InvalidRequestError naming a list of a body that is longer than its bound.
 
     `longest_context` is the most tokens of a prompt that any model takes.
     """
-    fields = read_fields(raw)
-    for name in fields.keys() - known:
-        if not _is_null(fields[name]):
-            raise _unsupported(short(name))
-    if len(raw) > MAX_FIELD_BYTES:
-        _check_sizes(fields)
     tools = fields.get("tools")
     if tools is not None and begins(tools, b"["):
         list_of_tools(tools, "tools")
     messages, prompt = fields.get("messages"), fields.get("prompt")
-    if messages is not None and not _is_null(messages):
+    if messages is not None and not is_null(messages):
         _check_messages(messages, known_of_message)
-    if prompt is not None and not _is_null(prompt):
+    if prompt is not None and not is_null(prompt):
         _check_prompt(prompt, max_prompts, longest_context)
-
-
-def _check_sizes(fields: Fields) -> None:
-    for name, value in fields.items():
-        if name not in ("messages", "prompt"):
-            check_size(name, value)
 
 
 def check_size(name: str, value: msgspec.Raw) -> None:
@@ -165,7 +154,7 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
     for index, message in enumerate(read_messages(raw)):
         for name in message.keys() - known:
             if not _is_empty(message[name]):
-                raise _unsupported(f"messages[{index}].{short(name)}")
+                raise unsupported(f"messages[{index}].{short(name)}")
         for name in ("content", "tool_calls"):
             parts = message.get(name)
             if parts is not None and begins(parts, b"["):
@@ -180,7 +169,7 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
 
 def list_of_tools(raw: msgspec.Raw, where: str) -> list[msgspec.Raw]:
     """Return the tools of a list. Raises InvalidRequestError for too many or too large ones."""
-    if _is_null(raw):
+    if is_null(raw):
         return []
     raws = read_list(raw, MAX_TOOLS, where)
     for index, each in enumerate(raws):
@@ -226,7 +215,7 @@ def _check_num_tokens(num_tokens: int, most: int) -> None:
         )
 
 
-def _is_null(value: msgspec.Raw) -> bool:
+def is_null(value: msgspec.Raw) -> bool:
     """Return True for `null`, which is the same as no field."""
     return len(value) == 4 and bytes(value) == b"null"
 
@@ -240,5 +229,9 @@ def begins(value: bytes | msgspec.Raw, character: bytes) -> bool:
     return memoryview(value)[:1] == character
 
 
-def _unsupported(field: str) -> InvalidRequestError:
-    return InvalidRequestError(f"`{field}` is not supported", param=field)
+def unsupported(field: str, value: str | None = None) -> InvalidRequestError:
+    """Return the error for a field, or for one value of it, that has no support."""
+    if value is None:
+        return InvalidRequestError(f"`{field}` is not supported", param=field)
+    message = f"`{field}` is {short(value)!r}, which is not supported"
+    return InvalidRequestError(message, param=field)

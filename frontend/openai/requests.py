@@ -1,61 +1,46 @@
 """The bodies of OpenAI's chat and completions requests, checked field by field.
 
 Types are strict, as they are at OpenAI: a number in a string is refused. A field that is not
-supported is refused by name (see `outline`), unless it is null or can be ignored safely.
+supported is refused by name, unless it is null or can be ignored safely.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+import msgspec
+from msgspec import Meta
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.body import MAX_TOKEN_ID, Count, RequestBody
-from tandem.frontend.openai.constraints import (
-    JsonSchema,
-    ResponseFormat,
-    StructuredOutputs,
-)
-from tandem.frontend.openai.messages import (
-    CalledFunction,
-    ChatMessage,
-    ContentPart,
-    MessageToolCall,
-    TemplateMessage,
-)
-from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_outline
-from tandem.frontend.openai.tools import (
-    Function,
-    FunctionName,
-    NamedTool,
-    Tool,
-    ToolChoice,
-    check_tools,
-)
+from tandem.frontend.openai.messages import ChatMessage, TemplateMessage
+from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
+from tandem.frontend.openai.tools import Tool, ToolChoice, check_tools
+from tandem.frontend.typed import decoded, read_body_fields
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.printable import short
 from tandem.runtime.request_bounds import LARGEST_INT
 
 Body = TypeVar("Body", bound=RequestBody)
 _MAX_DOCUMENTS = 256
+_LARGE = ("messages", "prompt")  # bounded by the body
+_MESSAGE_FIELDS = frozenset(ChatMessage.__struct_fields__)
 
 
-class ChatRequest(RequestBody):
+class ChatRequest(RequestBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
-    documents: Annotated[list[dict[str, Any]], Field(max_length=_MAX_DOCUMENTS)] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=_MAX_DOCUMENTS)] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -92,8 +77,7 @@ class ChatRequest(RequestBody):
         """
         variables: dict[str, Any] = {}
         if self.usable_tools:
-            tools = [tool.model_dump(exclude_none=True) for tool in self.usable_tools]
-            variables["tools"] = tools
+            variables["tools"] = msgspec.to_builtins(self.usable_tools)
         if self.documents is not None:
             variables["documents"] = self.documents
         if self.reasoning_effort is not None:
@@ -132,14 +116,14 @@ class ChatRequest(RequestBody):
             )
 
 
-class CompletionRequest(RequestBody):
+class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    max_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None  # 0: the prompt alone
+    max_tokens: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None  # 0: the prompt alone
     best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -196,12 +180,6 @@ def _are_token_ids(values: list[Any]) -> bool:
     return {*map(type, values)} == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN_ID
 
 
-_KNOWN: dict[type[RequestBody], frozenset[str]] = {
-    kind: frozenset(kind.model_fields) for kind in (ChatRequest, CompletionRequest)
-}
-_KNOWN_OF_MESSAGE = frozenset(ChatMessage.model_fields)
-
-
 def parse(
     kind: type[Body],
     raw: bytes,
@@ -212,56 +190,8 @@ def parse(
 
     `longest_context` is the most tokens of a prompt that any model takes.
     """
-    check_outline(raw, _KNOWN[kind], _KNOWN_OF_MESSAGE, config.max_sequences, longest_context)
-    try:
-        body = kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise _translate(error) from error
+    fields = read_body_fields(kind, raw, _LARGE)
+    check_lists(fields, _MESSAGE_FIELDS, config.max_sequences, longest_context)
+    body = decoded(kind, raw)
     body.check(config)
     return body
-
-
-# Pydantic puts branches of unions into its locations. A message has the names of fields only.
-_FIELDS = frozenset(
-    name
-    for model in (
-        ChatRequest,
-        CompletionRequest,
-        ChatMessage,
-        ContentPart,
-        MessageToolCall,
-        CalledFunction,
-        Tool,
-        Function,
-        NamedTool,
-        FunctionName,
-        ResponseFormat,
-        JsonSchema,
-        StructuredOutputs,
-    )
-    for name in model.model_fields
-) | {"include_usage", "continuous_usage_stats", "schema", "json"}
-
-
-def _translate(error: ValidationError) -> InvalidRequestError:
-    errors = error.errors(include_url=False, include_context=False)
-    first = max(
-        errors, key=lambda each: len(each["loc"])
-    )  # the deepest location is in the branch that was meant
-    if first["type"] == "json_invalid":
-        return InvalidRequestError(f"the body is not JSON: {first['msg']}")
-    where = ""
-    for part in first["loc"]:
-        if isinstance(part, int):
-            where += f"[{part}]"
-        elif part in _FIELDS:
-            where += f".{part}" if where else part
-    if not where:
-        return InvalidRequestError("the body must be a JSON object")
-    if first["type"] == "extra_forbidden":
-        field = f"{where}.{short(str(first['loc'][-1]))}"
-        return InvalidRequestError(f"`{field}` is not supported", param=field)
-    is_field = not where.endswith("]")
-    if first["type"] == "missing" or (first["input"] is None and is_field):
-        return InvalidRequestError(f"`{where}` is required", param=where)
-    return InvalidRequestError(f"`{where}`: {first['msg']}", param=where)

@@ -13,7 +13,7 @@ from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, Fields, read_field
 from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.plan import of_tokens
 from tandem.frontend.prompts import check_token_ids
-from tandem.frontend.typed import read
+from tandem.frontend.typed import read_body
 from tandem.runtime.errors import InvalidRequestError
 
 _encode = msgspec.json.Encoder().encode
@@ -35,9 +35,7 @@ class _TextBody(msgspec.Struct, frozen=True):
     return_token_strs: bool | None = None
 
 
-class _ChatBody(msgspec.Struct, frozen=True):
-    """The field that a chat does not have."""
-
+class _ChatBody(ChatRequest, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
@@ -59,13 +57,12 @@ class TokenizeApi:
     async def prepare(self, raw: bytes, call: Call) -> Work:
         fields = _with_model(read_fields(raw), self._generations)
         if "messages" in fields:
-            wants_strings = read(_ChatBody, _part(fields, "return_token_strs")).return_token_strs
-            others = {name: value for name, value in fields.items() if name != "return_token_strs"}
-            chat = self._generations.parse(ChatRequest, _encode(others))
+            chat = self._generations.parse(_ChatBody, _encode(fields))
+            wants_strings = chat.return_token_strs
             model = of_tokens(self._generations.model(chat.model, "chat", call))
             token_ids = await self._generations.planner.prompt_maker.chat_tokens(chat, model)
         else:
-            body = read(_TextBody, _encode(fields))
+            body = read_body(_TextBody, _encode(fields), ("prompt",))
             wants_strings = body.return_token_strs
             model = of_tokens(self._generations.model(body.model, "completions", call))
             token_ids = await self._generations.planner.prompt_maker.text_tokens(
@@ -90,7 +87,7 @@ class DetokenizeApi:
                 f"`tokens` has over {MAX_PROMPT_TOKENS} entries", param="tokens"
             )
         fields = _with_model(read_fields(raw), self._generations)
-        body = read(_TokensBody, _encode(fields))
+        body = read_body(_TokensBody, _encode(fields), ("tokens",))
         model = of_tokens(self._generations.model(body.model, "completions", call))
         check_token_ids(body.tokens, model, "tokens")
         text = await self._generations.planner.prompt_maker.text_of(body.tokens, model)
@@ -103,10 +100,6 @@ def _with_model(fields: Fields, generations: Generations) -> Fields:
     if "model" in fields or name is None:
         return fields
     return fields | {"model": Raw(_encode(name))}
-
-
-def _part(fields: Fields, name: str) -> bytes:
-    return _encode({name: fields[name]} if name in fields else {})
 
 
 async def _respond(answer: object, call: Call) -> None:

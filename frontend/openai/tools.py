@@ -2,44 +2,37 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta
 
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
 
-class Function(BaseModel):
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:/-]+$")]
+    name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:/-]+\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool that the client runs."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(BaseModel):
+class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function, by its name."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The one tool that the answer has to call."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["function"]
     function: FunctionName

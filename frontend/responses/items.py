@@ -14,9 +14,10 @@ from tandem.frontend.openai.outline import (
     begins,
     decode_fields,
     read_list,
+    unsupported,
 )
 from tandem.frontend.responses.tools import chat_name
-from tandem.frontend.typed import read, read_type, unsupported
+from tandem.frontend.typed import read, read_type
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, check_size, read_fields
+from tandem.frontend.openai.outline import begins, unsupported
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import (
     FunctionTool,
@@ -17,7 +17,7 @@ from tandem.frontend.responses.tools import (
     read_tool_choice,
     read_tools,
 )
-from tandem.frontend.typed import NULL, read, unsupported
+from tandem.frontend.typed import NULL, read_body
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 
@@ -146,9 +146,6 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(raw: bytes) -> ResponsesRequest:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-    for name, value in read_fields(raw).items():
-        if name not in _LARGE:
-            check_size(name, value)
-    request = read(ResponsesRequest, raw)
+    request = read_body(ResponsesRequest, raw, _LARGE)
     request.check()
     return request

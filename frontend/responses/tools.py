@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, list_of_tools
-from tandem.frontend.typed import NULL, read, read_type, unsupported
+from tandem.frontend.openai.outline import begins, is_null, list_of_tools, unsupported
+from tandem.frontend.typed import NULL, read, read_type
 
 Mode = Literal["none", "auto", "required"]
 _decode = msgspec.json.Decoder().decode
@@ -44,7 +44,7 @@ class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
 
     def functions(self) -> list[FunctionTool]:
         """Return the functions. They have been checked."""
-        return [read(FunctionTool, raw) for raw in list_of_tools(self.tools, "tools")]
+        return [read(FunctionTool, raw, "tools") for raw in list_of_tools(self.tools, "tools")]
 
 
 Tool = FunctionTool | NamespaceTool
@@ -102,7 +102,7 @@ def _typed(raws: list[Raw], where: str) -> Iterator[tuple[Tool, str]]:
 
 def read_tool_choice(raw: Raw) -> ToolChoice:
     """Return the choice of tools. Raises InvalidRequestError naming the field."""
-    if bytes(raw) == b"null":
+    if is_null(raw):
         return "auto"
     if begins(raw, b'"'):
         mode = _decode(raw)

@@ -9,11 +9,11 @@ import msgspec
 
 from tandem.frontend.openai.responses import ResponseHead
 from tandem.frontend.openai.sse import DONE, event
-from tandem.frontend.text.body import read_object
 from tandem.runtime.errors import InternalError, ProtocolError
 
 Answer = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Answer).decode
 
 
 def read_answer(item: bytes, head: ResponseHead) -> Answer:
@@ -21,7 +21,10 @@ def read_answer(item: bytes, head: ResponseHead) -> Answer:
 
     Raises ProtocolError when it is not an answer of this route, InternalError when it is an error.
     """
-    answer = read_object(item, "the worker's answer", ProtocolError)
+    try:
+        answer = _decode(item)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the worker's answer is not a JSON object: {error}") from error
     if answer.get("error") is not None:
         raise InternalError(f"the worker answered an error: {answer['error']}")
     choices = answer.get("choices")

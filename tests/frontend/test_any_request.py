@@ -37,8 +37,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/detokenize": {"model": MODEL, "tokens": [1]},
 }  # fmt: skip
 FIELDS: dict[str, list[str]] = {
-    "/v1/chat/completions": list(ChatRequest.model_fields),
-    "/v1/completions": list(CompletionRequest.model_fields),
+    "/v1/chat/completions": list(ChatRequest.__struct_fields__),
+    "/v1/completions": list(CompletionRequest.__struct_fields__),
     "/v1/responses": list(ResponsesRequest.__struct_fields__),
     "/v1/messages": list(MessagesRequest.__struct_fields__),
     "/v1/messages/count_tokens": list(Conversing.__struct_fields__),

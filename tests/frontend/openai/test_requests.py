@@ -26,7 +26,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, "unknown"})
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "unknown"})
 BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
 TEXT = {"model": "m", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
 
