@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from starlette.types import Message, Receive, Scope, Send
@@ -26,7 +26,7 @@ from tandem.frontend.openai.errors import (
 )
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.tokenize import DetokenizeApi, TokenizeApi
-from tandem.frontend.operations import operations
+from tandem.frontend.operations import Operations
 from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
@@ -62,7 +62,7 @@ class App:
         self._handler = handler
         self._access = access
         self._metrics = metrics
-        self._others: Callable[[Scope, Receive, Send], Awaitable[None]] = operations(
+        self._others = Operations(
             catalog, metrics, targets, handler.responses, lambda: handler.is_draining, ui
         )
 

@@ -31,39 +31,9 @@ from tandem.runtime.printable import short
 _RETRY_AFTER = {"retry-after": "1"}
 
 
-def operations(
-    catalog: Catalog,
-    metrics: FrontendMetrics,
-    targets: ScrapeTargets,
-    responses: ResponseStore,
-    is_draining: Callable[[], bool],
-    ui: Pages,
-) -> Starlette:
-    """Return the application of all paths that take no body."""
-    pages = _Operations(catalog, metrics, targets, responses, is_draining)
-    return Starlette(
-        routes=[
-            Route("/live", pages.live),
-            Route("/health", pages.health),
-            Route("/metrics", pages.render_metrics),
-            Route("/metrics/targets", pages.list_targets),
-            Route("/v1/models", pages.list_models),
-            Route("/v1/models/{model:path}/ready", pages.model_ready),
-            Route("/v1/models/{model:path}", pages.show_model),
-            Route("/v1/responses/{id}", pages.show_response),
-            Route("/v1/responses/{id}", pages.delete_response, methods=["DELETE"]),
-            Route("/version", pages.version),
-            *ui.routes(),
-        ],
-        exception_handlers={
-            HTTPException: _on_http_error,
-            TandemError: _on_tandem_error,
-            Exception: _on_bug,
-        },
-    )
+class Operations(Starlette):
+    """The application of all paths that take no body."""
 
-
-class _Operations:
     def __init__(
         self,
         catalog: Catalog,
@@ -71,20 +41,41 @@ class _Operations:
         targets: ScrapeTargets,
         responses: ResponseStore,
         is_draining: Callable[[], bool],
+        ui: Pages,
     ) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._targets = targets
         self._responses = responses
         self._is_draining = is_draining
+        super().__init__(
+            routes=[
+                Route("/live", self._live),
+                Route("/health", self._health),
+                Route("/metrics", self._render_metrics),
+                Route("/metrics/targets", self._list_targets),
+                Route("/v1/models", self._list_models),
+                Route("/v1/models/{model:path}/ready", self._model_ready),
+                Route("/v1/models/{model:path}", self._show_model),
+                Route("/v1/responses/{id}", self._show_response),
+                Route("/v1/responses/{id}", self._delete_response, methods=["DELETE"]),
+                Route("/version", self._version),
+                *ui.routes(),
+            ],
+            exception_handlers={
+                HTTPException: _on_http_error,
+                TandemError: _on_tandem_error,
+                Exception: _on_bug,
+            },
+        )
 
     def _is_ready(self, model: ServedModel) -> bool:
         return not self._is_draining() and bool(self._catalog.reachable(model))
 
-    async def live(self, _request: Request) -> Response:
+    async def _live(self, _request: Request) -> Response:
         return _json(b'{"status":"live"}')
 
-    async def health(self, _request: Request) -> Response:
+    async def _health(self, _request: Request) -> Response:
         ready = [m.card.name for m in self._catalog.models if self._is_ready(m)]
         if ready:
             return _json(msgspec.json.encode({"status": "ready", "models": ready}))
@@ -92,7 +83,7 @@ class _Operations:
             raise UnavailableError("this frontend is shutting down")
         raise UnavailableError("no worker is connected")
 
-    async def render_metrics(self, _request: Request) -> Response:
+    async def _render_metrics(self, _request: Request) -> Response:
         self._metrics.set_workers(
             {m.card.name: len(self._catalog.reachable(m)) for m in self._catalog.models}
         )
@@ -100,34 +91,34 @@ class _Operations:
             self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
-    async def list_targets(self, _request: Request) -> Response:
+    async def _list_targets(self, _request: Request) -> Response:
         return _json(msgspec.json.encode(self._targets.groups()))
 
-    async def list_models(self, _request: Request) -> Response:
+    async def _list_models(self, _request: Request) -> Response:
         return _json(msgspec.json.encode(ModelList(list(map(_describe, self._catalog.models)))))
 
-    async def show_model(self, request: Request) -> Response:
+    async def _show_model(self, request: Request) -> Response:
         model = self._catalog.get(request.path_params["model"])
         return _json(msgspec.json.encode(_describe(model)))
 
-    async def model_ready(self, request: Request) -> Response:
+    async def _model_ready(self, request: Request) -> Response:
         model = self._catalog.get(request.path_params["model"])
         if not self._is_ready(model):
             raise UnavailableError(f"no worker serves {model.card.name!r} now")
         return _json(b'{"status":"ready"}')
 
-    async def show_response(self, request: Request) -> Response:
+    async def _show_response(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() != "false":
             raise unsupported("stream")
         return _json(self._responses.get(request.path_params["id"], _owner(request)).body)
 
-    async def delete_response(self, request: Request) -> Response:
+    async def _delete_response(self, request: Request) -> Response:
         response_id = request.path_params["id"]
         self._responses.delete(response_id, _owner(request))
         deleted = {"id": response_id, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(deleted))
 
-    async def version(self, _request: Request) -> Response:
+    async def _version(self, _request: Request) -> Response:
         return _json(msgspec.json.encode({"version": version("tandem-serve")}))
 
 
