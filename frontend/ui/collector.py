@@ -167,12 +167,19 @@ class Collector:
             if followed.is_gone and now - followed.answered_s > _KEEP_GONE_S:
                 del self._followed[instance_id]
         decodes = self._decode_workers()
-        details = {worker.instance.model: worker.details for worker in decodes}
-        window_s = self._window.update(now)
-        targets_ms = {
-            model: {kind: _number(own.get(f"disagg.{kind}_target_ms")) for kind in ("ttft", "itl")}
-            for model, own in details.items()
+        thresholds = {
+            worker.instance.model: {
+                key.removeprefix("disagg."): value
+                for key, value in worker.details.items()
+                if key.startswith("disagg.")
+            }
+            for worker in decodes
         }
+        targets_ms = {
+            model: {kind: _number(own.get(f"{kind}_target_ms")) for kind in ("ttft", "itl")}
+            for model, own in thresholds.items()
+        }
+        window_s = self._window.update(now)
         return PageState(
             window_s=window_s,
             workers=[followed.state(now) for followed in self._followed.values()],
@@ -185,14 +192,7 @@ class Collector:
                 )
                 for worker in decodes
             ],
-            thresholds={
-                model: {
-                    key.removeprefix("disagg."): value
-                    for key, value in own.items()
-                    if key.startswith("disagg.")
-                }
-                for model, own in details.items()
-            },
+            thresholds=thresholds,
             latencies=list(self._window.latencies(targets_ms)),
             placements=self._window.placements(),
             handoffs=list(self._recent.handoffs),
