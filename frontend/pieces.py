@@ -33,6 +33,11 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
 Piece = Content | Reasoning | ToolCallDelta
 
 
+def part_key(piece: Piece) -> object:
+    """Return a value that pieces of one part of an answer share."""
+    return piece.index if isinstance(piece, ToolCallDelta) else type(piece)
+
+
 class OutputParser(Protocol):
     """Splits the growing text of one choice into pieces."""
 

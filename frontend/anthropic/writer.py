@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.piece_sink import Ending
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.request_log import TokenCounts
 from tandem.runtime.address import new_id
 
@@ -103,7 +103,7 @@ class MessageWriter(AnthropicErrors):
 
     def _take(self, piece: Piece) -> bytes:
         opened = b""
-        if self._first is None or _key(self._first) != _key(piece):
+        if self._first is None or part_key(self._first) != part_key(piece):
             opened = self._close() + self._open(piece)
         match piece:
             case Content(text):
@@ -153,11 +153,6 @@ class MessageWriter(AnthropicErrors):
         if not self._is_stream:
             return b""
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
-
-
-def _key(piece: Piece) -> object:
-    """Return a value that pieces of one block share."""
-    return piece.index if isinstance(piece, ToolCallDelta) else type(piece)
 
 
 def _object(text: str) -> Raw | dict[str, str]:

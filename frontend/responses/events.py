@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tandem.frontend.responses.items import encrypted
+from tandem.frontend.responses.items import Status, encrypted
 from tandem.frontend.responses.objects import (
     OutputCall,
     OutputItem,
@@ -13,7 +13,6 @@ from tandem.frontend.responses.objects import (
     OutputReasoning,
     OutputText,
     ReasoningText,
-    Status,
 )
 
 _encode = msgspec.json.Encoder().encode

@@ -91,7 +91,7 @@ class ReasoningItem(msgspec.Struct, frozen=True):
 
 
 Item = Message | FunctionCall | FunctionOutput | ReasoningItem
-_KINDS: dict[str, type[Message | FunctionCall | FunctionOutput | ReasoningItem]] = {
+_KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": FunctionOutput,

@@ -8,10 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tandem.frontend.piece_sink import Ending
+from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest
 from tandem.frontend.responses.tools import Tool, ToolChoice
-
-Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(msgspec.Struct, frozen=True):

@@ -8,14 +8,14 @@ from msgspec import UNSET
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.sse import DONE
 from tandem.frontend.piece_sink import Ending
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.request_log import TokenCounts
 from tandem.frontend.responses.events import Events, OpenCall, OpenItem, OpenReasoning, OpenText
+from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.objects import (
     OutputCall,
     OutputItem,
     Response,
-    Status,
     ended,
     failed,
 )
@@ -78,7 +78,7 @@ class ResponseWriter(OpenAIErrors):
 
     def _take(self, piece: Piece) -> bytes:
         opened = b""
-        if self._open is None or self._open_key != _key(piece):
+        if self._open is None or self._open_key != part_key(piece):
             opened = self._close("completed") + self._opened(piece)
         assert self._open is not None
         text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
@@ -87,7 +87,7 @@ class ResponseWriter(OpenAIErrors):
     def _opened(self, piece: Piece) -> bytes:
         """Begin the item that a piece belongs to."""
         index, number = len(self._output), new_id()
-        self._open_key = _key(piece)
+        self._open_key = part_key(piece)
         match piece:
             case Content():
                 self._open = OpenText(self._events, f"msg_{number}", index)
@@ -108,8 +108,3 @@ class ResponseWriter(OpenAIErrors):
         item, self._open = self._open, None
         self._output.append(item.item(status))
         return item.end(status)
-
-
-def _key(piece: Piece) -> object:
-    """Return a value that pieces of one item share."""
-    return piece.index if isinstance(piece, ToolCallDelta) else type(piece)
