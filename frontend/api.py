@@ -29,6 +29,12 @@ class Call(msgspec.Struct):
         return "" if client is None else client.key.name
 
 
+async def respond(answer: object, call: Call) -> None:
+    """Answer with an object, as JSON."""
+    headers = call.exchange.id_headers(call.context.id)
+    await call.exchange.respond(200, msgspec.json.encode(answer), headers)
+
+
 async def let_others_run(num_bytes: int) -> None:
     """Let the streams go on between two passes over a body of so many bytes."""
     if num_bytes > _SMALL_BYTES:

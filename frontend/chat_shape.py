@@ -91,7 +91,7 @@ class ChatShape:
         try:
             body = self._request(fields)
             model = of_tokens(generations.model(body.model, "chat", call))
-            return len(await generations.planner.prompt_maker.chat_tokens(body, model))
+            return len(await generations.prompt_maker.chat_tokens(body, model))
         except InvalidRequestError as error:
             raise self._names.translated(error) from error
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.access.limits import Client
+from tandem.frontend.access.limits import Client, Header
 from tandem.frontend.open_bodies import BodyShare
 from tandem.frontend.openai.errors import (
     BodyTimeoutError,
@@ -29,7 +29,7 @@ _STREAM_HEADERS = [
 ]
 _MAX_ID_BYTES = 256
 _PRINTABLE = re.compile(rb"[ -~]+")
-Header = tuple[bytes, bytes]
+_UNPRINTABLE = re.compile(r"[^ -~]")
 
 
 class ClientGoneError(Exception):
@@ -196,6 +196,13 @@ class Exchange:
 def caller_id(value: bytes) -> bytes:
     """Return the `x-request-id` of a caller; nothing for one that cannot go into a header."""
     return value if len(value) <= _MAX_ID_BYTES and _PRINTABLE.fullmatch(value) else b""
+
+
+def header_value(text: str) -> bytes:
+    """Return printable ASCII, which is all that a header can carry."""
+    if not (text.isascii() and text.isprintable()):
+        text = _UNPRINTABLE.sub("?", text)
+    return text.encode()
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

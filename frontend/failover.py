@@ -9,8 +9,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from tandem.frontend.access.limits import Header
 from tandem.frontend.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.exchange import header_value
 from tandem.router.policy import RoutingDecision
 from tandem.runtime import otel
 from tandem.runtime.context import RequestContext
@@ -103,6 +105,14 @@ def is_worker_at_fault(error: TandemError) -> bool:
     if isinstance(error, OverloadedError):
         return isinstance(error, UnavailableError)
     return not isinstance(error, IncompleteError)
+
+
+def decision_headers(decision: RoutingDecision) -> list[Header]:
+    """Return the headers that name the decode worker of an answer."""
+    return [
+        (b"x-tandem-decode-instance", header_value(decision.instance_id)),
+        (b"x-tandem-decode-reason", header_value(decision.reason)),
+    ]
 
 
 class Failover:

@@ -1,17 +1,17 @@
 """The generation of a plan: every choice on a decode worker, its tokens to a sink as they come."""
 
 import asyncio
-import re
 import time
 from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.access.limits import Header
 from tandem.frontend.api import Work
 from tandem.frontend.choice_text import ChoiceText
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import Exchange, Header
-from tandem.frontend.failover import Failover
+from tandem.frontend.exchange import Exchange, header_value
+from tandem.frontend.failover import Failover, decision_headers
 from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
@@ -38,7 +38,6 @@ from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
-_UNPRINTABLE = re.compile(r"[^ -~]")
 _decode_delta = msgspec.msgpack.Decoder(TokenDelta).decode
 
 
@@ -115,13 +114,10 @@ class Answer(msgspec.Struct):
 
     def headers(self, run: ChoiceRun, exchange: Exchange) -> list[Header]:
         """Return the headers about the workers of a choice, and the ids of the request."""
-        headers = [
-            (b"x-tandem-decode-instance", _header_value(run.instance_id)),
-            (b"x-tandem-decode-reason", _header_value(run.decision.reason)),
-        ]
+        headers = decision_headers(run.decision)
         if run.report is not None:
             headers.append((b"x-tandem-prefill", run.report.place.encode()))
-            headers.append((b"x-tandem-prefill-reason", _header_value(run.report.reason)))
+            headers.append((b"x-tandem-prefill-reason", header_value(run.report.reason)))
         return headers + exchange.id_headers(self.plan.context.id)
 
     def timeline(self, run: ChoiceRun) -> ChoiceTimeline | msgspec.UnsetType:
@@ -335,10 +331,3 @@ def resume_after(request: GenerateRequest, generated: list[int]) -> GenerateRequ
         sampling=msgspec.structs.replace(request.sampling, prompt_logprobs=False),
         num_generated=len(generated),
     )
-
-
-def _header_value(text: str) -> bytes:
-    """Return printable ASCII, which is all that a header can carry."""
-    if not (text.isascii() and text.isprintable()):
-        text = _UNPRINTABLE.sub("?", text)
-    return text.encode()

@@ -9,7 +9,8 @@ from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.exchange import Exchange
 from tandem.frontend.generation import Answer, Sink, generate, new_answer
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
-from tandem.frontend.plan import Planner, most_tokens
+from tandem.frontend.plan import most_tokens, new_plan
+from tandem.frontend.prompts import PromptMaker
 from tandem.frontend.text.body import Route, TextBody, model_named_in
 from tandem.frontend.text.generation import NewWriter, TextGeneration
 
@@ -20,7 +21,7 @@ class Generations:
     """Finds the model of a body, and plans its answer."""
 
     def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
-        self.planner = Planner(deps.config, executor)
+        self.prompt_maker = PromptMaker(deps.config, executor)
         self._deps = deps
 
     def parse(self, kind: type[Body], raw: bytes) -> Body:
@@ -47,7 +48,7 @@ class Generations:
         """Return the generation of a body for a model whose text is the frontend's."""
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
         model = self.model(body.model, route, call)
-        plan = await self.planner.plan(body, model, call.context, call.exchange.headers)
+        plan = await new_plan(body, model, self.prompt_maker, call.context, call.exchange.headers)
         if call.exchange.client is not None:
             num_tokens = most_tokens(plan)
             call.exchange.client.reserve(num_tokens)

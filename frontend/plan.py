@@ -3,14 +3,13 @@
 import hashlib
 import random
 from collections.abc import Mapping
-from concurrent.futures import Executor
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from tandem.frontend.answer_format import AnswerFormat, answer_format
 from tandem.frontend.catalog import ServedModel, TokenModel
-from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.frontend.prompts import Prompt, PromptMaker, check_token_ids
@@ -26,8 +25,11 @@ from tandem.runtime.messages import (
 )
 from tandem.runtime.request_bounds import check_num_prompt_logprobs
 
+T = TypeVar("T")
 _PREFILL_HEADER = "x-tandem-prefill"
-_TIMELINE_HEADER = "x-tandem-timeline"
+_PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
+_TIMELINE_HEADER = "x-tandem-timeline"  # asks for the timeline: other servers ignore the header
+_SWITCH = {b"true": True, b"false": False}
 _TTFT_HEADER = "x-tandem-ttft-target-ms"
 _ITL_HEADER = "x-tandem-itl-target-ms"
 
@@ -61,33 +63,25 @@ def most_tokens(plan: Plan) -> int:
     return plan.num_prompt_tokens + sum([choice.request.stop.max_tokens for choice in plan.choices])
 
 
-class Planner:
-    """Tokenizes a body and fits it to its model."""
-
-    def __init__(self, config: FrontendConfig, executor: Executor) -> None:
-        self._config = config
-        self.prompt_maker = PromptMaker(config, executor)
-
-    async def plan(
-        self,
-        body: ChatRequest | CompletionRequest,
-        model: ServedModel,
-        context: RequestContext,
-        headers: Mapping[bytes, bytes],
-    ) -> Plan:
-        """Return the plan of a request. Raises InvalidRequestError naming the field at fault."""
-        model = of_tokens(model)
-        placement, targets = _placement(headers), _targets(headers)
-        wants_timeline = _wants_timeline(headers)
-        prompts = await self.prompt_maker.prompts(body, model)
-        is_chat = isinstance(body, ChatRequest)
-        head = new_head(context.id, model.card.name, is_chat, body.include_usage)
-        format = answer_format(body, model, self._config, prompts[0].token_ids)
-        choices = _choices(body, model, prompts, format, context, placement, targets)
-        num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
-        return Plan(
-            model, body, prompts, choices, format, context, head, wants_timeline, num_tokens
-        )
+async def new_plan(
+    body: ChatRequest | CompletionRequest,
+    served: ServedModel,
+    prompt_maker: PromptMaker,
+    context: RequestContext,
+    headers: Mapping[bytes, bytes],
+) -> Plan:
+    """Tokenize a body and fit it to its model. Raises InvalidRequestError naming the field."""
+    model = of_tokens(served)
+    placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
+    wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
+    targets = _targets(headers)
+    prompts = await prompt_maker.prompts(body, model)
+    is_chat = isinstance(body, ChatRequest)
+    head = new_head(context.id, model.card.name, is_chat, body.include_usage)
+    format = answer_format(body, model, prompt_maker.config, prompts[0].token_ids)
+    choices = _choices(body, model, prompts, format, context, placement, targets)
+    num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
+    return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
 
 
 def of_tokens(model: ServedModel) -> TokenModel:
@@ -122,12 +116,12 @@ def _choices(
         for ordinal in range(n):
             index = len(choices)
             # A given seed counts for each prompt: a batch answers like its prompts one by one.
-            seed_ordinal = index if body.seed is None else ordinal
+            seed = derived_seed(sampling.seed, index if body.seed is None else ordinal)
             request = GenerateRequest(
                 request_id=context.id if is_single else f"{context.id}-{index}",
                 model=model.card.name,
                 token_ids=token_ids,
-                sampling=_with_derived_seed(sampling, seed_ordinal),
+                sampling=sampling if index == 0 else replace(sampling, seed=seed),
                 stop=prompt.stop,
                 deadline_ms=0,  # set when it is sent
                 cache_salt=body.cache_salt or "",
@@ -170,12 +164,6 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _with_derived_seed(sampling: SamplingParams, ordinal: int) -> SamplingParams:
-    if ordinal == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=derived_seed(sampling.seed, ordinal))
-
-
 def derived_seed(seed: int, ordinal: int) -> int:
     """Return the u64 seed of choice `ordinal`. Choice 0 has the seed itself."""
     if ordinal == 0:
@@ -184,19 +172,16 @@ def derived_seed(seed: int, ordinal: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-_PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
-
-
-def _placement(headers: Mapping[bytes, bytes]) -> PrefillPlace | None:
-    value = headers.get(b"x-tandem-prefill")
-    if value is None:
+def _one_of(headers: Mapping[bytes, bytes], name: str, values: Mapping[bytes, T]) -> T | None:
+    """Return the value that a header names; None without the header."""
+    given = headers.get(name.encode())
+    if given is None:
         return None
-    placement = _PLACEMENTS.get(value.strip().lower())
-    if placement is None:
-        raise InvalidRequestError(
-            f"header `{_PREFILL_HEADER}` must be local or remote", param=_PREFILL_HEADER
-        )
-    return placement
+    value = values.get(given.strip().lower())
+    if value is None:
+        names = " or ".join(map(bytes.decode, values))
+        raise InvalidRequestError(f"header `{name}` must be {names}", param=name)
+    return value
 
 
 def _targets(headers: Mapping[bytes, bytes]) -> Targets | None:
@@ -213,16 +198,3 @@ def _target_ms(headers: Mapping[bytes, bytes], name: str) -> float | None:
     except msgspec.ValidationError:
         message = f"header `{name}` must be a number of milliseconds above 0, up to an hour"
         raise InvalidRequestError(message, param=name) from None
-
-
-def _wants_timeline(headers: Mapping[bytes, bytes]) -> bool:
-    """Return True if the timeline is asked for, by a header: other servers ignore unknown ones."""
-    value = headers.get(b"x-tandem-timeline")
-    if value is None:
-        return False
-    value = value.strip().lower()
-    if value not in (b"true", b"false"):
-        raise InvalidRequestError(
-            f"header `{_TIMELINE_HEADER}` must be true or false", param=_TIMELINE_HEADER
-        )
-    return value == b"true"

@@ -36,7 +36,7 @@ class PromptMaker:
     """Renders and tokenizes. Long texts go to the executor's threads, one by one."""
 
     def __init__(self, config: FrontendConfig, executor: Executor) -> None:
-        self._config = config
+        self.config = config
         self._executor = executor
 
     async def prompts(
@@ -45,7 +45,7 @@ class PromptMaker:
         """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError."""
         if isinstance(body, ChatRequest):
             return [await self._chat_prompt(body, model)]
-        given = body.prompts(self._config)
+        given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
         return [await self._completion_prompt(each, body, model, is_short) for each in given]

@@ -1,13 +1,10 @@
 """POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's shape."""
 
-import msgspec
-
 from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.anthropic.requests import LARGE, Conversing, MessagesRequest
 from tandem.frontend.anthropic.writer import MessageWriter
-from tandem.frontend.api import Call, Work, let_others_run
+from tandem.frontend.api import Call, Work, let_others_run, respond
 from tandem.frontend.chat_shape import ChatShape, FieldNames
-from tandem.frontend.exchange import Exchange
 from tandem.frontend.generations import Generations
 from tandem.frontend.typed import read_body
 
@@ -53,9 +50,4 @@ class CountTokensApi:
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = read_body(Conversing, raw, LARGE)
         num_tokens = await self._chat.num_tokens(request.chat_fields(), call)
-        return _answer(num_tokens, call.exchange, call.context.id)
-
-
-async def _answer(num_tokens: int, exchange: Exchange, request_id: str) -> None:
-    body = msgspec.json.encode({"input_tokens": num_tokens})
-    await exchange.respond(200, body, exchange.id_headers(request_id))
+        return respond({"input_tokens": num_tokens}, call)

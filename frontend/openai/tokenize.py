@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.api import Call, Work
+from tandem.frontend.api import Call, Work, respond
 from tandem.frontend.generations import Generations
 from tandem.frontend.openai.body import MAX_TOKEN_ID
 from tandem.frontend.openai.errors import OpenAIErrors
@@ -60,17 +60,17 @@ class TokenizeApi:
             chat = self._generations.parse(_ChatBody, _encode(fields))
             wants_strings = chat.return_token_strs
             model = of_tokens(self._generations.model(chat.model, "chat", call))
-            token_ids = await self._generations.planner.prompt_maker.chat_tokens(chat, model)
+            token_ids = await self._generations.prompt_maker.chat_tokens(chat, model)
         else:
             body = read_body(_TextBody, _encode(fields), ("prompt",))
             wants_strings = body.return_token_strs
             model = of_tokens(self._generations.model(body.model, "completions", call))
-            token_ids = await self._generations.planner.prompt_maker.text_tokens(
+            token_ids = await self._generations.prompt_maker.text_tokens(
                 body.prompt, model, with_special=body.add_special_tokens is not False
             )
         strings = model.text.token_strings(token_ids) if wants_strings else None
         length = model.card.context_length
-        return _respond(Tokenized(len(token_ids), length, token_ids, strings), call)
+        return respond(Tokenized(len(token_ids), length, token_ids, strings), call)
 
 
 class DetokenizeApi:
@@ -90,8 +90,8 @@ class DetokenizeApi:
         body = read_body(_TokensBody, _encode(fields), ("tokens",))
         model = of_tokens(self._generations.model(body.model, "completions", call))
         check_token_ids(body.tokens, model, "tokens")
-        text = await self._generations.planner.prompt_maker.text_of(body.tokens, model)
-        return _respond({"prompt": text}, call)
+        text = await self._generations.prompt_maker.text_of(body.tokens, model)
+        return respond({"prompt": text}, call)
 
 
 def _with_model(fields: Fields, generations: Generations) -> Fields:
@@ -100,8 +100,3 @@ def _with_model(fields: Fields, generations: Generations) -> Fields:
     if "model" in fields or name is None:
         return fields
     return fields | {"model": Raw(_encode(name))}
-
-
-async def _respond(answer: object, call: Call) -> None:
-    exchange = call.exchange
-    await exchange.respond(200, _encode(answer), exchange.id_headers(call.context.id))

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable
 
+from tandem.frontend.access.limits import Header
 from tandem.frontend.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import Exchange, Header
-from tandem.frontend.failover import Failover
+from tandem.frontend.exchange import Exchange
+from tandem.frontend.failover import Failover, decision_headers
 from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.frontend.request_log import AnswerSummary
 from tandem.frontend.text.answers import TextWriter, read_answer
@@ -106,10 +107,5 @@ class TextGeneration:
             raise ProtocolError("the worker ended without an answer")
 
     def _headers(self) -> list[Header]:
-        own = self._exchange.id_headers(self._context.id)
-        choice = self._failover.decision
-        return [
-            (b"x-tandem-decode-instance", choice.instance_id.encode()),
-            (b"x-tandem-decode-reason", choice.reason.encode()),
-            *own,
-        ]
+        headers = decision_headers(self._failover.decision)
+        return headers + self._exchange.id_headers(self._context.id)
