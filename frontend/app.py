@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Executor
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -96,9 +95,9 @@ class App:
 class RequestHandler:
     """Answers what is posted to the paths of `apis`; `is_draining` refuses new requests."""
 
-    def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
+    def __init__(self, deps: FrontendDeps) -> None:
         self._deps = deps
-        generations = Generations(deps, executor)
+        generations = Generations(deps)
         config = deps.config
         self.responses = ResponseStore(
             config.max_stored_responses, config.max_stored_response_bytes

@@ -1,5 +1,6 @@
 """The parts of a frontend that the generation of every request uses."""
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from tandem.frontend.catalog import Catalog
@@ -22,4 +23,5 @@ class FrontendDeps:
     metrics: FrontendMetrics
     recent: Recent
     trace: TraceFile
+    executor: Executor  # of long texts, beside the event loop
     num_waiting: int = 0  # new sequences that wait for a worker to return

@@ -1,7 +1,6 @@
 """From a body that an API has checked to the generation of its answer."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 
 from tandem.frontend.api import Call, Work
 from tandem.frontend.catalog import ServedModel
@@ -20,8 +19,8 @@ NewSink = Callable[[Answer, Exchange], Sink]
 class Generations:
     """Finds the model of a body, and plans its answer."""
 
-    def __init__(self, deps: FrontendDeps, executor: Executor) -> None:
-        self.prompt_maker = PromptMaker(deps.config, executor)
+    def __init__(self, deps: FrontendDeps) -> None:
+        self.prompt_maker = PromptMaker(deps.config, deps.executor)
         self._deps = deps
 
     def parse(self, kind: type[Body], raw: bytes) -> Body:

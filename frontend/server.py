@@ -74,12 +74,13 @@ class FrontendServer:
             self.metrics,
             self.recent,
             self._trace,
+            self._executor,
         )
         self.collector = Collector(
             node, self.catalog, self.metrics, self.recent, frontend.max_pages
         )
         pages = Pages(node, self.catalog, self.collector, parse_live, has_keys=access is not None)
-        self.handler = RequestHandler(deps, self._executor)
+        self.handler = RequestHandler(deps)
         app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
         self._http = HttpServer(
             _with_cors(app, frontend.cors_origins),

@@ -11,36 +11,22 @@ from tandem.frontend.parsers.formats import (
 )
 from tandem.frontend.parsers.marks import Marks
 
+_NO_TOOLS = ToolFormat({})
+
 
 class OutputFormat:
     """The formats of reasoning and of calls, and the marks of both."""
 
     def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> None:
         self.reasoning = reasoning
-        self.tools = tools
-        self.dropped = (reasoning.dropped if reasoning else ()) + (tools.dropped if tools else ())
-        begins = [reasoning.begin] if reasoning else []
-        calls = list(tools.begins) if tools else []
-        self.marks = Marks([*self.dropped, *begins, *calls])
-        self.reasoning_marks = Marks([reasoning.begin, reasoning.end] if reasoning else [])
-        self.header = re.compile(tools.header, re.DOTALL) if tools and tools.header else None
-
-        self.all_marks = self._all_marks()
-
-    def _all_marks(self) -> frozenset[str]:
-        """Return all marks that the text of an answer may have."""
-        tools, reasoning = self.tools, self.reasoning
-        marks = set(self.dropped)
-        marks |= {reasoning.begin, reasoning.end} if reasoning else set()
-        if tools is not None:
-            marks |= {
-                *tools.begins,
-                *tools.begins.values(),
-                *tools.after,
-                *tools.final,
-                *tools.inner,
-            }
-        return frozenset(marks - {""})
+        self.tools = tools = tools or _NO_TOOLS
+        self.dropped = (reasoning.dropped if reasoning else ()) + tools.dropped
+        ends = [reasoning.begin, reasoning.end] if reasoning else []
+        self.marks = Marks([*self.dropped, *ends[:1], *tools.begins])
+        self.reasoning_marks = Marks(ends)
+        self.header = re.compile(tools.header, re.DOTALL) if tools.header else None
+        calls = {*tools.begins, *tools.begins.values(), *tools.after, *tools.final, *tools.inner}
+        self.all_marks = frozenset({*self.dropped, *ends, *calls} - {""})
 
 
 @cache

@@ -29,6 +29,7 @@ class StreamingParser:
         max_calls: int | None = None,
     ) -> None:
         self._format = format
+        self._tools = format.tools
         self._schemas = schemas or {}
         self._max_calls = max_calls
         self._buffer = ""
@@ -67,16 +68,14 @@ class StreamingParser:
 
     def _answer(self) -> Callable[[], bool]:
         """Return the state at the start of the answer."""
-        tools = self._format.tools
-        return self._start if tools is not None and tools.bare_begin else self._content
+        return self._start if self._tools.bare_begin else self._content
 
     def _start(self) -> bool:
         """Tell a call without a mark from content by the first character."""
-        tools, text = self._format.tools, self._buffer.lstrip()
-        assert tools is not None
+        text = self._buffer.lstrip()
         if not text and not self._is_end:
             return False
-        if text and text[0] in tools.bare_begin:
+        if text and text[0] in self._tools.bare_begin:
             self._open_call("")
         else:
             self._state = self._content
@@ -123,13 +122,12 @@ class StreamingParser:
 
     def _call(self) -> bool:
         """Read a call up to its arguments, or to its end where it is read as a whole."""
-        format, tools, text = self._format, self._format.tools, self._buffer
-        assert tools is not None
+        header, tools, text = self._format.header, self._tools, self._buffer
         start = text.lstrip()
         if not start:
             return self._give_up(len(text)) if self._is_end else False
-        if format.header is not None:
-            if (found := format.header.match(text)) is not None:
+        if header is not None:
+            if (found := header.match(text)) is not None:
                 return self._open_arguments(found)
             if start[0] in "{[" and (tools.is_json or tools.may_be_json):
                 return self._whole_object(len(text) - len(start))
@@ -152,11 +150,8 @@ class StreamingParser:
 
     def _whole_call(self, length: int, end: str) -> bool:
         """Read a call in its syntax, from its mark to its end."""
-        tools, text = self._format.tools, self._mark + self._buffer[:length]
-        assert tools is not None
-        calls = (
-            read_calls(tools.syntax, text, (self._mark, end), self._schemas) if tools.syntax else []
-        )
+        syntax, text = self._tools.syntax, self._mark + self._buffer[:length]
+        calls = read_calls(syntax, text, (self._mark, end), self._schemas) if syntax else []
         if not calls or not self._may_make(calls):
             return self._give_up(length)
         self._buffer = self._buffer[length:]
@@ -200,12 +195,10 @@ class StreamingParser:
 
     def _after(self) -> bool:
         """Drop the text that follows arguments, up to the next call."""
-        tools = self._format.tools
-        assert tools is not None
-        if not self._skip(tools.after):
+        if not self._skip(self._tools.after):
             return False
         text = self._buffer.lstrip()
-        for literal in tools.between if self._may_call else ():
+        for literal in self._tools.between if self._may_call else ():
             if text.startswith(literal):
                 self._buffer = text[len(literal) :]
                 self._open_call(literal)
@@ -218,9 +211,7 @@ class StreamingParser:
 
     def _last(self) -> bool:
         """Drop the text that follows the last call."""
-        tools = self._format.tools
-        assert tools is not None
-        if not self._skip(tools.final):
+        if not self._skip(self._tools.final):
             return False
         self._trims = True
         self._state = self._content
@@ -276,11 +267,8 @@ class StreamingParser:
             self._add_call(name, arguments)
 
     def _add_call(self, name: str, arguments: str, call_id: str = "") -> None:
-        tools = self._format.tools
-        assert tools is not None
-        call_id = call_id or (
-            new_id()[: tools.id_length] if tools.id_length else f"call_{new_id()}"
-        )
+        length = self._tools.id_length
+        call_id = call_id or (new_id()[:length] if length else f"call_{new_id()}")
         self._pieces.append(ToolCallDelta(self._num_calls, arguments, call_id, name))
         self._num_calls += 1
 
