@@ -9,6 +9,7 @@ import msgspec
 
 from tandem.frontend.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError
@@ -113,7 +114,7 @@ class PromptMaker:
         if not token_ids and model.text.start_token_id is not None:
             token_ids = [model.text.start_token_id]
         if not token_ids:
-            raise InvalidRequestError("`prompt` has no tokens", param="prompt")
+            raise invalid_field("prompt", "has no tokens")
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
             prompt = model.text.detokenizers.decode(kept)
@@ -179,9 +180,8 @@ def stop_conditions(
     max_tokens = num_left if limit is None else limit
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
-        raise InvalidRequestError(
-            f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens of the answer",
-            param="min_tokens",
+        raise invalid_field(
+            "min_tokens", f"is {min_tokens}, more than the {max_tokens} tokens of the answer"
         )
     stop_token_ids = body.stop_token_ids or []
     check_token_ids(stop_token_ids, model, "stop_token_ids")
@@ -191,8 +191,8 @@ def stop_conditions(
 def check_token_ids(token_ids: list[int] | dict[int, float], model: TokenModel, param: str) -> None:
     """Raise InvalidRequestError for a token beyond the vocabulary."""
     if token_ids and max(token_ids) >= model.card.vocab_size:
-        raise InvalidRequestError(
-            f"`{param}` has token {max(token_ids)}; the model's vocabulary ends at "
+        raise invalid_field(
+            param,
+            f"has token {max(token_ids)}; the model's vocabulary ends at "
             f"{model.card.vocab_size - 1}",
-            param=param,
         )

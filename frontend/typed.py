@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from tandem.frontend.invalid import invalid_field, unsupported
 from tandem.frontend.openai.outline import (
     MAX_FIELD_BYTES,
     Fields,
@@ -15,7 +16,6 @@ from tandem.frontend.openai.outline import (
     decode_fields,
     is_null,
     read_fields,
-    unsupported,
 )
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import one_line, short
@@ -102,7 +102,7 @@ def _named(error: Exception, where: str) -> InvalidRequestError:
     path = (where + (found["path"] or "")).removeprefix(".")
     if (missing := _MISSING.match(found["reason"])) is not None:
         field = f"{path}.{missing[1]}".removeprefix(".")
-        return InvalidRequestError(f"`{field}` is required", param=field)
+        return invalid_field(field, "is required")
     if (unknown := _UNKNOWN.match(found["reason"])) is not None:
         return unsupported(f"{path}.{short(unknown[1])}".removeprefix("."))
     reason = one_line(found["reason"].replace("`", ""), _MAX_REASON_BYTES)
@@ -124,7 +124,7 @@ def read_type(raw: msgspec.Raw, where: str, default: str | None = None) -> str:
     except msgspec.ValidationError as error:
         raise _named(error, where) from error
     if found is None:
-        raise InvalidRequestError(f"`{where}.type` is required", param=f"{where}.type")
+        raise invalid_field(f"{where}.type", "is required")
     return found
 
 

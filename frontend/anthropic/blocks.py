@@ -5,13 +5,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
+from tandem.frontend.invalid import invalid_field, unsupported
 from tandem.frontend.openai.outline import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     begins,
     is_null,
     read_list,
-    unsupported,
 )
 from tandem.frontend.typed import NULL, read, read_type
 from tandem.runtime.errors import InvalidRequestError
@@ -104,10 +104,9 @@ class Conversation:
         blocks = self._blocks(message.content, where)
         for index, block in enumerate(blocks):
             if not isinstance(block, _BY_ROLE[message.role]):
-                raise InvalidRequestError(
-                    f"`{where}[{index}].type` is {block.type!r}, which a message of the role "
-                    f"{message.role!r} cannot have",
-                    param=f"{where}[{index}].type",
+                raise invalid_field(
+                    f"{where}[{index}].type",
+                    f"is {block.type!r}, which a message of the role {message.role!r} cannot have",
                 )
         if message.role == "assistant":
             self._add_answer(blocks)
@@ -155,7 +154,7 @@ class Conversation:
 
     def _blocks(self, raw: Raw, where: str) -> list[Block]:
         if not begins(raw, b"["):
-            raise InvalidRequestError(f"`{where}` must be text or a list of blocks", param=where)
+            raise invalid_field(where, "must be text or a list of blocks")
         raws = read_list(raw, MAX_CONTENT_PARTS, where)
         self._num_blocks += len(raws)
         if self._num_blocks > MAX_CONTENT_PARTS:
@@ -172,7 +171,7 @@ def _read_block(raw: Raw, where: str) -> Block:
         raise unsupported(f"{where}.type", name)
     block = read(kind, raw, where)
     if isinstance(block, ToolUse) and not begins(block.input, b"{"):
-        raise InvalidRequestError(f"`{where}.input` must be an object", param=f"{where}.input")
+        raise invalid_field(f"{where}.input", "must be an object")
     return block
 
 

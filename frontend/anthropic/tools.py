@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import is_null, list_of_tools, unsupported
+from tandem.frontend.invalid import invalid_field, unsupported
+from tandem.frontend.openai.outline import is_null, list_of_tools
 from tandem.frontend.typed import NULL, read, read_type
-from tandem.runtime.errors import InvalidRequestError
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -67,8 +67,5 @@ def read_choice(raw: Raw) -> Choice | None:
     read_type(raw, "tool_choice")
     choice = read(Choice, raw, "tool_choice")
     if (choice.type == "tool") != (choice.name is not None):
-        raise InvalidRequestError(
-            "`tool_choice.name` comes with the type 'tool', and only with it",
-            param="tool_choice.name",
-        )
+        raise invalid_field("tool_choice.name", "comes with the type 'tool', and only with it")
     return choice

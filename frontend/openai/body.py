@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.constraints import ConstraintFields
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 
 MAX_TOKEN_ID = 2**32 - 1
@@ -82,15 +82,13 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
         for key, value in (self.logit_bias or {}).items():
             is_number = type(value) in (int, float)
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise InvalidRequestError(
-                    f"`logit_bias` has the key {key[:32]!r}, which is not a token id",
-                    param="logit_bias",
+                raise invalid_field(
+                    "logit_bias", f"has the key {key[:32]!r}, which is not a token id"
                 )
             if not is_number or not -_MAX_LOGIT_BIAS <= value <= _MAX_LOGIT_BIAS:
-                raise InvalidRequestError(
-                    f"`logit_bias` of token {key} must be a number from -{_MAX_LOGIT_BIAS} to "
-                    f"{_MAX_LOGIT_BIAS}",
-                    param="logit_bias",
+                raise invalid_field(
+                    "logit_bias",
+                    f"of token {key} must be a number from -{_MAX_LOGIT_BIAS} to {_MAX_LOGIT_BIAS}",
                 )
             biases[int(key)] = float(value)
         return biases
@@ -109,47 +107,33 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     def check(self, config: FrontendConfig) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         if (self.n or 1) > config.max_n:
-            raise InvalidRequestError(f"`n` is {self.n}, the most is {config.max_n}", param="n")
+            raise invalid_field("n", f"is {self.n}, the most is {config.max_n}")
         if self.stream_options is not None and not self.stream:
-            raise InvalidRequestError(
-                "`stream_options` is only allowed when `stream` is true", param="stream_options"
-            )
-        if self.stream_options and self.stream_options.continuous_usage_stats:
-            self._check_continuous_usage()
+            raise invalid_field("stream_options", "is only allowed when `stream` is true")
+        continuous = self.stream_options and self.stream_options.continuous_usage_stats
+        if continuous and not self.include_usage:
+            raise invalid_field("stream_options.continuous_usage_stats", "needs `include_usage`")
         if self.truncate_prompt_tokens == 0:
-            raise InvalidRequestError(
-                "`truncate_prompt_tokens` must be -1, or 1 and more", param="truncate_prompt_tokens"
-            )
+            raise invalid_field("truncate_prompt_tokens", "must be -1, or 1 and more")
         self._check_prompt_logprobs(config)
         self._check_stop(config)
-
-    def _check_continuous_usage(self) -> None:
-        if not self.include_usage:
-            raise InvalidRequestError(
-                "`stream_options.continuous_usage_stats` needs `include_usage`",
-                param="stream_options.continuous_usage_stats",
-            )
 
     def _check_prompt_logprobs(self, config: FrontendConfig) -> None:
         if self.prompt_logprobs is None:
             return
         if self.stream:
-            raise InvalidRequestError(
-                "`prompt_logprobs` is only allowed when `stream` is false", param="prompt_logprobs"
-            )
+            raise invalid_field("prompt_logprobs", "is only allowed when `stream` is false")
         if self.prompt_logprobs > config.max_top_logprobs:
-            raise InvalidRequestError(
-                f"`prompt_logprobs` is {self.prompt_logprobs}, the most is "
-                f"{config.max_top_logprobs}",
-                param="prompt_logprobs",
+            raise invalid_field(
+                "prompt_logprobs",
+                f"is {self.prompt_logprobs}, the most is {config.max_top_logprobs}",
             )
 
     def _check_stop(self, config: FrontendConfig) -> None:
         stops = self.stop_strings
         if len(stops) > config.max_stop_strings:
-            raise InvalidRequestError(
-                f"`stop` has {len(stops)} strings, the most is {config.max_stop_strings}",
-                param="stop",
+            raise invalid_field(
+                "stop", f"has {len(stops)} strings, the most is {config.max_stop_strings}"
             )
         if "" in stops:
-            raise InvalidRequestError("`stop` must not have an empty string", param="stop")
+            raise invalid_field("stop", "must not have an empty string")

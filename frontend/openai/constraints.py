@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.invalid import invalid_field
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 from tandem.runtime.printable import short
@@ -105,7 +106,7 @@ def _response_format(format: ResponseFormat) -> list[tuple[str, Grammar]]:
             schema = format.json_schema
             if schema is None or schema.schema is None:
                 field = "response_format.json_schema" + (".schema" if schema else "")
-                raise InvalidRequestError(f"`{field}` is required", param=field)
+                raise invalid_field(field, "is required")
             source = json.dumps(schema.schema, ensure_ascii=False)
             return [("response_format", Grammar("json_schema", source))]
         case "structural_tag":
@@ -129,7 +130,7 @@ def _structured_outputs(given: StructuredOutputs) -> list[tuple[str, Grammar]]:
     if given.structural_tag is not None:
         found.append((f"{name}.structural_tag", Grammar("structural_tag", given.structural_tag)))
     if not found and given.json_object is None:
-        raise InvalidRequestError(f"`{name}` has no constraint", param=name)
+        raise invalid_field(name, "has no constraint")
     return found
 
 
@@ -139,11 +140,9 @@ def _schema(value: dict[str, Any] | str, field: str) -> Grammar:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"`{field}` is not JSON: {error}", param=field) from error
+            raise invalid_field(field, f"is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise InvalidRequestError(
-                f"`{field}` is {short(str(value))}, which is no JSON schema", param=field
-            )
+            raise invalid_field(field, f"is {short(str(value))}, which is no JSON schema")
     return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
 
 

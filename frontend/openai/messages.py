@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.invalid import invalid_field
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
@@ -32,9 +33,9 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             arguments = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"`{field}` is not JSON: {error}", param=field) from error
+            raise invalid_field(field, f"is not JSON: {error}") from error
         if not isinstance(arguments, dict):
-            raise InvalidRequestError(f"`{field}` must be a JSON object", param=field)
+            raise invalid_field(field, "must be a JSON object")
         return arguments
 
 
@@ -68,7 +69,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
         if self.content is None:
             if self.role == "assistant":
                 return ""
-            raise InvalidRequestError(f"`{where}.content` is required", param=f"{where}.content")
+            raise invalid_field(f"{where}.content", "is required")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
                 field = f"{where}.content[{index}]"
@@ -119,11 +120,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
         for name in answer_only if self.role != "assistant" else ():
             if getattr(self, name):
                 field = f"{where}.{name}"
-                raise InvalidRequestError(
-                    f"`{field}` is for the role 'assistant', not {self.role!r}", param=field
-                )
+                raise invalid_field(field, f"is for the role 'assistant', not {self.role!r}")
         if self.tool_call_id is not None and self.role != "tool":
             field = f"{where}.tool_call_id"
-            raise InvalidRequestError(
-                f"`{field}` is for the role 'tool', not {self.role!r}", param=field
-            )
+            raise invalid_field(field, f"is for the role 'tool', not {self.role!r}")

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
+from tandem.frontend.invalid import invalid_field, unsupported
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.printable import short
 
@@ -68,7 +69,7 @@ def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:
     if found is None:
         return InvalidRequestError(f"the body is not JSON: {error}")
     field, value = (each.decode("utf-8", "replace") for each in found.groups())
-    return InvalidRequestError(f"`{field}` is {value}, which JSON does not have", param=field)
+    return invalid_field(field, f"is {value}, which JSON does not have")
 
 
 class _Counted(msgspec.Struct):
@@ -88,7 +89,7 @@ _decode_counted = msgspec.json.Decoder(list[_Counted]).decode
 def read_list(raw: bytes | msgspec.Raw, most: int, where: str, least: int = 0) -> list[msgspec.Raw]:
     """Return the objects of a list. Raises InvalidRequestError naming it, or a wrong entry."""
     if not begins(raw, b"["):
-        raise InvalidRequestError(f"`{where}` must be a list", param=where)
+        raise invalid_field(where, "must be a list")
     if len(raw) > _SMALL_LIST_BYTES:
         _Counted.num_left = most
         try:
@@ -97,7 +98,7 @@ def read_list(raw: bytes | msgspec.Raw, most: int, where: str, least: int = 0) -
             if _Counted.num_left < 0:
                 raise _wrong_length(where, f"over {most}", most, least) from error
             wrong = f"{where}[{most - _Counted.num_left}]"
-            raise InvalidRequestError(f"`{wrong}` must be an object", param=wrong) from error
+            raise invalid_field(wrong, "must be an object") from error
     items = _decode_list(raw)
     if not least <= len(items) <= most:
         raise _wrong_length(where, str(len(items)), most, least)
@@ -106,7 +107,7 @@ def read_list(raw: bytes | msgspec.Raw, most: int, where: str, least: int = 0) -
 
 def _wrong_length(where: str, num: str, most: int, least: int) -> InvalidRequestError:
     bounds = f"the most is {most}" if least == 0 else f"it must have {least} to {most}"
-    return InvalidRequestError(f"`{where}` has {num} entries; {bounds}", param=where)
+    return invalid_field(where, f"has {num} entries; {bounds}")
 
 
 def read_messages(raw: msgspec.Raw) -> list[Fields]:
@@ -117,7 +118,7 @@ def read_messages(raw: msgspec.Raw) -> list[Fields]:
 
 def _read_message(raw: msgspec.Raw, where: str) -> Fields:
     if not begins(raw, b"{"):
-        raise InvalidRequestError(f"`{where}` must be an object", param=where)
+        raise invalid_field(where, "must be an object")
     fields = decode_fields(raw)
     check_num_fields(fields, where)
     return fields
@@ -144,9 +145,7 @@ def check_size(name: str, value: msgspec.Raw) -> None:
     """Raise InvalidRequestError for a field that is larger than its bound."""
     most = MAX_TOOLS_BYTES if name == "tools" else MAX_FIELD_BYTES
     if len(value) > most:
-        raise InvalidRequestError(
-            f"`{name}` has {len(value)} bytes, the most is {most}", param=name
-        )
+        raise invalid_field(name, f"has {len(value)} bytes, the most is {most}")
 
 
 def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
@@ -160,10 +159,9 @@ def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
             if parts is not None and begins(parts, b"["):
                 num_parts += len(read_list(parts, MAX_CONTENT_PARTS, f"messages[{index}].{name}"))
     if num_parts > MAX_CONTENT_PARTS:
-        raise InvalidRequestError(
-            f"`messages` has {num_parts} content parts and tool calls, the most is "
-            f"{MAX_CONTENT_PARTS}",
-            param="messages",
+        raise invalid_field(
+            "messages",
+            f"has {num_parts} content parts and tool calls, the most is {MAX_CONTENT_PARTS}",
         )
 
 
@@ -175,9 +173,7 @@ def list_of_tools(raw: msgspec.Raw, where: str) -> list[msgspec.Raw]:
     for index, each in enumerate(raws):
         if len(each) > MAX_FIELD_BYTES:
             field = f"{where}[{index}]"
-            raise InvalidRequestError(
-                f"`{field}` has {len(each)} bytes, the most is {MAX_FIELD_BYTES}", param=field
-            )
+            raise invalid_field(field, f"has {len(each)} bytes, the most is {MAX_FIELD_BYTES}")
     return raws
 
 
@@ -201,9 +197,7 @@ def _check_num_items(raw: bytes, max_prompts: int, longest_context: int) -> None
     has_texts, num_lists = b'"' in raw, raw.count(b"[") - 1
     num_prompts = len(_decode_list(raw)) if has_texts and most_items > max_prompts else num_lists
     if num_prompts > max_prompts:
-        raise InvalidRequestError(
-            f"`prompt` asks for {num_prompts} choices, the most is {max_prompts}", param="prompt"
-        )
+        raise invalid_field("prompt", f"asks for {num_prompts} choices, the most is {max_prompts}")
     if not has_texts:
         _check_num_tokens(most_items, MAX_PROMPT_TOKENS if num_lists > 0 else longest_context)
 
@@ -227,11 +221,3 @@ def _is_empty(value: msgspec.Raw) -> bool:
 def begins(value: bytes | msgspec.Raw, character: bytes) -> bool:
     """Return True if the JSON of a value begins with `character`, which says its type."""
     return memoryview(value)[:1] == character
-
-
-def unsupported(field: str, value: str | None = None) -> InvalidRequestError:
-    """Return the error for a field, or for one value of it, that has no support."""
-    if value is None:
-        return InvalidRequestError(f"`{field}` is not supported", param=field)
-    message = f"`{field}` is {short(value)!r}, which is not supported"
-    return InvalidRequestError(message, param=field)

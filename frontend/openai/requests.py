@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.body import MAX_TOKEN_ID, Count, RequestBody
 from tandem.frontend.openai.messages import ChatMessage, TemplateMessage
 from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
@@ -92,28 +93,21 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
         self._check_continuation()
         check_tools(self.tools or [], self.tool_choice)
         if (self.top_logprobs or 0) > config.max_top_logprobs:
-            raise InvalidRequestError(
-                f"`top_logprobs` is {self.top_logprobs}, the most is {config.max_top_logprobs}",
-                param="top_logprobs",
+            raise invalid_field(
+                "top_logprobs", f"is {self.top_logprobs}, the most is {config.max_top_logprobs}"
             )
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequestError(
-                "`top_logprobs` is only allowed when `logprobs` is true", param="top_logprobs"
-            )
+            raise invalid_field("top_logprobs", "is only allowed when `logprobs` is true")
 
     def _check_continuation(self) -> None:
         if not self.continue_final_message:
             return
         if self.add_generation_prompt:
-            raise InvalidRequestError(
-                "`continue_final_message` and `add_generation_prompt` exclude each other",
-                param="continue_final_message",
+            raise invalid_field(
+                "continue_final_message", "and `add_generation_prompt` exclude each other"
             )
         if self.messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "`continue_final_message` needs a last message of the assistant",
-                param="continue_final_message",
-            )
+            raise invalid_field("continue_final_message", "needs a last message of the assistant")
 
 
 class CompletionRequest(RequestBody, frozen=True, kw_only=True):
@@ -150,14 +144,13 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
-            raise InvalidRequestError("`prompt` is empty", param="prompt")
+            raise invalid_field("prompt", "is empty")
         if _are_token_ids(self.prompt):
             return [self.prompt]
         num_choices = len(self.prompt) * (self.n or 1)
         if num_choices > config.max_sequences:
-            raise InvalidRequestError(
-                f"`prompt` asks for {num_choices} choices, the most is {config.max_sequences}",
-                param="prompt",
+            raise invalid_field(
+                "prompt", f"asks for {num_choices} choices, the most is {config.max_sequences}"
             )
         is_texts = all(type(prompt) is str for prompt in self.prompt)
         is_ids = all(type(p) is list and _are_token_ids(p) for p in self.prompt)
@@ -168,11 +161,10 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     def check(self, config: FrontendConfig) -> None:
         super().check(config)
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequestError("`best_of` other than `n` is not supported", param="best_of")
+            raise invalid_field("best_of", "other than `n` is not supported")
         if (self.logprobs or 0) > config.max_top_logprobs:
-            raise InvalidRequestError(
-                f"`logprobs` is {self.logprobs}, the most is {config.max_top_logprobs}",
-                param="logprobs",
+            raise invalid_field(
+                "logprobs", f"is {self.logprobs}, the most is {config.max_top_logprobs}"
             )
 
 

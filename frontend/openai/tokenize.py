@@ -7,6 +7,7 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.api import Call, Work, respond
 from tandem.frontend.generations import Generations
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.body import MAX_TOKEN_ID
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, Fields, read_fields
@@ -14,7 +15,6 @@ from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.plan import of_tokens
 from tandem.frontend.prompts import check_token_ids
 from tandem.frontend.typed import read_body
-from tandem.runtime.errors import InvalidRequestError
 
 _encode = msgspec.json.Encoder().encode
 
@@ -83,9 +83,7 @@ class DetokenizeApi:
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         if raw.count(b",") > MAX_PROMPT_TOKENS:
-            raise InvalidRequestError(
-                f"`tokens` has over {MAX_PROMPT_TOKENS} entries", param="tokens"
-            )
+            raise invalid_field("tokens", f"has over {MAX_PROMPT_TOKENS} entries")
         fields = _with_model(read_fields(raw), self._generations)
         body = read_body(_TokensBody, _encode(fields), ("tokens",))
         model = of_tokens(self._generations.model(body.model, "completions", call))

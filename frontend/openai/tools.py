@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tandem.runtime.errors import InvalidRequestError
+from tandem.frontend.invalid import invalid_field
 from tandem.runtime.printable import short
 
 
@@ -47,17 +47,14 @@ def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
     for index, tool in enumerate(tools):
         if tool.function.name in names:
             field = f"tools[{index}].function.name"
-            raise InvalidRequestError(
-                f"`{field}` is {short(tool.function.name)!r}, as that of another tool", param=field
-            )
+            raise invalid_field(field, f"is {short(tool.function.name)!r}, as that of another tool")
         names.add(tool.function.name)
     if choice is None or choice == "none" or (choice == "auto" and not tools):
         return
     if not tools:
-        raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
+        raise invalid_field("tool_choice", "needs `tools`")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise InvalidRequestError(
-            f"`tool_choice.function.name` is {short(choice.function.name)!r}, which is none of the "
-            "`tools`",
-            param="tool_choice.function.name",
+        raise invalid_field(
+            "tool_choice.function.name",
+            f"is {short(choice.function.name)!r}, which is none of the `tools`",
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
+from tandem.frontend.invalid import invalid_field, unsupported
 from tandem.frontend.openai.outline import (
     MAX_CONTENT_PARTS,
     MAX_FIELD_BYTES,
@@ -14,11 +15,9 @@ from tandem.frontend.openai.outline import (
     begins,
     decode_fields,
     read_list,
-    unsupported,
 )
 from tandem.frontend.responses.tools import chat_name
 from tandem.frontend.typed import read, read_type
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -87,7 +86,7 @@ class ReasoningItem(msgspec.Struct, frozen=True):
             return base64.b64decode(self.encrypted_content, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
             field = f"{where}.encrypted_content"
-            raise InvalidRequestError(f"`{field}` is not of this server", param=field) from error
+            raise invalid_field(field, "is not of this server") from error
 
 
 Item = Message | FunctionCall | FunctionOutput | ReasoningItem
@@ -115,9 +114,8 @@ def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
     items = [_read_item(item, f"{where}[{index}]") for index, item in enumerate(raws)]
     num_parts = sum(map(_num_parts, items))
     if num_parts > MAX_CONTENT_PARTS:
-        raise InvalidRequestError(
-            f"`{where}` has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}",
-            param=where,
+        raise invalid_field(
+            where, f"has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}"
         )
     return items
 
@@ -151,9 +149,7 @@ def text_of(content: Content, where: str) -> str:
     for index, part in enumerate(content):
         if part.text is None:
             field = f"{where}[{index}].type"
-            raise InvalidRequestError(
-                f"`{field}` is {short(part.type)!r}; only text is supported", param=field
-            )
+            raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
     return "".join(part.text or "" for part in content)
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, unsupported
+from tandem.frontend.invalid import invalid_field, unsupported
+from tandem.frontend.openai.outline import begins
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import (
     FunctionTool,
@@ -18,7 +19,6 @@ from tandem.frontend.responses.tools import (
     read_tools,
 )
 from tandem.frontend.typed import NULL, read_body
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 
 _LARGE = ("input", "instructions")  # bounded by the body
@@ -112,7 +112,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         if begins(self.input, b'"'):
             return [user_message(self.input)]
         if not begins(self.input, b"["):
-            raise InvalidRequestError("`input` must be a string or a list", param="input")
+            raise invalid_field("input", "must be a string or a list")
         return read_items(self.input)
 
     def client_tools(self) -> list[Tool]:
@@ -139,9 +139,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
             if value != _ENCRYPTED:
                 raise unsupported(f"include[{index}]", value)
         if self.stream_options is not None and not self.stream:
-            raise InvalidRequestError(
-                "`stream_options` is only allowed when `stream` is true", param="stream_options"
-            )
+            raise invalid_field("stream_options", "is only allowed when `stream` is true")
 
 
 def parse(raw: bytes) -> ResponsesRequest:

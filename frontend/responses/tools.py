@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.openai.outline import begins, is_null, list_of_tools, unsupported
+from tandem.frontend.invalid import unsupported
+from tandem.frontend.openai.outline import begins, is_null, list_of_tools
 from tandem.frontend.typed import NULL, read, read_type
 
 Mode = Literal["none", "auto", "required"]

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.outline import begins, read_fields, read_messages
 from tandem.frontend.typed import NULL, decoded
-from tandem.runtime.errors import InvalidRequestError
 
 Route = Literal["chat", "completions"]
 
@@ -62,9 +62,7 @@ def parse_text(route: Route, raw: bytes) -> TextBody:
         _check_prompt(fields.prompt)
     stream, options = bool(fields.stream), fields.stream_options
     if options is not None and not stream:
-        raise InvalidRequestError(
-            "`stream_options` is only allowed when `stream` is true", param="stream_options"
-        )
+        raise invalid_field("stream_options", "is only allowed when `stream` is true")
     include_usage = options is not None and bool(options.include_usage)
     return TextBody(fields.model, route, stream, include_usage, raw)
 
@@ -73,12 +71,10 @@ def _check_messages(messages: msgspec.Raw) -> None:
     for index, message in enumerate(read_messages(messages)):
         if not begins(message.get("role", msgspec.Raw()), b'"'):
             where = f"messages[{index}].role"
-            raise InvalidRequestError(f"`{where}` must be a string", param=where)
+            raise invalid_field(where, "must be a string")
 
 
 def _check_prompt(prompt: msgspec.Raw) -> None:
     is_list = begins(prompt, b"[") and memoryview(prompt)[1:].tobytes().strip() != b"]"
     if not begins(prompt, b'"') and not is_list:
-        raise InvalidRequestError(
-            "`prompt` must be a string or a list that is not empty", param="prompt"
-        )
+        raise invalid_field("prompt", "must be a string or a list that is not empty")

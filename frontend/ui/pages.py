@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.catalog import Catalog
 from tandem.frontend.exchange import Exchange
+from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.errors import ForbiddenError, OpenAIErrors
 from tandem.frontend.ui.collector import Collector
 from tandem.frontend.ui.files import PAGE_FILES
@@ -102,7 +103,7 @@ class Pages:
         if self._parse_live is None:
             raise InvalidRequestError("this frontend cannot change live values", param="key")
         if value is None:
-            raise InvalidRequestError("`value` is required", param="value")
+            raise invalid_field("value", "is required")
         with _shown_errors():
             parsed = self._parse_live(key, value)
             if model := request.query_params.get("model"):
