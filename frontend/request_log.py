@@ -22,7 +22,7 @@ class TokenCounts(msgspec.Struct, frozen=True, gc=False):
     num_cached: int
 
 
-_NO_TOKENS = TokenCounts(0, 0, 0)
+NO_TOKENS = TokenCounts(0, 0, 0)
 
 
 class AnswerSummary(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +56,7 @@ def log_request(record: RequestRecord, metrics: FrontendMetrics) -> AnswerSummar
     answer = None if record.summarize is None else record.summarize()
     metrics.requests.add(record.model, record.endpoint, str(status))
     if record.key:
-        tokens = (answer and answer.tokens) or _NO_TOKENS
+        tokens = (answer and answer.tokens) or NO_TOKENS
         metrics.count_key(record.key, status, tokens.num_prompt, tokens.num_generated)
     if record.is_gone:
         metrics.disconnects.add(record.model)

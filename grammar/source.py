@@ -7,8 +7,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from tandem.grammar.compiled import grammar_error
 from tandem.grammar.structural_tag import structural_tag_lark
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
 # White space between the parts of a JSON value: a space, or a line break and an indentation. With
@@ -23,7 +23,7 @@ def matcher_source(grammar: Grammar, tokenizer: LLTokenizer) -> str:
         return _source(grammar, tokenizer)
     except Exception as error:  # the conversion of GBNF raises no narrower type
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequestError(f"the {grammar.kind}: {reason}", param="grammar") from None
+        raise grammar_error(grammar, reason) from None
 
 
 def _source(grammar: Grammar, tokenizer: LLTokenizer) -> str:

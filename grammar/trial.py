@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.grammar.compiled import compile_source, load_tokenizer
+from tandem.grammar.compiled import compile_source, grammar_error, load_tokenizer
 from tandem.grammar.source import matcher_source
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.messages import Grammar
@@ -61,16 +61,17 @@ class TrialProcess:
                 async with asyncio.timeout(TRIAL_TIMEOUT_S):
                     verdict = await _ask(process, msgspec.msgpack.encode(grammar))
             except TimeoutError:
-                fault = f"it takes more than {TRIAL_TIMEOUT_S:g} s to compile"
+                reason = f"it takes more than {TRIAL_TIMEOUT_S:g} s to compile"
+                raise grammar_error(grammar, reason) from None
             except (OSError, asyncio.IncompleteReadError):
-                fault = "it takes more memory or a deeper stack to compile than there is"
+                reason = "it takes more memory or a deeper stack to compile than there is"
+                raise grammar_error(grammar, reason) from None
             finally:
                 if verdict is None:
                     await self.close()
-        if verdict is not None and not verdict.fault:
-            return verdict.source
-        fault = verdict.fault if verdict is not None else f"the {grammar.kind}: {fault}"
-        raise InvalidRequestError(fault, param="grammar")
+        if verdict.fault:
+            raise InvalidRequestError(verdict.fault, param="grammar")
+        return verdict.source
 
     async def close(self) -> None:
         """End the process, if there is one."""

@@ -5,12 +5,10 @@ from typing import Any
 from tandem.frontend.openai.responses import ResponseHead
 from tandem.frontend.piece_sink import Ending, PieceWriter
 from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.request_log import NO_TOKENS, TokenCounts
 from tandem.frontend.text.answers import Answer, as_chunk
 from tandem.runtime.errors import ProtocolError
 from tandem.runtime.messages import FinishReason
-
-_NO_TOKENS = TokenCounts(0, 0, 0)
 
 
 class TextPieces:
@@ -22,7 +20,7 @@ class TextPieces:
         self._is_stream = is_stream
         self._has_begun = False
         self._reason: FinishReason = "stop"
-        self._tokens = _NO_TOKENS
+        self._tokens = NO_TOKENS
         self._num_reasoning = 0
 
     def add(self, answer: Answer) -> bytes:
