@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from tandem.frontend.exchange import ErrorShape, Exchange
+from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
 

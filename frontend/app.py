@@ -9,12 +9,13 @@ from starlette.types import Message, Receive, Scope, Send
 from tandem.frontend.access.access import Access
 from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import ClientGoneError, Exchange, caller_id
-from tandem.frontend.generations import Generations
+from tandem.frontend.generation.generations import Generations
+from tandem.frontend.http.exchange import ClientGoneError, Exchange, caller_id
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.open_bodies import BodyShare, OpenBodies
 from tandem.frontend.openai.api import OpenAIApi
 from tandem.frontend.openai.errors import (
     BodyError,
@@ -29,7 +30,6 @@ from tandem.frontend.operations import Operations
 from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
-from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id

@@ -3,7 +3,7 @@
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.ui.recent import Recent

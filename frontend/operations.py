@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tandem.frontend.catalog import Catalog, ServedModel
-from tandem.frontend.invalid import unsupported
+from tandem.frontend.bodies.invalid import unsupported
+from tandem.frontend.catalog.catalog import Catalog, ServedModel
+from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import BodyError, error_body, http_error_body
 from tandem.frontend.openai.responses import ModelList, ModelObject
 from tandem.frontend.responses.store import ResponseStore
-from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.errors import (
     InternalError,

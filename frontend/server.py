@@ -10,16 +10,16 @@ from starlette.types import ASGIApp
 from tandem.frontend.access.access import new_access
 from tandem.frontend.access.limits import LIMIT_HEADERS
 from tandem.frontend.app import App, RequestHandler
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.catalog.scrape_targets import ScrapeTargets
+from tandem.frontend.catalog.worker_events import WorkerEvents
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.http_protocol import limited_protocol
+from tandem.frontend.http.protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.scrape_targets import ScrapeTargets
 from tandem.frontend.ui.collector import Collector
 from tandem.frontend.ui.pages import Pages, ParseLive
 from tandem.frontend.ui.recent import Recent
-from tandem.frontend.worker_events import WorkerEvents
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
 from tandem.runtime.address import EndpointAddress, host_port

@@ -4,9 +4,9 @@ from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.anthropic.requests import LARGE, Conversing, MessagesRequest
 from tandem.frontend.anthropic.writer import MessageWriter
 from tandem.frontend.api import Call, Work, let_others_run, respond
-from tandem.frontend.chat_shape import ChatShape, FieldNames
-from tandem.frontend.generations import Generations
-from tandem.frontend.typed import read_body
+from tandem.frontend.bodies.typed import read_body
+from tandem.frontend.generation.chat_shape import ChatShape, FieldNames
+from tandem.frontend.generation.generations import Generations
 
 _NAMES = FieldNames(
     {

@@ -5,15 +5,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.invalid import invalid_field, unsupported
-from tandem.frontend.openai.outline import (
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     begins,
     is_null,
     read_list,
 )
-from tandem.frontend.typed import NULL, read, read_type
+from tandem.frontend.bodies.typed import NULL, read, read_type
 from tandem.runtime.errors import InvalidRequestError
 
 _decode_text = msgspec.json.Decoder(str).decode

@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_choice, read_tools
-from tandem.frontend.typed import NULL
+from tandem.frontend.bodies.typed import NULL
 from tandem.runtime.request_bounds import LARGEST_INT
 
 LARGE = ("messages", "system")  # bounded by the body

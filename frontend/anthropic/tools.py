@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.invalid import invalid_field, unsupported
-from tandem.frontend.openai.outline import is_null, list_of_tools
-from tandem.frontend.typed import NULL, read, read_type
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import is_null, list_of_tools
+from tandem.frontend.bodies.typed import NULL, read, read_type
 
 
 class Tool(msgspec.Struct, frozen=True):

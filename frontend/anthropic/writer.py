@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Raw
 
 from tandem.frontend.anthropic.errors import AnthropicErrors
-from tandem.frontend.piece_sink import Ending
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
+from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.request_log import TokenCounts
 from tandem.runtime.address import new_id
 

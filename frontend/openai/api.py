@@ -1,7 +1,7 @@
 """OpenAI's chat completions and completions: an `Api` each."""
 
 from tandem.frontend.api import Call, Work
-from tandem.frontend.generations import Generations
+from tandem.frontend.generation.generations import Generations
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.sse import StreamSink

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.constraints import ConstraintFields
 from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 

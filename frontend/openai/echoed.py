@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from tandem.frontend.generation import ChoiceRun
+from tandem.frontend.generation.generation import ChoiceRun
 from tandem.frontend.openai.logprobs import CompletionLogprobs, finite, joined
 from tandem.frontend.openai.responses import PromptLogprob, PromptTokens
 from tandem.runtime.messages import TokenLogprobs

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tandem.frontend.invalid import invalid_field
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 

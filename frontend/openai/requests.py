@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
+from tandem.frontend.bodies.typed import decoded, read_body_fields
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.body import MAX_TOKEN_ID, Count, RequestBody
 from tandem.frontend.openai.messages import ChatMessage, TemplateMessage
-from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
 from tandem.frontend.openai.tools import Tool, ToolChoice, check_tools
-from tandem.frontend.typed import decoded, read_body_fields
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import LARGEST_INT
 

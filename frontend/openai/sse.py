@@ -6,8 +6,9 @@ once, and per chunk only the text is escaped.
 
 import msgspec
 
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.echoed import echoed_logprobs
 from tandem.frontend.openai.responses import (
     ChoiceTimeline,
@@ -17,7 +18,6 @@ from tandem.frontend.openai.responses import (
     Usage,
     finish_reason_of,
 )
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.messages import FinishReason, TokenDelta
 
 DONE = b"data: [DONE]\n\n"

@@ -6,15 +6,15 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tandem.frontend.api import Call, Work, respond
-from tandem.frontend.generations import Generations
-from tandem.frontend.invalid import invalid_field
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
+from tandem.frontend.bodies.typed import read_body
+from tandem.frontend.generation.generations import Generations
+from tandem.frontend.generation.plan import of_tokens
+from tandem.frontend.generation.prompts import check_token_ids
 from tandem.frontend.openai.body import MAX_TOKEN_ID
 from tandem.frontend.openai.errors import OpenAIErrors
-from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS, Fields, read_fields
 from tandem.frontend.openai.requests import ChatRequest
-from tandem.frontend.plan import of_tokens
-from tandem.frontend.prompts import check_token_ids
-from tandem.frontend.typed import read_body
 
 _encode = msgspec.json.Encoder().encode
 

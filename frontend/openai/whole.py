@@ -5,8 +5,9 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.generation import Answer, ChoiceRun
+from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
 from tandem.frontend.openai.logprobs import CompletionLogprobs, joined
 from tandem.frontend.openai.responses import (
@@ -20,7 +21,6 @@ from tandem.frontend.openai.responses import (
     WholeResponse,
     finish_reason_of,
 )
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.messages import TokenDelta, TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode

@@ -1,6 +1,6 @@
 """Plain text, all of it content."""
 
-from tandem.frontend.pieces import Content, Piece
+from tandem.frontend.generation.pieces import Content, Piece
 
 
 class PlainParser:

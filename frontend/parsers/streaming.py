@@ -8,12 +8,12 @@ dropped.
 import re
 from collections.abc import Callable
 
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.json_calls import object_calls, unquoted
 from tandem.frontend.parsers.json_end import JsonEnd
 from tandem.frontend.parsers.output_format import OutputFormat
 from tandem.frontend.parsers.python_end import PythonEnd
 from tandem.frontend.parsers.syntaxes import ReadCall, Schemas, read_calls
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.address import new_id
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from tandem.frontend.api import Call, Work, let_others_run
-from tandem.frontend.chat_shape import ChatShape, FieldNames
-from tandem.frontend.generations import Generations
+from tandem.frontend.generation.chat_shape import ChatShape, FieldNames
+from tandem.frontend.generation.generations import Generations
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.responses.items import Conversation, Item
 from tandem.frontend.responses.objects import new_response

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.invalid import invalid_field, unsupported
-from tandem.frontend.openai.outline import (
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
     MAX_FIELD_BYTES,
     MAX_MESSAGES,
@@ -16,8 +16,8 @@ from tandem.frontend.openai.outline import (
     decode_fields,
     read_list,
 )
+from tandem.frontend.bodies.typed import read, read_type
 from tandem.frontend.responses.tools import chat_name
-from tandem.frontend.typed import read, read_type
 from tandem.runtime.printable import short
 
 Status = Literal["in_progress", "completed", "incomplete"]

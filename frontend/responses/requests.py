@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.invalid import invalid_field, unsupported
-from tandem.frontend.openai.outline import begins
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import begins
+from tandem.frontend.bodies.typed import NULL, read_body
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import (
     FunctionTool,
@@ -18,7 +19,6 @@ from tandem.frontend.responses.tools import (
     read_tool_choice,
     read_tools,
 )
-from tandem.frontend.typed import NULL, read_body
 from tandem.runtime.request_bounds import LARGEST_INT
 
 _LARGE = ("input", "instructions")  # bounded by the body

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.invalid import unsupported
-from tandem.frontend.openai.outline import begins, is_null, list_of_tools
-from tandem.frontend.typed import NULL, read, read_type
+from tandem.frontend.bodies.invalid import unsupported
+from tandem.frontend.bodies.outline import begins, is_null, list_of_tools
+from tandem.frontend.bodies.typed import NULL, read, read_type
 
 Mode = Literal["none", "auto", "required"]
 _decode = msgspec.json.Decoder().decode

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec import UNSET
 
+from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.sse import DONE
-from tandem.frontend.piece_sink import Ending
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.request_log import TokenCounts
 from tandem.frontend.responses.events import Events, OpenCall, OpenItem, OpenReasoning, OpenText
 from tandem.frontend.responses.items import Status

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from tandem.frontend.invalid import invalid_field
-from tandem.frontend.openai.outline import begins, read_fields, read_messages
-from tandem.frontend.typed import NULL, decoded
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.outline import begins, read_fields, read_messages
+from tandem.frontend.bodies.typed import NULL, decoded
 
 Route = Literal["chat", "completions"]
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from tandem.frontend.access.limits import Header
-from tandem.frontend.catalog import ServedModel
+from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.failover import Failover, decision_headers
+from tandem.frontend.generation.failover import Failover, decision_headers
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.responses import ResponseHead, new_head
 from tandem.frontend.request_log import AnswerSummary
 from tandem.frontend.text.answers import TextWriter, read_answer

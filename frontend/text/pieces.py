@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from tandem.frontend.generation.piece_sink import Ending, PieceWriter
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.openai.responses import ResponseHead
-from tandem.frontend.piece_sink import Ending, PieceWriter
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.request_log import NO_TOKENS, TokenCounts
 from tandem.frontend.text.answers import Answer, as_chunk
 from tandem.runtime.errors import ProtocolError

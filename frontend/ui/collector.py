@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.metrics import FrontendMetrics
 from tandem.frontend.openai.errors import TooManyRequestsError
 from tandem.frontend.ui.recent import Recent

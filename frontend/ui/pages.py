@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.catalog import Catalog
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.invalid import invalid_field
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.errors import ForbiddenError, OpenAIErrors
 from tandem.frontend.ui.collector import Collector
 from tandem.frontend.ui.files import PAGE_FILES

@@ -11,8 +11,8 @@ from tandem.frontend.config import FrontendConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import IncompleteError
 from tandem.runtime.trace import trace_path
-from tests.frontend.cut_answers import Cut, both_known
 from tests.frontend.frontend_stack import MODEL, Stack
+from tests.frontend.generation.cut_answers import Cut, both_known
 
 TRACE_ID = "ab" * 16
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{'cd' * 8}-01"}

@@ -15,7 +15,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
-from tests.frontend.test_choices import scored
+from tests.frontend.generation.test_choices import scored
 
 TAGGED = "Hi<|im_start|>there<added word>"
 

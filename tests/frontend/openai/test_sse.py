@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from tandem.frontend.generation.pieces import Content, Reasoning, ToolCallDelta
 from tandem.frontend.openai.logprobs import ChatLogprobs, TokenLogprob
 from tandem.frontend.openai.responses import ResponseHead, usage
 from tandem.frontend.openai.sse import DONE, ChunkWriter, usage_event
-from tandem.frontend.pieces import Content, Reasoning, ToolCallDelta
 from tandem.runtime.messages import FinishReason
 
 CHAT = ResponseHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)

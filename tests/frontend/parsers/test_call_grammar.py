@@ -3,12 +3,12 @@
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from tandem.frontend.generation.pieces import ToolCallDelta
 from tandem.frontend.openai.tools import Function
 from tandem.frontend.parsers.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ToolFormat
 from tandem.frontend.parsers.output_format import OutputFormat
 from tandem.frontend.parsers.streaming import StreamingParser
-from tandem.frontend.pieces import ToolCallDelta
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 

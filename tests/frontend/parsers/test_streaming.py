@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tandem.frontend.parsers.output_format import OutputFormat
 from tandem.frontend.parsers.streaming import StreamingParser
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tests.frontend.parsers.cases import CASES, Case, W, hermes
 from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES
 

@@ -7,8 +7,8 @@ import httpx
 import openai
 import pytest
 
-from tandem.frontend.answer_format import AnswerFormat
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.generation.answer_format import AnswerFormat
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -19,7 +19,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
-from tests.frontend.test_pieces import LetterParser
+from tests.frontend.generation.test_pieces import LetterParser
 
 
 async def respond(stack: Stack, **fields: object) -> httpx.Response:

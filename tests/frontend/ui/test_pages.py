@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.exchange import CONNECTION
+from tandem.frontend.http.exchange import CONNECTION
 from tandem.frontend.ui import collector, pages
 from tandem.frontend.ui import state as state_module
 from tandem.frontend.ui.files import PAGE_PATHS

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from tandem.frontend.plan import derived_seed
+from tandem.frontend.generation.plan import derived_seed
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import (
     GenerateRequest,

@@ -8,14 +8,14 @@ import msgspec
 
 from tandem.frontend.access.limits import Header
 from tandem.frontend.api import Work
-from tandem.frontend.choice_text import ChoiceText
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import Exchange, header_value
-from tandem.frontend.failover import Failover, decision_headers
+from tandem.frontend.generation.choice_text import ChoiceText
+from tandem.frontend.generation.failover import Failover, decision_headers
+from tandem.frontend.generation.plan import Choice, Plan
+from tandem.frontend.http.exchange import Exchange, header_value
 from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
-from tandem.frontend.plan import Choice, Plan
 from tandem.frontend.request_log import AnswerSummary, TokenCounts
 from tandem.router.policy import RoutingDecision
 from tandem.runtime.block_hash import block_hashes

@@ -4,9 +4,9 @@ from typing import Protocol
 
 import msgspec
 
-from tandem.frontend.exchange import ErrorShape, Exchange
-from tandem.frontend.generation import Answer, ChoiceRun
-from tandem.frontend.pieces import Piece, Reasoning
+from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.generation.pieces import Piece, Reasoning
+from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import TokenCounts
 from tandem.runtime.messages import FinishReason, TokenDelta
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from tandem.frontend.api import Call, Work
-from tandem.frontend.catalog import ServedModel
+from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.generation import Answer, Sink, generate, new_answer
+from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
+from tandem.frontend.generation.plan import most_tokens, new_plan
+from tandem.frontend.generation.prompts import PromptMaker
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
-from tandem.frontend.plan import most_tokens, new_plan
-from tandem.frontend.prompts import PromptMaker
 from tandem.frontend.text.body import Route, TextBody, model_named_in
 from tandem.frontend.text.generation import NewWriter, TextGeneration
 

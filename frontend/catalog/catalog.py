@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from tandem.frontend.lost_workers import LostWorkers
-from tandem.frontend.model_texts import ModelTexts
-from tandem.frontend.openai.outline import MAX_PROMPT_TOKENS
-from tandem.frontend.text.body import Route
-from tandem.frontend.tokens.tokenizer import ModelText
-from tandem.frontend.variants import (
+from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS
+from tandem.frontend.catalog.lost_workers import LostWorkers
+from tandem.frontend.catalog.model_texts import ModelTexts
+from tandem.frontend.catalog.variants import (
     agreeing,
     compatibility_key,
     fault_of,
     narrowest,
     variant_in_force,
 )
+from tandem.frontend.text.body import Route
+from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.cluster_messages import Instance, ModelCard
 from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models

@@ -8,11 +8,11 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from tandem.frontend.answer_format import AnswerFormat, answer_format
-from tandem.frontend.catalog import ServedModel, TokenModel
+from tandem.frontend.catalog.catalog import ServedModel, TokenModel
+from tandem.frontend.generation.answer_format import AnswerFormat, answer_format
+from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_ids
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.responses import ResponseHead, new_head
-from tandem.frontend.prompts import Prompt, PromptMaker, check_token_ids
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import (

@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from tandem.frontend.access.limits import Header
-from tandem.frontend.catalog import ServedModel
+from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
-from tandem.frontend.exchange import header_value
+from tandem.frontend.http.exchange import header_value
 from tandem.router.policy import RoutingDecision
 from tandem.runtime import otel
 from tandem.runtime.context import RequestContext

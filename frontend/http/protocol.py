@@ -16,8 +16,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.exchange import CONNECTION
-from tandem.frontend.http_response import DirectResponse
+from tandem.frontend.http.exchange import CONNECTION
+from tandem.frontend.http.response import DirectResponse
 from tandem.frontend.openai.errors import http_error_body
 from tandem.runtime.address import new_id
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.catalog.catalog import Catalog
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.discovery import Discovery, watch_instances
 

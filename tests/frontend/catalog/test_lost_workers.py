@@ -7,8 +7,8 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import OverloadedError
-from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import ANSWER, FakeWorker, Stack
+from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.services import eventually
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tandem.frontend.prompts import PromptMaker
+from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.tokens.tokenizer import ModelText
+from tests.frontend.bodies.test_bad_input import error_of
 from tests.frontend.frontend_stack import FakeWorker, Stack, model_files
-from tests.frontend.test_bad_input import error_of
 from tests.services import eventually
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

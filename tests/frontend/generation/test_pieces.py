@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tandem.frontend.answer_format import AnswerFormat
-from tandem.frontend.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.generation.answer_format import AnswerFormat
+from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tests.frontend.frontend_stack import Stack, answer_with, events_of
-from tests.frontend.test_migration import telling
+from tests.frontend.generation.test_migration import telling
 
 TEXT = "~hm, ~hello f:x f:y"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tandem.frontend.generation.pieces import OutputParser, Piece
 from tandem.frontend.openai.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -10,7 +11,6 @@ from tandem.frontend.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
-from tandem.frontend.pieces import OutputParser, Piece
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.stop import StopMatcher
 from tandem.runtime.errors import InternalError

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.http_response import DirectResponse
-from tandem.frontend.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.http.response import DirectResponse
 from tandem.frontend.openai.errors import TooManyRequestsError
 from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
 from tests.services import eventually

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.frontend.variants import (
+from tandem.frontend.catalog.variants import (
     agreeing,
     compatibility_key,
     fault_of,

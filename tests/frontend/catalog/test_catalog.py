@@ -203,7 +203,7 @@ async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(stack:
 async def test_files_that_do_not_come_do_not_keep_a_frontend_from_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.frontend.catalog._FIRST_LOAD_S", 0.05)
+    monkeypatch.setattr("tandem.frontend.catalog.catalog._FIRST_LOAD_S", 0.05)
     async with Stack(num_workers=0) as first:
         await slow_worker(first)
         async with Stack(num_workers=0, store=first.store) as stack:
@@ -238,7 +238,7 @@ async def test_files_that_do_not_have_the_digest_asked_for_are_not_used(
 async def test_files_that_are_too_large_are_not_read(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tandem.frontend.model_texts._MAX_FILES_BYTES", 1024)
+    monkeypatch.setattr("tandem.frontend.catalog.model_texts._MAX_FILES_BYTES", 1024)
     await stack.add_worker()
     await eventually(lambda: "the most is 1024" in caplog.text)
     assert (await stack.chat()).status_code == 503

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.failover import Attempts
+from tandem.frontend.generation.failover import Attempts
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     CapacityError,
@@ -22,7 +22,6 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.messages import FinishReason, GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
-from tests.frontend.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -34,6 +33,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
+from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
 from tests.services import eventually
 
 NUM_TOKENS = len(token_ids(ANSWER))

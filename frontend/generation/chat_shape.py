@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from tandem.frontend.api import Call, Work
-from tandem.frontend.exchange import Exchange
-from tandem.frontend.generation import Answer, Sink
-from tandem.frontend.generations import Generations
+from tandem.frontend.generation.generation import Answer, Sink
+from tandem.frontend.generation.generations import Generations
+from tandem.frontend.generation.piece_sink import PieceSink, PieceWriter
+from tandem.frontend.generation.plan import of_tokens
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.requests import ChatRequest
 from tandem.frontend.openai.responses import ResponseHead
-from tandem.frontend.piece_sink import PieceSink, PieceWriter
-from tandem.frontend.plan import of_tokens
 from tandem.frontend.text.answers import TextWriter
 from tandem.frontend.text.body import parse_text
 from tandem.frontend.text.pieces import TextPieces

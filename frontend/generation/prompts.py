@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tandem.frontend.catalog import TokenModel
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.catalog.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.invalid import invalid_field
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from tandem.frontend.catalog import TokenModel
+from tandem.frontend.catalog.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.generation.pieces import OutputParser
 from tandem.frontend.openai.constraints import Constraint, excluding
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.tools import NamedTool
@@ -17,7 +18,6 @@ from tandem.frontend.parsers.formats import (
 from tandem.frontend.parsers.output_format import OutputFormat, output_format
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.parsers.streaming import StreamingParser
-from tandem.frontend.pieces import OutputParser
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import check_grammar_size
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.access.limits import Client, Header
-from tandem.frontend.open_bodies import BodyShare
+from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.openai.errors import (
     BodyTimeoutError,
     BodyTooLargeError,

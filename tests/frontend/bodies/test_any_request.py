@@ -19,8 +19,8 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, answer_with
+from tests.frontend.generation.test_choices import scored
 from tests.frontend.openai.test_requests import VALUES
-from tests.frontend.test_choices import scored
 
 HANG_S = 5.0  # generous: the machine may be busy; the longest time is printed
 BASES: dict[str, dict[str, Any]] = {

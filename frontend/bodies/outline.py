@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from tandem.frontend.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tandem.runtime.printable import short
 

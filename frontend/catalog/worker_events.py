@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from tandem.frontend.catalog import Catalog
+from tandem.frontend.catalog.catalog import Catalog
 from tandem.router.kv_follower import KvFollower
 from tandem.router.policy import Router
 from tandem.runtime.cluster_messages import LoadReport

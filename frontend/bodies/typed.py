@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tandem.frontend.invalid import invalid_field, unsupported
-from tandem.frontend.openai.outline import (
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import (
     MAX_FIELD_BYTES,
     Fields,
     check_num_fields,

@@ -1,0 +1,1 @@
+"""Bodies of requests: their memory, their fields within bounds, typed structs of them."""

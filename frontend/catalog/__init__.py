@@ -1,0 +1,1 @@
+"""The models that can be served, their workers and all that follows them, from discovery."""

@@ -1,0 +1,1 @@
+"""From a checked body to the pieces of its answer: plan, workers, text."""

@@ -1,0 +1,1 @@
+"""HTTP/1 of the frontend: one connection, one request and its response."""
