@@ -5,12 +5,20 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from tandem.frontend.config import FrontendConfig
 from tests.frontend.frontend_stack import Stack
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
     async with Stack() as running:
+        yield running
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Stack]:
+    """A frontend and two workers; one that failed may be asked again at once."""
+    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=0)) as running:
         yield running
 
 

@@ -158,6 +158,10 @@ class FakeWorker:
         """As a killed process: nobody listens any more; the records stay, as until a lease ends."""
         assert self.server._server is not None
         self.server._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Lose all connections, as when a process is killed."""
         for connection in list(self.server.connections):
             connection.abort(ConnectionLostError("as if killed"))
 
@@ -281,8 +285,7 @@ class Stack:
         # verify=False: httpx would read the machine's certificates for each client.
         self.http = httpx.AsyncClient(base_url=self.url, timeout=60, headers=is_json, verify=False)
         await self._exits.enter_async_context(self.http)
-        if self.num_workers:
-            await eventually(lambda: bool(self.server.catalog.models))
+        await eventually(lambda: self.num_known >= self.num_workers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -319,16 +322,25 @@ class Stack:
         return worker
 
     @property
+    def num_known(self) -> int:
+        """The workers that requests may go to, of all models."""
+        return sum(len(model.instances) for model in self.server.catalog.models)
+
+    @property
     def worker(self) -> FakeWorker:
         return self.workers[0]
 
-    async def chat(self, **fields: object) -> httpx.Response:
+    async def chat(
+        self, *, headers: dict[str, str] | None = None, **fields: object
+    ) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
-        return await self.http.post("/v1/chat/completions", json=body)
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
-    async def complete(self, **fields: object) -> httpx.Response:
+    async def complete(
+        self, *, headers: dict[str, str] | None = None, **fields: object
+    ) -> httpx.Response:
         body = {"model": MODEL, "prompt": "Hi", "max_tokens": 64} | fields
-        return await self.http.post("/v1/completions", json=body)
+        return await self.http.post("/v1/completions", json=body, headers=headers)
 
     def metrics(self) -> str:
         return self.server.metrics.render().decode()
@@ -340,6 +352,13 @@ def events_of(response: httpx.Response) -> list[dict[str, object]]:
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def error_event(text: str) -> dict[str, object]:
+    """The last event of a stream, which is an error."""
+    last = text.rstrip().rpartition("\n\n")[2]
+    error: dict[str, object] = json.loads(last.removeprefix("data: "))["error"]
+    return error
 
 
 def choices_of(response: httpx.Response) -> list[Any]:

@@ -9,8 +9,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.frontend.frontend_stack import MODEL, Script, Stack, answer_with
-from tests.frontend.test_tools import CALL, GrammarWorker, grammar_of, join, prompt_of
+from tests.frontend.frontend_stack import MODEL, Script, Stack, answer_with, prompt_of
+from tests.frontend.test_tools import CALL, GrammarWorker, grammar_of, join
 
 QUESTION = "Weather in 東京?"
 WEATHER = "It rains, 18 degrees."
@@ -38,7 +38,7 @@ def in_turn(*texts: str) -> Script:
 
 def assert_shown(stack: Stack) -> None:
     """Assert that the model was shown the question, its call and the tool's result."""
-    prompt = prompt_of(stack)
+    prompt = prompt_of(stack.worker.requests[-1])
     places = [prompt.index(text) for text in (QUESTION, CALL.replace("\n", ""), WEATHER)]
     assert places == sorted(places) and len(stack.worker.requests) == 2
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.frontend.frontend_stack import MODEL, Stack, answer_with
-from tests.frontend.test_tools import GrammarWorker, join, prompt_of
+from tests.frontend.frontend_stack import MODEL, Stack, answer_with, prompt_of
+from tests.frontend.test_tools import GrammarWorker, join
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,7 +91,7 @@ def call(stack: Stack, tool: str, arguments: Mapping[str, str]) -> Sequence[str]
     prompts: list[str] = []
 
     async def script(*request: Any) -> None:
-        prompts.append(prompt_of(stack))
+        prompts.append(prompt_of(stack.worker.requests[-1]))
         text = f"It is {WORD}."
         if WORD not in prompts[-1]:
             body = json.dumps({"name": tool, "arguments": arguments})

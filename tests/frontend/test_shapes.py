@@ -12,7 +12,7 @@ from tests.frontend.frontend_stack import (
     MODEL,
     Stack,
     answer_with,
-    byte_level_tokenizer,
+    prompt_of,
     prompt_tokens,
     sending,
 )
@@ -92,10 +92,7 @@ async def test_one_conversation_has_one_prompt_in_every_shape(stack: Stack) -> N
     for path in SHAPES:
         response = await ask(stack, path)
         assert response.status_code == 200, response.text
-    prompts = [
-        byte_level_tokenizer().decode(prompt_tokens(request), skip_special_tokens=False)
-        for request in stack.worker.requests
-    ]
+    prompts = [prompt_of(request) for request in stack.worker.requests]
     assert prompts[0] == prompts[1] == prompts[2]
     assert "Oslo, then." in prompts[0] and '"city": "Oslo"' in prompts[0]
     fields = {name: value for name, value in MESSAGES.items() if name != "max_tokens"}

@@ -21,7 +21,7 @@ from tests.frontend.frontend_stack import (
     answer_with,
     events_of,
     model_files,
-    prompt_tokens,
+    prompt_of,
     sending,
 )
 from tests.services import eventually
@@ -77,13 +77,6 @@ async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE
     await eventually(lambda: bool(stack.server.catalog.models))
 
 
-def prompt_of(stack: Stack) -> str:
-    text: str = stack.server.catalog.get(MODEL).text.decode(
-        prompt_tokens(stack.worker.requests[-1])
-    )  # type: ignore[attr-defined]
-    return text
-
-
 def grammar_of(stack: Stack) -> Grammar | None:
     return stack.worker.requests[-1].grammar
 
@@ -103,7 +96,7 @@ async def test_a_call_is_answered_whole(stack: Stack) -> None:
     (call,) = message["tool_calls"]
     assert call["id"].startswith("call_") and call["type"] == "function"
     assert call["function"] == {"name": "weather", "arguments": ARGUMENTS}
-    assert json.dumps(WEATHER) in prompt_of(stack)
+    assert json.dumps(WEATHER) in prompt_of(stack.worker.requests[-1])
     assert grammar_of(stack) is None
 
 
@@ -129,7 +122,7 @@ async def test_a_call_that_is_none_is_content(stack: Stack) -> None:
         (choice,) = (await stack.chat(**fields)).json()["choices"]
         assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
         assert choice["finish_reason"] == "stop"
-    assert "<tool_call>" not in prompt_of(stack)
+    assert "<tool_call>" not in prompt_of(stack.worker.requests[-1])
 
 
 async def test_only_one_call_is_made_where_several_are_not_allowed(stack: Stack) -> None:
@@ -143,7 +136,7 @@ async def test_reasoning_that_the_prompt_opens_is_told_from_the_answer(stack: St
     stack.worker.script = answer_with("Hm.\n</think>\n\nHi")
     message = (await stack.chat(reasoning_effort="low")).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hi")
-    assert prompt_of(stack).endswith("<think>\n")
+    assert prompt_of(stack.worker.requests[-1]).endswith("<think>\n")
     message = (await stack.chat(reasoning_effort="none")).json()["choices"][0]["message"]
     assert message["content"] == "Hm.\n</think>\n\nHi"
     events = events_of(await stack.chat(reasoning_effort="high", stream=True))
@@ -290,7 +283,7 @@ async def test_the_clients_loop_of_tools_comes_to_an_answer(
     stack.worker.script = answer_with("It rains.")
     last = await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
     assert last.choices[0].message.content == "It rains."
-    shown = prompt_of(stack)
+    shown = prompt_of(stack.worker.requests[-1])
     assert CALL.replace("\n", "") in shown and "<|im_start|>tool\nRain.<|im_end|>" in shown
 
 

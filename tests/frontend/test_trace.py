@@ -1,34 +1,22 @@
 """The span of a request at the frontend, over the calls of workers, to the client's header."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tandem.frontend.config import FrontendConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import IncompleteError
 from tandem.runtime.trace import trace_path
 from tests.frontend.frontend_stack import MODEL, Stack
-from tests.frontend.generation.cut_answers import Cut, both_known
+from tests.frontend.generation.cut_answers import Cut
 
 TRACE_ID = "ab" * 16
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{'cd' * 8}-01"}
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=0)) as stack:
-        await both_known(stack)
-        yield stack
-
-
 async def test_a_migrated_answer_is_one_trace_with_a_link(exported: Any, pair: Stack) -> None:
     Cut(pair, 2, IncompleteError("going"))
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
-    response = await pair.http.post("/v1/chat/completions", json=body, headers=HEADERS)
+    response = await pair.chat(headers=HEADERS)
     assert response.status_code == 200, response.text
     spans = exported.get_finished_spans()
     assert {f"{each.context.trace_id:032x}" for each in spans} == {TRACE_ID}
@@ -51,8 +39,7 @@ async def test_a_migrated_answer_is_one_trace_with_a_link(exported: Any, pair: S
 
 
 async def test_a_refused_request_has_a_span_and_its_header(exported: Any, pair: Stack) -> None:
-    body: dict[str, Any] = {"model": MODEL, "messages": []}
-    response = await pair.http.post("/v1/chat/completions", json=body, headers=HEADERS)
+    response = await pair.chat(messages=[], headers=HEADERS)
     assert response.status_code == 400
     (span,) = [each for each in exported.get_finished_spans() if each.name.startswith("chat")]
     assert span.attributes["error.type"] == "400"
@@ -62,8 +49,7 @@ async def test_a_refused_request_has_a_span_and_its_header(exported: Any, pair: 
 async def test_without_a_collector_the_frontend_writes_the_trace_file_alone(tmp_path: Path) -> None:
     runtime = RuntimeConfig(trace_file=str(tmp_path / "t.json"))
     async with Stack(runtime=runtime) as stack:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
-        response = await stack.http.post("/v1/chat/completions", json=body, headers=HEADERS)
+        response = await stack.chat(headers=HEADERS)
         assert "traceresponse" not in response.headers
         path = trace_path(str(tmp_path / "t.json"), "frontend", stack.server.instance_id)
     (request,) = [each for each in json.loads(path.read_text()) if each["name"] == "request"]

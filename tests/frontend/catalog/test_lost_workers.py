@@ -8,7 +8,7 @@ import pytest
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import OverloadedError
 from tests.frontend.frontend_stack import ANSWER, FakeWorker, Stack
-from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
+from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, telling
 from tests.services import eventually
 
 
@@ -103,7 +103,6 @@ async def test_a_lost_worker_is_asked_by_no_request_before_it_answers() -> None:
     """A stopped process takes connections and answers nothing, for as long as a client waits."""
     config = FrontendConfig(port=0, exclude_s=0)
     async with Stack(num_workers=2, config=config) as stack:
-        await both_known(stack)
         stopped, well = stack.workers
         (model,) = stack.server.catalog.models
         stopped.vanish()
@@ -121,7 +120,6 @@ async def test_a_lost_worker_is_asked_by_no_request_before_it_answers() -> None:
 
 async def test_a_worker_whose_heartbeat_is_late_gets_no_requests_while_there_is_another() -> None:
     async with Stack(num_workers=2) as stack:
-        await both_known(stack)
         late, well = stack.workers
         for connection in late.server.connections:
             assert connection._timer is not None

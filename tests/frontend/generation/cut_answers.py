@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConnectionLostError, TandemError
+from tandem.runtime.errors import TandemError
 from tandem.runtime.messages import GenerateRequest, TokenDelta, TokenLogprobs, encode
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
@@ -20,7 +20,6 @@ from tests.frontend.frontend_stack import (
     events_of,
     token_ids,
 )
-from tests.services import eventually
 
 TEXT_AND_LOGPROBS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -31,10 +30,6 @@ TEXT_AND_LOGPROBS = [
     ),
     ("/v1/completions", {"prompt": "Hi", "max_tokens": 64, "logprobs": 2, "echo": False}),
 ]
-
-
-async def both_known(stack: Stack) -> None:
-    await eventually(lambda: len(stack.server.catalog.models[0].instances) == 2)
 
 
 def logprobs_at(position: int) -> TokenLogprobs:
@@ -107,8 +102,7 @@ class Cut:
                 await asyncio.sleep(0)  # what it said is on its way
             if self.vanishes:
                 worker.vanish()
-            for connection in list(worker.server.connections):
-                connection.abort(ConnectionLostError("as if killed"))
+            worker.cut()
 
         return script
 

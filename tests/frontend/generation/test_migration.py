@@ -1,8 +1,7 @@
 """Workers that fail in the middle of an answer: the client must not be able to tell."""
 
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,27 +23,19 @@ from tandem.runtime.messages import FinishReason, GenerateRequest, TokenDelta, e
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import (
     ANSWER,
-    MODEL,
     REPORT,
     FakeWorker,
     Script,
     Stack,
     answer_with,
+    error_event,
     prompt_tokens,
     token_ids,
 )
-from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, both_known, telling
+from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, telling
 from tests.services import eventually
 
 NUM_TOKENS = len(token_ids(ANSWER))
-
-
-@pytest.fixture
-async def pair() -> AsyncIterator[Stack]:
-    """A frontend and two workers; one that failed may be asked again at once."""
-    async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=0)) as stack:
-        await both_known(stack)
-        yield stack
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -125,9 +116,7 @@ async def test_choices_of_one_request_go_on_each_by_itself(pair: Stack) -> None:
 
 async def test_what_the_first_worker_told_stays(pair: Stack) -> None:
     Cut(pair, 2, IncompleteError("going"))
-    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 40}
-    ask_course = {"x-tandem-timeline": "true"}
-    response = await pair.http.post("/v1/completions", json=body, headers=ask_course)
+    response = await pair.complete(headers={"x-tandem-timeline": "true"})
     (first,) = [each for each in pair.workers if each.requests[0].num_generated == 0]
     assert response.headers["x-tandem-decode-instance"] == first.instance_id
     assert response.headers["x-tandem-prefill"] == REPORT.place
@@ -171,7 +160,6 @@ async def test_handovers_of_healthy_workers_do_not_count(pair: Stack) -> None:
 async def test_a_limit_of_zero_turns_it_off_also_before_the_first_token() -> None:
     config = FrontendConfig(port=0, migration_limit=0, exclude_s=0)
     async with Stack(num_workers=2, config=config) as stack:
-        await both_known(stack)
         Cut(stack, 0, IncompleteError("going"))
         assert (await stack.chat()).status_code == 503
         assert "error id" in await failing_times(stack, 1, IncompleteError("going"))
@@ -182,8 +170,7 @@ async def test_a_models_own_limit_stands_over_the_frontends() -> None:
     async with Stack(num_workers=0, config=FrontendConfig(port=0, exclude_s=0)) as stack:
         for _ in range(2):
             await stack.add_worker(migration_limit=1)
-        await eventually(lambda: bool(stack.server.catalog.models))
-        await both_known(stack)
+        await eventually(lambda: stack.num_known == 2)
         assert await failing_times(stack, 1) == "data: [DONE]"
         assert "error id" in await failing_times(stack, 2)
 
@@ -236,7 +223,6 @@ async def test_a_sequence_that_a_worker_ends_unfinished_goes_on_elsewhere(
 )
 async def test_a_worker_in_doubt_is_better_than(num_tokens: int, error: TandemError | None) -> None:
     async with Stack(num_workers=2, config=FrontendConfig(port=0, exclude_s=60)) as stack:
-        await both_known(stack)
         Cut(stack, 0, UnavailableError("a bad moment"))
         assert (await stack.chat()).status_code == 200  # one of the two is left out from now on
         Cut(stack, num_tokens, error)
@@ -288,8 +274,7 @@ async def test_no_worker_with_other_weights_ends_an_answer() -> None:
 
         old.script = leave
         response = await stack.chat(stream=True)
-        last = [line for line in response.text.split("\n\n") if line][-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert error_event(response.text)["type"] == "server_error"
         assert not new.requests
         assert (await stack.chat()).status_code == 200 and len(new.requests) == 1
 

@@ -1,12 +1,14 @@
 """The timeline of a choice, for clients that ask for it and for no others."""
 
+from typing import Any
+
 import openai
 import pytest
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
-from tests.frontend.frontend_stack import MODEL, Stack, events_of, sending, token_ids
+from tests.frontend.frontend_stack import MODEL, Stack, choices_of, sending, token_ids
 
 ASK = {"x-tandem-timeline": "true"}
 TIMELINE = {"received": 0.0, "first_token": 8.25, "first_step": 10.5}
@@ -22,31 +24,23 @@ def reporting(stack: Stack) -> Stack:
     return stack
 
 
-def chat_body(**fields: object) -> dict[str, object]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
-
-
 async def test_a_client_that_did_not_ask_gets_no_timeline(reporting: Stack) -> None:
     for headers in ({}, {"x-tandem-timeline": "false"}):
         for stream in (False, True):
-            body = chat_body(stream=stream)
-            response = await reporting.http.post("/v1/chat/completions", json=body, headers=headers)
+            response = await reporting.chat(stream=stream, headers=headers)
             assert response.status_code == 200
             assert "timeline" not in response.text and '"tandem"' not in response.text
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_every_choice_of_a_whole_answer_has_its_timeline(reporting: Stack, path: str) -> None:
-    body = chat_body(n=2) if "chat" in path else {"model": MODEL, "prompt": "Hi", "n": 2}
-    answer = (await reporting.http.post(path, json=body, headers=ASK)).json()
+@pytest.mark.parametrize("ask", [Stack.chat, Stack.complete])
+async def test_every_choice_of_a_whole_answer_has_its_timeline(reporting: Stack, ask: Any) -> None:
+    answer = (await ask(reporting, n=2, headers=ASK)).json()
     assert [choice["tandem"] for choice in answer["choices"]] == [CHOICE_TIMELINE, CHOICE_TIMELINE]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack, path: str) -> None:
-    body = chat_body(stream=True) if "chat" in path else {"model": MODEL, "prompt": "Hi"}
-    response = await reporting.http.post(path, json=body | {"stream": True}, headers=ASK)
-    choices = [choice for event in events_of(response) for choice in event["choices"]]
+@pytest.mark.parametrize("ask", [Stack.chat, Stack.complete])
+async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack, ask: Any) -> None:
+    choices = choices_of(await ask(reporting, stream=True, headers=ASK))
     assert [choice.get("tandem") for choice in choices if choice["finish_reason"]] == [
         CHOICE_TIMELINE
     ]
@@ -61,7 +55,7 @@ async def test_the_prediction_of_the_first_token_stands_beside_its_time(stack: S
         responder.send(encode(TokenDelta(token_ids("a"), finish_reason="length", prefill=report)))
 
     stack.worker.script = script
-    response = await stack.http.post("/v1/chat/completions", json=chat_body(), headers=ASK)
+    response = await stack.chat(headers=ASK)
     expected = CHOICE_TIMELINE | {"predicted_ms": 7.5}
     assert response.json()["choices"][0]["tandem"] == expected
 
@@ -81,22 +75,20 @@ async def test_a_choice_ended_by_a_stop_string_has_its_timeline_up_to_the_first_
         context.raise_if_done()
 
     reporting.worker.script = script
-    body = chat_body(stop="b")
-    answer = (await reporting.http.post("/v1/chat/completions", json=body, headers=ASK)).json()
+    answer = (await reporting.chat(stop="b", headers=ASK)).json()
     assert answer["choices"][0]["tandem"] == {"prefill": "local", "timeline_ms": stages}
 
 
-async def test_the_official_client_passes_the_extension_through(reporting: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{reporting.url}/v1", api_key="none") as client:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_headers=ASK
-        )
+async def test_the_official_client_passes_the_extension_through(
+    client: openai.AsyncOpenAI, reporting: Stack
+) -> None:
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_headers=ASK
+    )
     assert answer.choices[0].model_extra == {"tandem": CHOICE_TIMELINE}
 
 
 async def test_a_header_that_is_neither_true_nor_false_is_refused(reporting: Stack) -> None:
-    response = await reporting.http.post(
-        "/v1/chat/completions", json=chat_body(), headers={"x-tandem-timeline": "maybe"}
-    )
+    response = await reporting.chat(headers={"x-tandem-timeline": "maybe"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "x-tandem-timeline"

@@ -47,15 +47,14 @@ async def worker(stack: Stack) -> FakeWorker:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_is_made_of_the_workers_chunks(
-    stack: Stack, worker: FakeWorker, stream: bool
+    client: openai.AsyncOpenAI, worker: FakeWorker, stream: bool
 ) -> None:
     fields: Any = {"model": TEXT_MODEL, "input": "Hi", "tools": TOOLS, "max_output_tokens": 9}
-    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
-        if stream:
-            async with client.responses.stream(**fields) as events:
-                response = await events.get_final_response()
-        else:
-            response = await client.responses.create(**fields)
+    if stream:
+        async with client.responses.stream(**fields) as events:
+            response = await events.get_final_response()
+    else:
+        response = await client.responses.create(**fields)
     reasoning, message, call = response.output
     assert reasoning.type == "reasoning" and reasoning.content and message.type == "message"
     assert reasoning.content[0].text == "hm" and response.output_text == "Hello"
@@ -145,14 +144,13 @@ async def test_a_schema_for_the_answer_is_passed_on(stack: Stack, worker: FakeWo
 
 
 async def test_the_client_parses_an_answer_by_its_own_model(
-    stack: Stack, worker: FakeWorker
+    client: openai.AsyncOpenAI, worker: FakeWorker
 ) -> None:
     class Found(BaseModel):
         a: int
 
     worker.text_script = says(delta('{"a": 3}', "stop"))
-    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
-        response = await client.responses.parse(model=TEXT_MODEL, input="Hi", text_format=Found)
+    response = await client.responses.parse(model=TEXT_MODEL, input="Hi", text_format=Found)
     assert response.output_parsed == Found(a=3)
     sent = json.loads(worker.text_requests[0].body)["response_format"]["json_schema"]
     assert sent["strict"] is True and sent["schema"]["required"] == ["a"]
