@@ -3,15 +3,14 @@
 `cache_control` is accepted everywhere: prefixes are cached without it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Raw
 
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_choice, read_tools
-from tandem.frontend.bodies.typed import NULL
-from tandem.runtime.request_bounds import LARGEST_INT
+from tandem.frontend.bodies.typed import NULL, Count, Effort, Natural, Share
 
 LARGE = ("messages", "system")  # bounded by the body
 
@@ -20,7 +19,7 @@ class Thinking(msgspec.Struct, frozen=True):
     """`thinking` of a request; the budget has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1, le=LARGEST_INT)] | None = None
+    budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -34,7 +33,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`output_config` of a request."""
 
-    effort: Annotated[str, Meta(max_length=64)] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -92,12 +91,12 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesRequest(Conversing, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+    max_tokens: Count
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Natural | None = None
 
     # Accepted without effect, or for one value, because official clients send them.
     metadata: dict[str, Any] | None = None

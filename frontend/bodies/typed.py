@@ -3,9 +3,10 @@
 import re
 from collections.abc import Collection
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
+from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
 from tandem.frontend.bodies.outline import (
@@ -19,8 +20,13 @@ from tandem.frontend.bodies.outline import (
 )
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import one_line, short
+from tandem.runtime.request_bounds import LARGEST_INT
 
 T = TypeVar("T", bound=msgspec.Struct)
+Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+Natural = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Effort = Annotated[str, Meta(max_length=64)]  # of reasoning
 NULL = msgspec.Raw(b"null")  # a field of any type that is not there
 _MAX_REASON_BYTES = 200
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
@@ -34,7 +40,7 @@ def read_body(kind: type[T], raw: bytes, large: Collection[str]) -> T:
     return decoded(kind, raw)
 
 
-def read_body_fields(kind: type[msgspec.Struct], raw: bytes, large: Collection[str] = ()) -> Fields:
+def read_body_fields(kind: type[msgspec.Struct], raw: bytes, large: Collection[str]) -> Fields:
     """Return the fields of a body, as JSON.
 
     Raises InvalidRequestError naming one that `kind` does not have and that is not null, or that

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.typed import Count, Natural, Share
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.constraints import ConstraintFields
 from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
@@ -14,7 +15,6 @@ MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
-Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -32,7 +32,7 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     model: str
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Share | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -44,13 +44,13 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
 
     # Beyond OpenAI, under the names that other servers of open models use.
     top_k: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: Share | None = None
     repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    prompt_logprobs: Natural | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None

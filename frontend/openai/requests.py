@@ -11,13 +11,12 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
-from tandem.frontend.bodies.typed import decoded, read_body_fields
+from tandem.frontend.bodies.typed import Count, Effort, Natural, decoded, read_body_fields
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.body import MAX_TOKEN_ID, Count, RequestBody
+from tandem.frontend.openai.body import MAX_TOKEN_ID, RequestBody
 from tandem.frontend.openai.messages import ChatMessage, TemplateMessage
 from tandem.frontend.openai.tools import Tool, ToolChoice, check_tools
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.request_bounds import LARGEST_INT
 
 Body = TypeVar("Body", bound=RequestBody)
 _MAX_DOCUMENTS = 256
@@ -31,13 +30,13 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    top_logprobs: Natural | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
@@ -114,10 +113,10 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    max_tokens: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None  # 0: the prompt alone
+    max_tokens: Natural | None = None  # 0: the prompt alone
     best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=LARGEST_INT)] | None = None
+    logprobs: Natural | None = None
 
     @property
     def token_limit(self) -> int | None:

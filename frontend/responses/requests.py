@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
 from tandem.frontend.bodies.outline import begins
-from tandem.frontend.bodies.typed import NULL, read_body
+from tandem.frontend.bodies.typed import NULL, Count, Effort, Share, read_body
 from tandem.frontend.responses.items import Item, read_items, user_message
 from tandem.frontend.responses.tools import (
     FunctionTool,
@@ -19,11 +19,9 @@ from tandem.frontend.responses.tools import (
     read_tool_choice,
     read_tools,
 )
-from tandem.runtime.request_bounds import LARGEST_INT
 
 _LARGE = ("input", "instructions")  # bounded by the body
 _ENCRYPTED = "reasoning.encrypted_content"
-Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 MetaKey = Annotated[str, Meta(max_length=64)]
 MetaValue = Annotated[str, Meta(max_length=512)]
 
@@ -48,7 +46,7 @@ class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`reasoning` of a request; the answer has the reasoning itself, never a summary."""
 
-    effort: Annotated[str, Meta(max_length=64)] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -67,7 +65,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Share | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stream: bool | None = None
