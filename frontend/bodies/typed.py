@@ -93,9 +93,7 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 @cache
 def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    tag = kind.__struct_config__.tag_field
-    names = {field.encode_name for field in msgspec.structs.fields(kind)}
-    return frozenset(names | {tag} if tag else names)
+    return frozenset(kind.__struct_encode_fields__)
 
 
 def _named(error: Exception, where: str) -> InvalidRequestError:

@@ -1,7 +1,7 @@
 """The events of a response's stream: the items as they open, grow and close."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -49,54 +49,37 @@ class OpenItem(Protocol):
         """Return the item as far as it has grown."""
 
 
-class _Texts(NamedTuple):
-    """The difference between a message and reasoning."""
-
-    delta: str
-    done: str
-    part: Callable[[str], OutputText | ReasoningText]
-    more: dict[str, object]  # fields of the delta and the done event
-
-
-_MESSAGE = _Texts(
-    "response.output_text.delta", "response.output_text.done", OutputText, {"logprobs": []}
-)
-_REASONING = _Texts(
-    "response.reasoning_text.delta", "response.reasoning_text.done", ReasoningText, {}
-)
-
-
 class OpenText:
-    """A message or reasoning, with one part of text."""
+    """A message, with one part of text."""
 
-    _texts = _MESSAGE
+    _name = "output_text"
+    _part: Callable[[str], OutputText | ReasoningText] = OutputText
+    _more: Mapping[str, object] = {"logprobs": []}  # fields of the delta and the done event
 
     def __init__(self, events: Events, id: str, index: int) -> None:
         self.id = id
         self._events = events
         self._index = index
         self._place = {"item_id": id, "output_index": index, "content_index": 0}
+        self._delta = f"response.{self._name}.delta"
         self._parts: list[str] = []
 
     def begin(self) -> bytes:
-        added = self._events(
-            "response.output_item.added", output_index=self._index, item=self._empty()
-        )
-        part = self._texts.part("")
-        return added + self._events("response.content_part.added", **self._place, part=part)
+        item = self._item([], "in_progress")
+        return self._events(
+            "response.output_item.added", output_index=self._index, item=item
+        ) + self._events("response.content_part.added", **self._place, part=self._part(""))
 
     def add(self, text: str) -> bytes:
         self._parts.append(text)
-        return self._events(self._texts.delta, **self._place, delta=text, **self._texts.more)
+        return self._events(self._delta, **self._place, delta=text, **self._more)
 
     def end(self, status: Status) -> bytes:
-        part = self._texts.part(self.text)
+        text, item = self.text, self.item(status)
         return (
-            self._events(self._texts.done, **self._place, text=self.text, **self._texts.more)
-            + self._events("response.content_part.done", **self._place, part=part)
-            + self._events(
-                "response.output_item.done", output_index=self._index, item=self.item(status)
-            )
+            self._events(f"response.{self._name}.done", **self._place, text=text, **self._more)
+            + self._events("response.content_part.done", **self._place, part=self._part(text))
+            + self._events("response.output_item.done", output_index=self._index, item=item)
         )
 
     @property
@@ -105,27 +88,26 @@ class OpenText:
         return "".join(self._parts)
 
     def item(self, status: Status) -> OutputItem:
-        return OutputMessage(self.id, [OutputText(self.text)], status)
+        return self._item([self._part(self.text)], status)
 
-    def _empty(self) -> OutputItem:
-        return OutputMessage(self.id, [], "in_progress")
+    def _item(self, content: list[Any], status: Status) -> OutputItem:
+        return OutputMessage(self.id, content, status)
 
 
 class OpenReasoning(OpenText):
     """Reasoning, whose content a client may want in a form to send back."""
 
-    _texts = _REASONING
+    _name = "reasoning_text"
+    _part = ReasoningText
+    _more: Mapping[str, object] = {}
 
     def __init__(self, events: Events, id: str, index: int, *, is_encrypted: bool) -> None:
         super().__init__(events, id, index)
         self._is_encrypted = is_encrypted
 
-    def item(self, status: Status) -> OutputItem:
-        sent_back = encrypted(self.text) if self._is_encrypted else msgspec.UNSET
-        return OutputReasoning(self.id, [ReasoningText(self.text)], status, sent_back)
-
-    def _empty(self) -> OutputItem:
-        return OutputReasoning(self.id, [], "in_progress")
+    def _item(self, content: list[Any], status: Status) -> OutputItem:
+        sent_back = encrypted(self.text) if content and self._is_encrypted else msgspec.UNSET
+        return OutputReasoning(self.id, content, status, sent_back)
 
 
 class OpenCall:

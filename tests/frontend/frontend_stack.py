@@ -297,25 +297,9 @@ class Stack:
         node.discovery, node.events = MemoryDiscovery(self.store), MemoryEvents(self.listeners)
         return node
 
-    async def add_worker(
-        self,
-        held: list[bytes] | None = None,
-        last_event_id: int = 0,
-        migration_limit: int | None = None,
-        weights_digest: str = "",
-    ) -> FakeWorker:
-        worker = FakeWorker(
-            self.store,
-            self.listeners,
-            held=held or [],
-            last_event_id=last_event_id,
-            migration_limit=migration_limit,
-            weights_digest=weights_digest,
-        )
-        return await self.join(worker)
-
-    async def join(self, worker: FakeWorker) -> FakeWorker:
-        """Starts a worker that was made for this stack's store; it leaves with the stack."""
+    async def add_worker(self, kind: type[Any] = FakeWorker, **fields: Any) -> Any:
+        """Starts a worker of this kind, with these fields, which leaves with the stack."""
+        worker = kind(self.store, self.listeners, **fields)
         await worker.start()
         self._exits.push_async_callback(worker.leave)
         self.workers.append(worker)
@@ -359,6 +343,12 @@ def error_event(text: str) -> dict[str, object]:
     last = text.rstrip().rpartition("\n\n")[2]
     error: dict[str, object] = json.loads(last.removeprefix("data: "))["error"]
     return error
+
+
+def text_of(response: httpx.Response) -> str:
+    """The text of all choices, one after another, of a whole answer or of a stream."""
+    parts = [each.get("message") or each.get("delta") or each for each in choices_of(response)]
+    return "".join(part.get("content") or part.get("text") or "" for part in parts)
 
 
 def choices_of(response: httpx.Response) -> list[Any]:

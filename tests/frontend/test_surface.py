@@ -14,7 +14,7 @@ from tandem.runtime.discovery import MemoryDiscovery, models_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
 from tandem.runtime.messages import encode
-from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files, token_ids
+from tests.frontend.frontend_stack import MODEL, Stack, model_files, token_ids
 from tests.services import eventually
 
 
@@ -214,8 +214,7 @@ async def test_a_prompt_is_hashed_only_where_its_prefix_can_be_held(
 
 async def test_a_worker_with_other_files_gets_no_requests() -> None:
     async with Stack() as stack:
-        other = FakeWorker(stack.store, stack.listeners, files=model_files("{{ messages }}"))
-        await stack.join(other)
+        other = await stack.add_worker(files=model_files("{{ messages }}"))
         for _ in range(4):
             assert (await stack.chat()).status_code == 200
         assert not other.requests

@@ -73,7 +73,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE) -> None:
-    await stack.join(kind(stack.store, stack.listeners, files=model_files(template)))
+    await stack.add_worker(kind, files=model_files(template))
     await eventually(lambda: bool(stack.server.catalog.models))
 
 

@@ -13,6 +13,7 @@ from tests.frontend.frontend_stack import (
     events_of,
     prompt_of,
     prompt_tokens,
+    text_of,
     token_ids,
 )
 from tests.frontend.generation.test_choices import scored
@@ -31,7 +32,7 @@ async def test_special_tokens_are_left_out_unless_they_are_wanted(
         (False, TAGGED),
     ):
         answer = await stack.complete(skip_special_tokens=skip, stream=stream)
-        assert "".join(choice["text"] for choice in choices_of(answer)) == text
+        assert text_of(answer) == text
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -40,7 +41,7 @@ async def test_a_stop_string_is_part_of_the_answer_if_it_is_wanted(
 ) -> None:
     for wanted, text in ((False, "Hello w"), (True, "Hello wör")):
         answer = await stack.complete(stop=["ör"], include_stop_str_in_output=wanted, stream=stream)
-        assert "".join(choice["text"] for choice in choices_of(answer)) == text
+        assert text_of(answer) == text
 
 
 async def test_continuous_usage_counts_in_every_chunk(stack: Stack) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,8 +34,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 async def add(stack: Stack, model: str, endpoint: str) -> FakeWorker:
-    worker = FakeWorker(stack.store, stack.listeners, model=model, endpoint=endpoint)
-    await stack.join(worker)
+    worker = await stack.add_worker(model=model, endpoint=endpoint)
     await eventually(lambda: worker.instance_id in instances(stack, model))
     return worker
 
@@ -156,7 +156,9 @@ async def test_what_a_worker_tells_in_its_pipelines_namespace_moves_the_router(
 class SlowWorker(FakeWorker):
     """A worker whose model files come when `gate` is open."""
 
-    gate: asyncio.Event
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.gate = asyncio.Event()
 
     async def _model_files(
         self, payload: bytes, context: RequestContext, responder: Responder
@@ -165,15 +167,8 @@ class SlowWorker(FakeWorker):
         await super()._model_files(payload, context, responder)
 
 
-async def slow_worker(stack: Stack) -> SlowWorker:
-    worker = SlowWorker(stack.store, stack.listeners)
-    worker.gate = asyncio.Event()
-    await stack.join(worker)
-    return worker
-
-
 async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stack) -> None:
-    worker = await slow_worker(stack)
+    worker = await stack.add_worker(SlowWorker)
     for response in (await stack.chat(), await stack.http.get(f"/v1/models/{MODEL}")):
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
     assert (await stack.chat(model="none")).status_code == 404
@@ -183,7 +178,7 @@ async def test_a_model_that_is_being_loaded_is_a_503_and_not_unknown(stack: Stac
 
 
 async def test_a_frontend_answers_once_it_has_loaded_the_models_there_are(stack: Stack) -> None:
-    worker = await slow_worker(stack)
+    worker = await stack.add_worker(SlowWorker)
     node = stack.node()
     await node.discovery.start()
     await node.events.start()
@@ -205,7 +200,7 @@ async def test_files_that_do_not_come_do_not_keep_a_frontend_from_starting(
 ) -> None:
     monkeypatch.setattr("tandem.frontend.catalog.catalog._FIRST_LOAD_S", 0.05)
     async with Stack(num_workers=0) as first:
-        await slow_worker(first)
+        await first.add_worker(SlowWorker)
         async with Stack(num_workers=0, store=first.store) as stack:
             assert (await stack.chat()).status_code == 503
 
@@ -222,8 +217,7 @@ class ForgingWorker(FakeWorker):
 async def test_files_that_do_not_have_the_digest_asked_for_are_not_used(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forger = ForgingWorker(stack.store, stack.listeners, instance_id="0" * 16)
-    await stack.join(forger)
+    forger = await stack.add_worker(ForgingWorker, instance_id="0" * 16)
     await eventually(lambda: "sent files with the digest" in caplog.text)
     assert (await stack.chat()).status_code == 503
     honest = await stack.add_worker()

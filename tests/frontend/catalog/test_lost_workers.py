@@ -7,7 +7,7 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import OverloadedError
-from tests.frontend.frontend_stack import ANSWER, FakeWorker, Stack
+from tests.frontend.frontend_stack import ANSWER, Stack
 from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, telling
 from tests.services import eventually
 
@@ -26,9 +26,7 @@ async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
     cut = Cut(stack, 3, None, vanishes=True)
     asking = asyncio.create_task(ask(stack, path, body, stream=stream))
     await eventually(lambda: is_waiting(caplog))
-    successor = FakeWorker(stack.store, stack.listeners)
-    successor.script = cut.script_of(successor)
-    await stack.join(successor)
+    successor = await stack.add_worker(script=cut.whole)
     assert await asking == uncut
     assert [request.num_generated for request in successor.requests] == [3]
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import register_instance
-from tests.frontend.frontend_stack import FakeWorker, Stack
+from tests.frontend.frontend_stack import Stack
 from tests.services import eventually
 
 
@@ -49,9 +49,7 @@ async def test_every_process_with_metrics_is_a_target_once_with_its_role(stack: 
 
 async def test_a_worker_of_another_namespace_is_a_target_while_it_serves_a_model() -> None:
     async with Stack(num_workers=0) as stack:
-        worker = FakeWorker(stack.store, stack.listeners, endpoint="mine.backend.generate")
-        worker.metrics = "10.0.0.3:9101"
-        await stack.join(worker)
+        worker = await stack.add_worker(endpoint="mine.backend.generate", metrics="10.0.0.3:9101")
         await eventually(lambda: bool(stack.server.catalog.models))
         labels = {"role": "backend", "instance_id": worker.instance_id}
         assert (await targets(stack))["10.0.0.3:9101"] == labels

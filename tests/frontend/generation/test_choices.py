@@ -23,7 +23,6 @@ from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
     REPORT,
-    FakeWorker,
     Script,
     Stack,
     byte_level_tokenizer,
@@ -32,6 +31,7 @@ from tests.frontend.frontend_stack import (
     model_files,
     prompt_tokens,
     sending,
+    text_of,
     token_ids,
 )
 from tests.frontend.tokens.test_detokenizer import sentencepiece_like
@@ -157,7 +157,7 @@ async def test_a_batch_of_prompts_is_answered_prompt_by_prompt(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_puts_the_prompt_before_the_answer(stack: Stack, stream: bool) -> None:
     response = await stack.complete(prompt="Say: ", echo=True, stream=stream)
-    assert "".join(choice["text"] for choice in choices_of(response)) == "Say: " + ANSWER
+    assert text_of(response) == "Say: " + ANSWER
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -169,11 +169,10 @@ async def test_the_space_between_prompt_and_answer_is_kept(stream: bool) -> None
     world = sending(TokenDelta(answer, finish_reason="length"))
     files = model_files().files | {"tokenizer.json": tokenizer.to_str().encode()}
     async with Stack(num_workers=0) as stack:
-        worker = FakeWorker(stack.store, stack.listeners, files=ModelFiles(files), script=world)
-        await stack.join(worker)
+        await stack.add_worker(files=ModelFiles(files), script=world)
         await eventually(lambda: bool(stack.server.catalog.models))
         response = await stack.complete(prompt="Hello", echo=True, stream=stream)
-        assert "".join(choice["text"] for choice in choices_of(response)) == "Hello world"
+        assert text_of(response) == "Hello world"
 
 
 async def test_text_parts_of_a_message_are_joined(stack: Stack) -> None:

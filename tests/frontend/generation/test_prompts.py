@@ -7,7 +7,7 @@ import pytest
 from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.tokens.tokenizer import ModelText
 from tests.frontend.bodies.test_bad_input import error_of
-from tests.frontend.frontend_stack import FakeWorker, Stack, model_files
+from tests.frontend.frontend_stack import Stack, model_files
 from tests.services import eventually
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -69,8 +69,7 @@ async def test_prompts_that_are_long_together_are_tokenized_beside_the_loop(
 
 async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
     async with Stack(num_workers=0) as stack:
-        worker = FakeWorker(stack.store, stack.listeners, files=model_files(ENDLESS))
-        await stack.join(worker)
+        await stack.add_worker(files=model_files(ENDLESS))
         await eventually(lambda: bool(stack.server.catalog.models))
         chat = asyncio.create_task(stack.chat())
         num_answered = 0

@@ -42,15 +42,7 @@ def piece(text: str, finish_reason: str | None = None, index: int = 0) -> dict[s
 
 async def add_text_worker(stack: Stack, script: TextScript, **fields: Any) -> FakeWorker:
     """One more worker of TEXT_MODEL, known to the frontend."""
-    worker = FakeWorker(
-        stack.store,
-        stack.listeners,
-        model=fields.pop("model", TEXT_MODEL),
-        endpoint=fields.pop("endpoint", "pipeline.backend.generate"),
-        model_input="text",
-        text_script=script,
-        **fields,
-    )
-    await stack.join(worker)
+    own: dict[str, Any] = {"model": TEXT_MODEL, "endpoint": "pipeline.backend.generate"}
+    worker = await stack.add_worker(model_input="text", text_script=script, **own | fields)
     await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
     return worker

@@ -74,7 +74,7 @@ async def hand_off(request: GenerateRequest, _context: RequestContext, answer: R
 async def page_stack(model: str = MODEL, **fields: Any) -> AsyncIterator[Stack]:
     parse = partial(parse_live, load_config())
     async with Stack(num_workers=0, parse_live=parse, **fields) as stack:
-        worker = await stack.join(StatusWorker(stack.store, stack.listeners, model=model))
+        worker = await stack.add_worker(StatusWorker, model=model)
         await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
         await eventually(lambda: bool(stack.server.catalog.models))
         yield stack

@@ -163,7 +163,7 @@ async def test_a_message_waits_for_a_model(tab: playwright.Page) -> None:
         await expect(tab.locator("#chat-model:invalid")).to_be_visible()
         await expect(message).to_have_value("Tell me a story.")
         assert await tab.locator(".answer").count() == 0
-        await stack.join(StatusWorker(stack.store, stack.listeners))
+        await stack.add_worker(StatusWorker)
         await expect(tab.locator("#chat-model")).to_have_value(MODEL)
         await send.click()
         await expect(tab.locator(".answer strong")).to_have_text("Tell me a story.")
