@@ -19,10 +19,11 @@ from tests.frontend.frontend_stack import (
     MODEL,
     Stack,
     answer_with,
+    choices_of,
     error_event,
-    events_of,
     one_token_then_wait,
     sending,
+    text_of,
     token_ids,
 )
 from tests.services import eventually
@@ -142,14 +143,8 @@ async def test_a_stop_string_across_tokens_ends_the_answer_and_the_worker(stack:
     stack.worker.script = script
     for stream in (False, True):
         response = await stack.chat(stop=["ld 😀", "never"], stream=stream, max_tokens=64)
-        if stream:
-            choices = [event["choices"][0] for event in events_of(response)]
-            text = "".join(choice["delta"].get("content", "") for choice in choices)
-            reason = choices[-1]["finish_reason"]
-        else:
-            (choice,) = response.json()["choices"]
-            text, reason = choice["message"]["content"], choice["finish_reason"]
-        assert (text, reason) == ("Hello wör", "stop")
+        assert text_of(response) == "Hello wör"
+        assert choices_of(response)[-1]["finish_reason"] == "stop"
     for context in stack.worker.contexts:
         await context.cancelled()
 

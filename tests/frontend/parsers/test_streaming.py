@@ -9,19 +9,15 @@ from hypothesis import strategies as st
 
 from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from tandem.frontend.parsers.output_format import OutputFormat
+from tandem.frontend.parsers.output_format import output_format
 from tandem.frontend.parsers.streaming import StreamingParser
 from tests.frontend.parsers.cases import CASES, Case, W, hermes
 from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES
 
 ALL_CASES = CASES | SHARED_CASES
 Answer = tuple[str, str, list[tuple[str, str]]]
-MARKS = sorted(
-    {mark for name in TOOL_FORMATS for mark in TOOL_FORMATS[name].begins}
-    | {end for name in TOOL_FORMATS for end in TOOL_FORMATS[name].begins.values()}
-    | {mark for name in TOOL_FORMATS for mark in TOOL_FORMATS[name].dropped}
-    | {mark for each in REASONING_FORMATS.values() for mark in (each.begin, each.end)}
-)
+FORMATS = [("none", name) for name in TOOL_FORMATS] + [(name, "none") for name in REASONING_FORMATS]
+MARKS = sorted({mark for names in FORMATS for mark in output_format(*names).all_marks})
 PARTS = st.sampled_from(
     [*MARKS, '{"name": "f", "arguments": ', '{"a": 1}', "{", "}", "[", "]", '"', "\\", ",", ";",
      "f", " ", "\n", "x < y", "f(a=1)", "call:f{a:1}", "<function=f>", "<parameter=a>", "```",
@@ -32,13 +28,9 @@ TEXTS = st.lists(PARTS, max_size=12).map("".join)
 
 
 def test_the_marks_of_a_format_have_those_within_a_call() -> None:
-    marks = format_of("mistral", "none").all_marks
+    marks = output_format("none", "mistral").all_marks
     assert {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"} <= marks
     assert TOOL_FORMATS["mistral"].header not in marks
-
-
-def format_of(tools: str, reasoning: str) -> OutputFormat:
-    return OutputFormat(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
 
 
 def joined(pieces: list[Piece]) -> Answer:
@@ -61,7 +53,7 @@ def joined(pieces: list[Piece]) -> Answer:
 
 def parse(case: Case, parts: list[str]) -> Answer:
     parser = StreamingParser(
-        format_of(case.tools, case.reasoning),
+        output_format(case.reasoning, case.tools),
         starts_reasoning=case.starts_reasoning,
         schemas=SCHEMAS,
     )
@@ -108,7 +100,7 @@ def test_no_text_is_lost_where_it_makes_no_call(tools: str, text: str) -> None:
 
 
 def test_the_arguments_of_a_call_come_as_they_grow() -> None:
-    parser = StreamingParser(format_of("hermes", "none"))
+    parser = StreamingParser(output_format("none", "hermes"))
     assert parser.push('<tool_call>{"name": "f", "argu') == []
     [first, second] = parser.push('ments": {"a": "b')
     assert isinstance(first, ToolCallDelta) and first.name == "f" and first.id
@@ -118,28 +110,28 @@ def test_the_arguments_of_a_call_come_as_they_grow() -> None:
 
 
 def test_a_list_that_begins_an_answer_is_held_no_longer_than_it_lasts() -> None:
-    parser = StreamingParser(format_of("llama_pythonic", "none"))
+    parser = StreamingParser(output_format("none", "llama_pythonic"))
     assert parser.push("[1, ") == []
     assert joined(parser.push("2] is")) == ("[1, 2] is", "", [])
-    parser = StreamingParser(format_of("llama_pythonic", "none"))
+    parser = StreamingParser(output_format("none", "llama_pythonic"))
     assert joined(parser.push("[f(a=1)] It")) == ("It", "", [("f", '{"a": 1}')])
 
 
 def test_calls_beyond_the_most_that_are_allowed_are_content() -> None:
-    parser = StreamingParser(format_of("hermes", "none"), max_calls=1)
+    parser = StreamingParser(output_format("none", "hermes"), max_calls=1)
     pieces = parser.push(hermes("{}") + hermes('{"a": 1}')) + parser.finish()
     assert joined(pieces) == (hermes('{"a": 1}'), "", [(W, "{}")])
 
 
 def test_ids_are_as_long_as_templates_want_them() -> None:
-    [call, *_] = StreamingParser(format_of("mistral", "none")).push("[TOOL_CALLS]f{}")
+    [call, *_] = StreamingParser(output_format("none", "mistral")).push("[TOOL_CALLS]f{}")
     assert isinstance(call, ToolCallDelta) and len(call.id) == 9
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @pytest.mark.parametrize("run", [" ", "f", '{"name": "f" ', "f ", "[ ", "f<|channel|> "])
 def test_a_long_run_after_a_mark_is_read_in_time(name: str, run: str) -> None:
-    parser = StreamingParser(format_of(name, "none"))
+    parser = StreamingParser(output_format("none", name))
     pieces = parser.push(next(iter(TOOL_FORMATS[name].begins)))
     started_s = time.process_time()
     pieces += parser.push(run)
