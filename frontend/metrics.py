@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -111,6 +111,10 @@ class Sums(Collector):
             self._sums[labels] = amount
             self._created_s[labels] = time.time()
 
+    def set(self, *labels: str, value: float) -> None:
+        """Set a gauge's value under these labels."""
+        self._sums[labels] = value
+
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield all sums."""
         if self._is_gauge:
@@ -142,13 +146,7 @@ class FrontendMetrics:
         self.requests = self._counter(
             "requests", "Requests answered.", "model", "endpoint", "status"
         )
-        self.inflight = Sums(
-            f"{_PREFIX}inflight_requests",
-            "Requests being answered.",
-            ["model"],
-            self.registry,
-            is_gauge=True,
-        )
+        self.inflight = self._gauge("inflight_requests", "Requests being answered.", "model")
         self.prefills = self._counter(
             "prefill", "Sequences by where their prompt was computed.", "model", "place"
         )
@@ -164,11 +162,8 @@ class FrontendMetrics:
         self.migration_gap = self._seconds(
             "migration_gap", "From the last token of a lost worker to the first of the next one."
         )
-        self.workers = Gauge(
-            f"{_PREFIX}decode_workers",
-            "Decode workers that can be routed to.",
-            ["model"],
-            registry=self.registry,
+        self.workers = self._gauge(
+            "decode_workers", "Decode workers that can be routed to.", "model"
         )
         self.time_to_first_token = self._seconds(
             "time_to_first_token", "From arrival to the first token."
@@ -213,6 +208,9 @@ class FrontendMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Sums:
         return Sums(_PREFIX + name, text, labels, self.registry)
 
+    def _gauge(self, name: str, text: str, *labels: str) -> Sums:
+        return Sums(_PREFIX + name, text, labels, self.registry, is_gauge=True)
+
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(f"{_PREFIX}{name}_seconds", text, _SECONDS, self.registry, _PARTS)
 
@@ -223,7 +221,7 @@ class FrontendMetrics:
         """Set the number of decode workers of each model; zero for a model that has lost all."""
         self._served |= num_workers.keys()
         for model in self._served:
-            self.workers.labels(model).set(num_workers.get(model, 0))
+            self.workers.set(model, value=num_workers.get(model, 0))
             for kind in ("new_request", "ongoing"):  # a rate needs the zero before the first one
                 self.migrations.add(model, kind, amount=0.0)
 
