@@ -167,14 +167,7 @@ class Collector:
             if followed.is_gone and now - followed.answered_s > _KEEP_GONE_S:
                 del self._followed[instance_id]
         decodes = self._decode_workers()
-        thresholds = {
-            worker.instance.model: {
-                key.removeprefix("disagg."): value
-                for key, value in worker.details.items()
-                if key.startswith("disagg.")
-            }
-            for worker in decodes
-        }
+        thresholds = {worker.instance.model: _thresholds(worker) for worker in decodes}
         targets_ms = {
             model: {kind: _number(own.get(f"{kind}_target_ms")) for kind in ("ttft", "itl")}
             for model, own in thresholds.items()
@@ -184,14 +177,7 @@ class Collector:
             window_s=window_s,
             workers=[followed.state(now) for followed in self._followed.values()],
             starting=[start_state(*item) for view in progress for item in view.items.items()],
-            queues=[
-                QueueState(
-                    *(worker.instance.model, worker.instance.deployment),
-                    int(worker.details.get("num_queued_jobs", 0)),
-                    int(worker.details.get("num_queued_tokens", 0)),
-                )
-                for worker in decodes
-            ],
+            queues=list(map(_queue, decodes)),
             thresholds=thresholds,
             latencies=list(self._window.latencies(targets_ms)),
             placements=self._window.placements(),
@@ -220,6 +206,21 @@ class Collector:
             if last is not None and not followed.is_gone and "disagg.policy" in last.details:
                 found[last.instance.model, last.instance.deployment] = last
         return list(found.values())
+
+
+def _thresholds(worker: WorkerStatus) -> dict[str, str | int | float | bool]:
+    """Return the live values of a decode worker by their names in `disagg`."""
+    return {
+        key.removeprefix("disagg."): value
+        for key, value in worker.details.items()
+        if key.startswith("disagg.")
+    }
+
+
+def _queue(worker: WorkerStatus) -> QueueState:
+    instance, details = worker.instance, worker.details
+    num_jobs, num_tokens = details.get("num_queued_jobs", 0), details.get("num_queued_tokens", 0)
+    return QueueState(instance.model, instance.deployment, int(num_jobs), int(num_tokens))
 
 
 def _number(value: str | int | float | bool | None) -> float | None:
