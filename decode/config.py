@@ -78,9 +78,9 @@ class DisaggConfig(BaseModel):
     )
 
     def handoff_timeout_of(self, num_uncached_tokens: int) -> int:
-        """Return the milliseconds that a remote prefill of so many tokens may take; at most an hour.
+        """Return the milliseconds that a remote prefill of so many tokens may take.
 
-        A queue takes no tickets with a later deadline, unless its configuration says so.
+        That is an hour at most: a queue takes no tickets with a later deadline by default.
         """
         tokens_ms = round(self.handoff_timeout_ms_per_token * num_uncached_tokens)
         return min(self.handoff_timeout_ms + tokens_ms, MAX_TIMEOUT_MS)
