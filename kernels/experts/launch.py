@@ -9,7 +9,7 @@ import triton
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
 from tandem.kernels.experts.route import route_kernel
-from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
+from tandem.kernels.linear.codes import form_of, step_size, stored_parts, weight_bits
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.tuned import tuned_config
@@ -136,10 +136,10 @@ def _results(
         experts.alpha,
         experts.limit,
         num_chosen=expert_ids.shape[1],
+        FORM=form_of(experts.gate_up),
         HAS_BIAS=experts.gate_up_bias is not None,
         IS_CLAMPED=experts.limit > 0,
         BLOCK_K=step_size(experts.gate_up, config.block_k),
-        **code_options(experts.gate_up),
         **shared,
     )
     down_kernel[(most_tiles, triton.cdiv(hidden_size, config.block_n))](
@@ -150,9 +150,9 @@ def _results(
         x if experts.down_bias is None else experts.down_bias,
         weights,
         results,
+        FORM=form_of(experts.down),
         HAS_BIAS=experts.down_bias is not None,
         BLOCK_K=step_size(experts.down, config.block_k),
-        **code_options(experts.down),
         **shared,
     )
     return results

@@ -48,11 +48,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     num_experts: tl.constexpr,
     num_chosen: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
+    FORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
@@ -72,44 +68,15 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     inputs = tl.arange(0, BLOCK_K)
     my_x = x + my_tokens.to(tl.int64)[:, None] * x_stride + inputs[None, :]
     my_gates = expert.to(tl.int64) * (2 * width) + my_columns
+    weight = (gate_up, scales, zeros)
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, hidden_size, BLOCK_K):
         is_input = k + inputs < hidden_size
         rows = tl.load(my_x + k, mask=is_row[:, None] & is_input[None, :], other=0.0)
-        gate = add_product(
-            gate,
-            rows,
-            gate_up,
-            scales,
-            zeros,
-            my_gates,
-            is_column,
-            k,
-            hidden_size,
-            group_size,
-            num_groups,
-            CODE,
-            HAS_ZEROS,
-            FACTOR,
-            BLOCK_K,
-        )
+        gate = add_product(gate, rows, weight, my_gates, is_column, k, hidden_size, FORM, BLOCK_K)
         up = add_product(
-            up,
-            rows,
-            gate_up,
-            scales,
-            zeros,
-            my_gates + width,
-            is_column,
-            k,
-            hidden_size,
-            group_size,
-            num_groups,
-            CODE,
-            HAS_ZEROS,
-            FACTOR,
-            BLOCK_K,
+            up, rows, weight, my_gates + width, is_column, k, hidden_size, FORM, BLOCK_K
         )
     if HAS_BIAS:
         my_bias = bias + expert.to(tl.int64) * (2 * width) + my_columns
@@ -138,11 +105,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     hidden_size: tl.constexpr,
     width: tl.constexpr,
     num_experts: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
+    FORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -159,27 +122,13 @@ def down_kernel(  # type: ignore[no-untyped-def]
     is_column = my_columns < hidden_size
     inputs = tl.arange(0, BLOCK_K)
     my_opened = opened + my_rows.to(tl.int64)[:, None] * width + inputs[None, :]
+    weight = (down, scales, zeros)
+    my_down = expert.to(tl.int64) * hidden_size + my_columns
     result = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, width, BLOCK_K):
         is_input = k + inputs < width
         rows = tl.load(my_opened + k, mask=is_row[:, None] & is_input[None, :], other=0.0)
-        result = add_product(
-            result,
-            rows,
-            down,
-            scales,
-            zeros,
-            expert.to(tl.int64) * hidden_size + my_columns,
-            is_column,
-            k,
-            width,
-            group_size,
-            num_groups,
-            CODE,
-            HAS_ZEROS,
-            FACTOR,
-            BLOCK_K,
-        )
+        result = add_product(result, rows, weight, my_down, is_column, k, width, FORM, BLOCK_K)
     if HAS_BIAS:
         my_bias = bias + expert.to(tl.int64) * hidden_size + my_columns
         result += tl.load(my_bias, mask=is_column, other=0.0).to(tl.float32)[None, :]

@@ -3,7 +3,8 @@
 # In a kernel, a name changes its type.
 # mypy: disable-error-code="assignment"
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
@@ -26,17 +27,23 @@ def stored_parts(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return parts
 
 
-def code_options(matrix: Matrix) -> dict[str, Any]:
-    """Return what a build depends on."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The constants of a matrix, on which a build depends."""
+
+    code: Code | Literal[""] = ""  # "": numbers, and of no use is the rest
+    group_size: int = 0
+    num_groups: int = 0
+    has_zeros: bool = False
+    factor: float = 1.0
+
+
+def form_of(matrix: Matrix) -> Form:
+    """Return the form of a matrix whose codes `load_numbers` expands."""
     if isinstance(matrix, torch.Tensor):
-        return {"group_size": 0, "num_groups": 0, "CODE": "", "HAS_ZEROS": False, "FACTOR": 1.0}
-    return {
-        "group_size": matrix.group_size,
-        "num_groups": matrix.scales.shape[-1],
-        "CODE": matrix.code,
-        "HAS_ZEROS": matrix.zeros is not None,
-        "FACTOR": FACTORS[matrix.code],
-    }
+        return Form()
+    num_groups, factor = matrix.scales.shape[-1], FACTORS[matrix.code]
+    return Form(matrix.code, matrix.group_size, num_groups, matrix.zeros is not None, factor)
 
 
 def weight_bits(matrix: Matrix) -> int:
@@ -89,22 +96,18 @@ def load_numbers(  # type: ignore[no-untyped-def]
 def add_product(  # type: ignore[no-untyped-def]
     total,  # [BLOCK_M, columns] float32
     tokens,  # [BLOCK_M, BLOCK_K] from input `first` on
-    matrix,  # [rows, in_size], or of 4 bits [rows, in_size / 2]
-    scales,  # [rows, num_groups]
-    zeros,  # [rows, num_groups]
+    weight,  # matrix [rows, in_size], or of 4 bits [rows, in_size / 2], scales and zeros by group
     my_rows,
     is_row,
     first,
     in_size: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
+    FORM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     token_scale=1.0,  # [BLOCK_M] where tokens and matrix are of float8
 ):
-    # Returns total + tokens times rows of the matrix; BLOCK_K divides group_size.
+    # Returns total + tokens times rows of the matrix; BLOCK_K divides the group size.
+    matrix, scales, zeros = weight
+    CODE: tl.constexpr = FORM.code
     IS_FLOAT8: tl.constexpr = matrix.dtype.element_ty == tl.float8e4nv
     if CODE == "" or IS_FLOAT8:
         inputs = first + tl.arange(0, BLOCK_K)
@@ -114,15 +117,15 @@ def add_product(  # type: ignore[no-untyped-def]
     if CODE == "":
         total = tl.dot(tokens, columns, total, input_precision="ieee")
     else:  # a build compiles what follows a return, too
-        my_groups = my_rows.to(tl.int64) * num_groups + first // group_size
+        my_groups = my_rows.to(tl.int64) * FORM.num_groups + first // FORM.group_size
         if IS_FLOAT8:
             part = tl.dot(tokens, columns) * token_scale[:, None]
         else:
             numbers = load_numbers(matrix, my_rows, is_row, first, in_size, CODE, BLOCK_K)
-            if HAS_ZEROS:
+            if FORM.has_zeros:
                 zero = tl.load(zeros + my_groups, mask=is_row, other=0.0)
                 numbers -= zero.to(tl.float16)[:, None]
             part = tl.dot(tokens, tl.trans(numbers.to(tokens.dtype)), input_precision="ieee")
         scale = tl.load(scales + my_groups, mask=is_row, other=0.0).to(tl.float32)
-        total += part * (scale * FACTOR)[None, :]
+        total += part * (scale * FORM.factor)[None, :]
     return total

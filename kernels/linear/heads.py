@@ -10,11 +10,11 @@ from tandem.kernels.linear.products import multiplied
 def qkv_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, in_size]
     token_scales,
-    norm,  # [in_size] where HAS_NORM
+    norm,  # [in_size] where it has a norm
     matrix,  # [(num_heads + 2 * num_kv_heads) * head_dim, in_size], or as linear_kernel takes codes
     scales,
     zeros,
-    bias,  # [(num_heads + 2 * num_kv_heads) * head_dim] where HAS_BIAS
+    bias,  # [(num_heads + 2 * num_kv_heads) * head_dim] where it has one
     partials,
     arrivals,
     qk_norm,  # [num_heads + num_kv_heads, head_dim] where HAS_QK_NORM
@@ -27,66 +27,25 @@ def qkv_kernel(  # type: ignore[no-untyped-def]
     x_stride,
     cache_stride_block,
     eps,
-    in_size: tl.constexpr,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     block_size: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
     HAS_QK_NORM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    IS_SHARED: tl.constexpr,
-    PREFETCHED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    SHAPE: tl.constexpr,  # pair_size is half of head_dim
 ):
-    # grid: (ceil(all heads * HALF / BLOCK_N), ceil(num_tokens / BLOCK_M), splits if IS_SHARED)
+    # grid: (ceil(all heads * HALF / BLOCK_N), ceil(num_tokens / BLOCK_M), splits if is_shared)
     # column |-> (head, dim of its first half), with the dim's partner in the second half
     HALF: tl.constexpr = head_dim // 2
+    BLOCK_M: tl.constexpr = SHAPE.block_m
+    BLOCK_N: tl.constexpr = SHAPE.block_n
     my_tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     my_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_token = my_tokens < num_tokens
     is_column = my_columns < (num_heads + 2 * num_kv_heads) * HALF
-    first, second, is_last = multiplied(
-        x,
-        token_scales,
-        norm,
-        matrix,
-        scales,
-        zeros,
-        bias,
-        partials,
-        arrivals,
-        my_tokens,
-        is_token,
-        my_columns,
-        is_column,
-        x_stride,
-        eps,
-        in_size,
-        HALF,
-        group_size,
-        num_groups,
-        True,
-        HAS_NORM,
-        HAS_BIAS,
-        CODE,
-        HAS_ZEROS,
-        FACTOR,
-        NUM_SPLITS,
-        IS_SHARED,
-        PREFETCHED,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+    tokens, weight = (x, x_stride, token_scales, norm), (matrix, scales, zeros)
+    tile = (my_tokens, is_token, my_columns, is_column)
+    first, second, is_last = multiplied(tokens, weight, bias, partials, arrivals, tile, eps, SHAPE)
     if is_last:
         heads, dims = my_columns // HALF, my_columns % HALF
         is_q = heads < num_heads

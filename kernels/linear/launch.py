@@ -12,10 +12,10 @@ import triton
 
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.dependent_launch import launch_options
-from tandem.kernels.linear.codes import code_options, step_size, stored_parts, weight_bits
+from tandem.kernels.linear.codes import form_of, step_size, stored_parts, weight_bits
 from tandem.kernels.linear.float8 import round_inputs
 from tandem.kernels.linear.heads import qkv_kernel
-from tandem.kernels.linear.products import linear_kernel
+from tandem.kernels.linear.products import ProductShape, linear_kernel
 from tandem.kernels.reference.linear import Linear
 from tandem.kernels.reference.quantized import INPUT_GROUP, Matrix, rounds_inputs
 from tandem.kernels.tuned import INTERPRETED, architecture, tuned_config
@@ -107,7 +107,7 @@ def multiply(
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T`, or `residual`. A row has the same bits in every batch."""
-    (num_tokens, in_size), num_rows = x.shape, weight.shape[0]
+    num_tokens, num_rows = len(x), weight.shape[0]
     out_size = num_rows // 2 if activation else num_rows
     out = residual
     if out is None:
@@ -115,14 +115,14 @@ def multiply(
     assert out.shape == (num_tokens, out_size) and out.is_contiguous() and out.dtype == x.dtype
     if num_tokens == 0:
         return out
-    launch = _launch_of(x, weight, norm, bias, out_size, is_paired=bool(activation), config=config)
+    pair_size = out_size if activation else 0
+    launch = _launch_of(x, weight, norm, bias, out_size, pair_size, config=config)
     linear_kernel[launch.grid](
         *launch.tensors,
         out,
         num_tokens,
         launch.tensors[0].stride(0),
         eps,
-        in_size=in_size,
         out_size=out_size,
         ACTIVATION=activation,
         ADDS=residual is not None,
@@ -148,7 +148,7 @@ def multiply_qkv(
 
     It is `multiply` and `store_qkv` in one launch, where `has_fused_products`.
     """
-    (num_tokens, in_size), (_, _, num_kv_heads, block_size, head_dim) = x.shape, kv_cache.shape
+    num_tokens, (_, _, num_kv_heads, block_size, head_dim) = len(x), kv_cache.shape
     num_all_heads = weight.shape[0] // head_dim
     num_heads = num_all_heads - 2 * num_kv_heads
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
@@ -162,9 +162,9 @@ def multiply_qkv(
     assert positions.stride(0) == slot_mapping.stride(0) == 1
     if qk_norm is not None:
         assert qk_norm.shape == (num_heads + num_kv_heads, head_dim) and qk_norm.is_contiguous()
-    num_columns = num_all_heads * (head_dim // 2)
-    unit = 1 if qk_norm is None else head_dim // 2  # of a norm, a tile holds whole heads
-    launch = _launch_of(x, weight, norm, bias, num_columns, is_paired=True, unit=unit)
+    half = head_dim // 2
+    unit = 1 if qk_norm is None else half  # of a norm, a tile holds whole heads
+    launch = _launch_of(x, weight, norm, bias, num_all_heads * half, half, unit=unit)
     qkv_kernel[launch.grid](
         *launch.tensors,
         x if qk_norm is None else qk_norm,
@@ -177,7 +177,6 @@ def multiply_qkv(
         launch.tensors[0].stride(0),
         kv_cache.stride(0),
         eps,
-        in_size=in_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -211,8 +210,8 @@ def _launch_of(
     norm: torch.Tensor | None,
     bias: torch.Tensor | None,
     num_columns: int,
+    pair_size: int,  # of ProductShape
     *,
-    is_paired: bool,
     unit: int = 1,  # a tile has a multiple of so many columns
     config: LinearConfig | None = None,
 ) -> _Launch:
@@ -222,13 +221,13 @@ def _launch_of(
     assert norm is None or (norm.shape == (in_size,) and norm.stride(0) == 1)
     assert bias is None or (bias.shape == weight.shape[:1] and bias.stride(0) == 1)
     shape = {"in_size": in_size, "num_columns": num_columns, "bits": weight_bits(weight)}
-    shape |= {"element_bytes": x.element_size(), "is_paired": int(is_paired)}
+    shape |= {"element_bytes": x.element_size(), "is_paired": int(pair_size > 0)}
     matrix, scales, zeros = stored_parts(weight)
-    token_scales, options = x, code_options(weight)
+    token_scales, form = x, form_of(weight)
     if rounds_inputs(weight):
-        is_large = not (is_shared or is_paired or norm is not None)
+        is_large = not (is_shared or pair_size or norm is not None)
         config = float8_config(default_config(**shape), is_large=is_large)
-        matrix, options["FACTOR"] = matrix.view(torch.float8_e4m3fn), 1.0
+        matrix, form = matrix.view(torch.float8_e4m3fn), replace(form, factor=1.0)
         if is_large:
             x, token_scales = round_inputs(x)
     else:
@@ -241,16 +240,22 @@ def _launch_of(
         assert columns * tokens <= MAX_ARRIVALS
         records = columns * tokens * config.num_splits * config.block_m * (2 * block_n + 1)
     launched = launch_options()
-    options |= {
-        "HAS_NORM": norm is not None,
-        "HAS_BIAS": bias is not None,
-        "NUM_SPLITS": config.num_splits,
-        "IS_SHARED": is_shared,
+    product = ProductShape(
+        in_size=in_size,
+        pair_size=pair_size,
+        form=form,
+        has_norm=norm is not None,
+        has_bias=bias is not None,
+        num_splits=config.num_splits,
+        is_shared=is_shared,
         # What is asked for before the previous kernel has ended.
-        "PREFETCHED": PREFETCHED_LINES if launched else 0,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": step_size(weight, config.block_k),
+        prefetched_lines=PREFETCHED_LINES if launched else 0,
+        block_m=config.block_m,
+        block_n=block_n,
+        block_k=step_size(weight, config.block_k),
+    )
+    options = {
+        "SHAPE": product,
         "num_warps": min(8, config.num_warps * block_n // config.block_n),
         "num_stages": config.num_stages,
         **launched,

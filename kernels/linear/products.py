@@ -9,86 +9,63 @@ the results, are parts of the kernel.
 # In a kernel, a name changes its type.
 # mypy: disable-error-code="assignment"
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import wait_for_predecessor
-from tandem.kernels.linear.codes import add_product
+from tandem.kernels.linear.codes import Form, add_product
 from tandem.kernels.linear.float8 import as_float8
 
 LINE_BYTES = tl.constexpr(128)  # of the L2 cache
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """The constants of a launch, of both kernels with products."""
+
+    in_size: int
+    # Column c of each 2 * pair_size rows has row c, and row c + pair_size; 0: each has its row.
+    pair_size: int
+    form: Form
+    has_norm: bool
+    has_bias: bool
+    num_splits: int
+    is_shared: bool
+    prefetched_lines: int  # of each row
+    block_m: int
+    block_n: int
+    block_k: int
 
 
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def linear_kernel(  # type: ignore[no-untyped-def]
     x,  # [num_tokens, in_size], rounded to float8 where the matrix is of it, if it is not yet
     token_scales,  # [num_tokens, ceil(in_size / 128)] where x is of float8
-    norm,  # [in_size] where HAS_NORM
+    norm,  # [in_size] where it has a norm
     matrix,  # [num_rows, in_size], or of codes of 4 bits [num_rows, in_size / 2]
     scales,  # [num_rows, num_groups]
     zeros,  # [num_rows, num_groups]
-    bias,  # [num_rows] where HAS_BIAS
-    partials,  # of each tile and split a record, where IS_SHARED
+    bias,  # [num_rows] where it has one
+    partials,  # of each tile and split a record, where splits are shared out
     arrivals,  # [num_tiles] splits finished, zero between launches
     out,  # [num_tokens, out_size]
     num_tokens,
     x_stride,
     eps,
-    in_size: tl.constexpr,
     out_size: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "silu" or "gelu" of the first out_size rows, times the others; ""
     ADDS: tl.constexpr,  # to what is in out
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    IS_SHARED: tl.constexpr,
-    PREFETCHED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
-    # grid: (ceil(out_size / BLOCK_N), ceil(num_tokens / BLOCK_M), NUM_SPLITS if IS_SHARED else 1)
-    my_tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    my_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # grid: (ceil(out_size / block_n), ceil(num_tokens / block_m), num_splits if is_shared else 1)
+    my_tokens = tl.program_id(1) * SHAPE.block_m + tl.arange(0, SHAPE.block_m)
+    my_columns = tl.program_id(0) * SHAPE.block_n + tl.arange(0, SHAPE.block_n)
     is_token, is_column = my_tokens < num_tokens, my_columns < out_size
-    first, second, is_last = multiplied(
-        x,
-        token_scales,
-        norm,
-        matrix,
-        scales,
-        zeros,
-        bias,
-        partials,
-        arrivals,
-        my_tokens,
-        is_token,
-        my_columns,
-        is_column,
-        x_stride,
-        eps,
-        in_size,
-        out_size,
-        group_size,
-        num_groups,
-        ACTIVATION != "",
-        HAS_NORM,
-        HAS_BIAS,
-        CODE,
-        HAS_ZEROS,
-        FACTOR,
-        NUM_SPLITS,
-        IS_SHARED,
-        PREFETCHED,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+    tokens, weight = (x, x_stride, token_scales, norm), (matrix, scales, zeros)
+    tile = (my_tokens, is_token, my_columns, is_column)
+    first, second, is_last = multiplied(tokens, weight, bias, partials, arrivals, tile, eps, SHAPE)
     if is_last:
         my_out = out + my_tokens.to(tl.int64)[:, None] * out_size + my_columns[None, :]
         mask = is_token[:, None] & is_column[None, :]
@@ -105,54 +82,40 @@ def linear_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiplied(  # type: ignore[no-untyped-def]
-    x,
-    token_scales,
-    norm,
-    matrix,
-    scales,
-    zeros,
+    tokens,  # x, x_stride, token_scales, norm
+    weight,  # matrix, scales, zeros
     bias,
     partials,
     arrivals,
-    my_tokens,
-    is_token,
-    my_columns,
-    is_column,
-    x_stride,
+    tile,  # tokens and columns of the program, each with a mask
     eps,
-    in_size: tl.constexpr,
-    pair_size: tl.constexpr,  # column c of each 2 * pair_size rows has row c, and row c + pair_size
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
-    IS_PAIRED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    IS_SHARED: tl.constexpr,
-    PREFETCHED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
-    """The program's tile [BLOCK_M, BLOCK_N], that of the pairs' second rows, and if it is whole."""
-    if IS_PAIRED:
+    """The program's tile [block_m, block_n], that of the pairs' second rows, and if it is whole."""
+    x, _x_stride, _token_scales, _norm = tokens
+    matrix, _scales, _zeros = weight
+    my_tokens, is_token, my_columns, is_column = tile
+    in_size: tl.constexpr = SHAPE.in_size
+    pair_size: tl.constexpr = SHAPE.pair_size
+    NUM_SPLITS: tl.constexpr = SHAPE.num_splits
+    BLOCK_M: tl.constexpr = SHAPE.block_m
+    BLOCK_N: tl.constexpr = SHAPE.block_n
+    if pair_size > 0:
         my_rows = my_columns // pair_size * (2 * pair_size) + my_columns % pair_size
     else:
         my_rows = my_columns
     my_split = tl.program_id(2)
-    if PREFETCHED:
-        NUM_STEPS: tl.constexpr = (in_size + BLOCK_K - 1) // BLOCK_K
-        SPLIT: tl.constexpr = (NUM_STEPS + NUM_SPLITS - 1) // NUM_SPLITS * BLOCK_K
-        row_bytes = in_size if CODE == "float8" else in_size // 2
-        if CODE == "":
+    if SHAPE.prefetched_lines > 0:
+        NUM_LINES: tl.constexpr = SHAPE.prefetched_lines
+        NUM_STEPS: tl.constexpr = (in_size + SHAPE.block_k - 1) // SHAPE.block_k
+        SPLIT: tl.constexpr = (NUM_STEPS + NUM_SPLITS - 1) // NUM_SPLITS * SHAPE.block_k
+        row_bytes = in_size if SHAPE.form.code == "float8" else in_size // 2
+        if SHAPE.form.code == "":
             row_bytes = in_size * matrix.dtype.element_ty.primitive_bitwidth // 8
         my_lines = my_split * (SPLIT * row_bytes // in_size) // LINE_BYTES
-        _prefetch(matrix, my_rows, is_column, my_lines, row_bytes, PREFETCHED)
-        if IS_PAIRED:
-            _prefetch(matrix, my_rows + pair_size, is_column, my_lines, row_bytes, PREFETCHED)
+        _prefetch(matrix, my_rows, is_column, my_lines, row_bytes, NUM_LINES)
+        if pair_size > 0:
+            _prefetch(matrix, my_rows + pair_size, is_column, my_lines, row_bytes, NUM_LINES)
     wait_for_predecessor()
     # Numbers in their own dtype times a norm's weights overflow a float16 sooner than the norm.
     SHRUNK: tl.constexpr = 0.015625 if x.dtype.element_ty == tl.float16 else 1.0
@@ -160,57 +123,33 @@ def multiplied(  # type: ignore[no-untyped-def]
     second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     squares = tl.zeros((BLOCK_M,), tl.float32)
     is_last = True
-    NUM_TURNS: tl.constexpr = 1 if IS_SHARED else NUM_SPLITS
+    NUM_TURNS: tl.constexpr = 1 if SHAPE.is_shared else NUM_SPLITS
+    my_tile = (my_tokens, is_token, my_rows, is_column)
     for turn in range(NUM_TURNS):
         part, second_part, square_part = _split(
-            x,
-            token_scales,
-            norm,
-            matrix,
-            scales,
-            zeros,
-            my_tokens,
-            is_token,
-            my_rows,
-            is_column,
-            my_split + turn,
-            x_stride,
-            in_size,
-            pair_size,
-            group_size,
-            num_groups,
-            IS_PAIRED,
-            HAS_NORM,
-            SHRUNK,
-            CODE,
-            HAS_ZEROS,
-            FACTOR,
-            NUM_SPLITS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+            tokens, weight, my_tile, my_split + turn, SHRUNK, SHAPE
         )
         first += part
         second += second_part
         squares += square_part
-    if IS_SHARED:
+    if SHAPE.is_shared:
         TILE: tl.constexpr = BLOCK_M * BLOCK_N
         RECORD: tl.constexpr = 2 * TILE + BLOCK_M
         rows = tl.arange(0, BLOCK_M)
         places = rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        my_tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        my_records = partials + my_tile.to(tl.int64) * (NUM_SPLITS * RECORD)
+        my_place = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        my_records = partials + my_place.to(tl.int64) * (NUM_SPLITS * RECORD)
         mine = my_records + my_split * RECORD
         tl.store(mine + places, first, mask=is_token[:, None])
-        if IS_PAIRED:
+        if pair_size > 0:
             tl.store(mine + TILE + places, second, mask=is_token[:, None])
-        if HAS_NORM:
+        if SHAPE.has_norm:
             tl.store(mine + 2 * TILE + rows, squares, mask=is_token)
         # All threads have written before the one that counts releases what they wrote.
         tl.debug_barrier()
-        is_last = tl.atomic_add(arrivals + my_tile, 1, sem="acq_rel") == NUM_SPLITS - 1
+        is_last = tl.atomic_add(arrivals + my_place, 1, sem="acq_rel") == NUM_SPLITS - 1
         if is_last:
-            tl.store(arrivals + my_tile, 0)
+            tl.store(arrivals + my_place, 0)
             first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             squares = tl.zeros((BLOCK_M,), tl.float32)
@@ -218,57 +157,39 @@ def multiplied(  # type: ignore[no-untyped-def]
             for split in tl.static_range(NUM_SPLITS):
                 record = my_records + split * RECORD
                 first += tl.load(record + places, is_token[:, None], 0.0, cache_modifier=".cg")
-                if IS_PAIRED:
+                if pair_size > 0:
                     other = record + TILE + places
                     second += tl.load(other, is_token[:, None], 0.0, cache_modifier=".cg")
-                if HAS_NORM:
+                if SHAPE.has_norm:
                     other = record + 2 * TILE + rows
                     squares += tl.load(other, is_token, 0.0, cache_modifier=".cg")
     if is_last:
-        if HAS_NORM:
+        if SHAPE.has_norm:
             inverse = tl.rsqrt(squares / in_size + eps) / SHRUNK
             first *= inverse[:, None]
             second *= inverse[:, None]
-        if HAS_BIAS:
+        if SHAPE.has_bias:
             my_bias = bias + my_rows
             first += tl.load(my_bias, is_column, 0.0).to(tl.float32)[None, :]
-            if IS_PAIRED:
+            if pair_size > 0:
                 second += tl.load(my_bias + pair_size, is_column, 0.0).to(tl.float32)[None, :]
     return first, second, is_last
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split(  # type: ignore[no-untyped-def]
-    x,
-    token_scales,
-    norm,
-    matrix,
-    scales,
-    zeros,
-    my_tokens,
-    is_token,
-    my_rows,
-    is_column,
-    split,
-    x_stride,
-    in_size: tl.constexpr,
-    pair_size: tl.constexpr,
-    group_size: tl.constexpr,
-    num_groups: tl.constexpr,
-    IS_PAIRED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    SHRUNK: tl.constexpr,
-    CODE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    # Both products over the inputs of one split, and the sums of the inputs' squares.
+def _split(tokens, weight, tile, split, SHRUNK: tl.constexpr, SHAPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Both products over the inputs of one split, and the sums of the inputs' squares. The tile has
+    # rows of the matrix in place of columns.
+    x, x_stride, token_scales, norm = tokens
+    matrix, _scales, _zeros = weight
+    my_tokens, is_token, my_rows, is_column = tile
+    in_size: tl.constexpr = SHAPE.in_size
+    FORM: tl.constexpr = SHAPE.form
+    BLOCK_M: tl.constexpr = SHAPE.block_m
+    BLOCK_N: tl.constexpr = SHAPE.block_n
+    BLOCK_K: tl.constexpr = SHAPE.block_k
     NUM_STEPS: tl.constexpr = (in_size + BLOCK_K - 1) // BLOCK_K
-    SPLIT_STEPS: tl.constexpr = (NUM_STEPS + NUM_SPLITS - 1) // NUM_SPLITS
+    SPLIT_STEPS: tl.constexpr = (NUM_STEPS + SHAPE.num_splits - 1) // SHAPE.num_splits
     first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
@@ -278,54 +199,25 @@ def _split(  # type: ignore[no-untyped-def]
     for step in range(begin, tl.minimum(begin + SPLIT_STEPS, NUM_STEPS)):
         k = step * BLOCK_K
         is_input = k + inputs < in_size
-        tokens = tl.load(my_x + k, mask=is_token[:, None] & is_input[None, :], other=0.0)
-        if HAS_NORM:
-            wide = tokens.to(tl.float32)
+        mine = tl.load(my_x + k, mask=is_token[:, None] & is_input[None, :], other=0.0)
+        if SHAPE.has_norm:
+            wide = mine.to(tl.float32)
             squares += wide * wide
             scale = tl.load(norm + k + inputs, mask=is_input, other=0.0).to(tl.float32) * SHRUNK
-            tokens = (wide * scale[None, :]).to(tokens.dtype)
+            mine = (wide * scale[None, :]).to(mine.dtype)
         token_scale = 1.0
         if x.dtype.element_ty == tl.float8e4nv:
             my_scales = token_scales + my_tokens.to(tl.int64) * NUM_STEPS + step
             token_scale = tl.load(my_scales, mask=is_token, other=0.0)
         elif matrix.dtype.element_ty == tl.float8e4nv:
-            tokens, token_scale = as_float8(tokens)
+            mine, token_scale = as_float8(mine)
         first = add_product(
-            first,
-            tokens,
-            matrix,
-            scales,
-            zeros,
-            my_rows,
-            is_column,
-            k,
-            in_size,
-            group_size,
-            num_groups,
-            CODE,
-            HAS_ZEROS,
-            FACTOR,
-            BLOCK_K,
-            token_scale,
+            first, mine, weight, my_rows, is_column, k, in_size, FORM, BLOCK_K, token_scale
         )
-        if IS_PAIRED:
+        if SHAPE.pair_size > 0:
+            others = my_rows + SHAPE.pair_size
             second = add_product(
-                second,
-                tokens,
-                matrix,
-                scales,
-                zeros,
-                my_rows + pair_size,
-                is_column,
-                k,
-                in_size,
-                group_size,
-                num_groups,
-                CODE,
-                HAS_ZEROS,
-                FACTOR,
-                BLOCK_K,
-                token_scale,
+                second, mine, weight, others, is_column, k, in_size, FORM, BLOCK_K, token_scale
             )
     return first, second, tl.sum(squares, 1)
 
