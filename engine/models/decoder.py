@@ -1,18 +1,18 @@
 """The decoder: from the tokens of a batch to logits, with keys and values in the paged cache."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 import torch
 
 from tandem.engine.kernel_set import Kernels, StepOptions
+from tandem.engine.models.attention import attend_all, attend_last
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.linears import capped, scaled
 from tandem.engine.models.packed_layer import LayerPacker, PackedLayer
 from tandem.engine.models.rope import RopeTables
 from tandem.engine.models.weights import ModelWeights
-from tandem.engine.step.batch import Batch, Rows
+from tandem.engine.step.batch import Batch
 from tandem.kernels.reference.linear import Linear
 
 
@@ -87,7 +87,7 @@ class Model:
         hidden = self._embed(batch.token_ids)
         is_fused = len(hidden) <= self._max_fused_tokens
         normed = hidden if is_fused else self._normed(hidden, self._first_norm)
-        last = len(self._layers) - 1
+        kernels, last = self._kernels, len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             layer_cache, my_batch = kv_cache[:, layer.place], batch.of_group(layer.group)
             my_options = options[layer.kind]
@@ -99,13 +99,22 @@ class Model:
             if on_layers is not None and index + 1 in boundaries:
                 on_layers(index + 1)
             if index < last or batch.samples_all or of_all:
-                attended = self._attention(q, layer, my_batch, layer_cache, my_options)
+                attended = attend_all(
+                    kernels, q, my_batch, layer_cache, self._scale, layer.attention, my_options
+                )
             else:
                 # No later layer reads the other tokens.
                 q, hidden = (t.index_select(0, batch.logits_indices) for t in (q, hidden))
                 attended = torch.empty_like(q)
-                self._decode_attention(
-                    q, layer, layer_cache, my_batch.sampled, attended, my_options.sampled_attention
+                attend_last(
+                    kernels,
+                    q,
+                    my_batch.sampled,
+                    layer_cache,
+                    self._scale,
+                    attended,
+                    layer.attention,
+                    my_options.sampled_attention,
                 )
             if fused is not None:
                 fused.finish(attended.flatten(1), hidden)
@@ -165,60 +174,6 @@ class Model:
         if layer.query_scales is not None:
             q.mul_(layer.query_scales[batch.positions].view(-1, 1, 1))
         return q
-
-    def _attention(
-        self,
-        q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-        layer: PackedLayer,
-        batch: Batch,
-        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-        options: StepOptions,
-    ) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        num_decodes, prefills = len(batch.decodes), batch.prefills
-        self._decode_attention(
-            q[:num_decodes],
-            layer,
-            kv_cache,
-            batch.decodes,
-            out[:num_decodes],
-            options.paged_decode_attention,
-        )
-        if len(prefills):
-            self._kernels.prefill_attention(
-                q[num_decodes:],
-                kv_cache,
-                prefills.block_tables,
-                batch.prefill_cu_seqlens,
-                prefills.context_lens,
-                batch.max_query_len,
-                self._scale,
-                out[num_decodes:],
-                **layer.attention,
-                **options.prefill_attention,
-            )
-        return out
-
-    def _decode_attention(
-        self,
-        q: torch.Tensor,  # [num_seqs, num_heads, head_dim]
-        layer: PackedLayer,
-        kv_cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-        rows: Rows,  # num_seqs
-        out: torch.Tensor,  # [num_seqs, num_heads, head_dim]
-        options: Mapping[str, Any],
-    ) -> None:
-        if len(rows):
-            self._kernels.paged_decode_attention(
-                q,
-                kv_cache,
-                rows.block_tables,
-                rows.context_lens,
-                self._scale,
-                out,
-                **layer.attention,
-                **options,
-            )
 
     def _finish_layer(
         self,

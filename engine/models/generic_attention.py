@@ -3,7 +3,7 @@
 transformers finds both by the name INTERFACE. No mask function has that name, so no mask is built.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+
+from tandem.engine.models.attention import attention_options
 
 INTERFACE = "tandem"
 _CALL = "_tandem_call"  # a module's attribute: its call, the same in every pass
@@ -25,8 +27,7 @@ class AttentionCall:
     layer: int
     scale: float
     window: int  # positions that a query sees, its own the last; 0: all before it
-    soft_cap: float  # 0: none
-    sinks: torch.Tensor | None  # [num_heads] float32: a logit that takes mass and has no value
+    options: Mapping[str, Any]  # attention_options, `window` among them
     unsupported: str  # the first argument that no kernel takes, or empty
     # Of a module whose heads are normed and rotated by a kernel:
     qk_norm: torch.Tensor | None = None  # [num_heads + num_kv_heads, head_dim], None: no norm
@@ -71,13 +72,13 @@ def _attention(
     """Return [1, num_tokens, num_heads, size of a value], by the `attend` of this pass."""
     call = module.__dict__.get(_CALL)
     if call is None or call.layer != module.layer_idx:
+        window = _window(module, others.get("sliding_window"))
         sinks = others.get("s_aux", getattr(module, "sinks", None))
         call = module.__dict__[_CALL] = AttentionCall(
             module.layer_idx,
             float(query.shape[-1] ** -0.5 if scaling is None else scaling),
-            _window(module, others.get("sliding_window")),
-            float(others.get("softcap") or 0.0),
-            None if sinks is None else sinks.float(),
+            window,
+            attention_options(window, float(others.get("softcap") or 0.0), sinks),
             _unsupported(module, attention_mask, others),
         )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

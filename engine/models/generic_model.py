@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.engine.kernel_set import Kernels, StepOptions
+from tandem.engine.models.attention import attend_all
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.generic_attention import (
     Angles,
@@ -33,7 +34,7 @@ class GenericModel:
     ) -> None:
         self._config = config
         self.places = config.layer_groups.places
-        self._kernels = kernels
+        self.kernels = kernels
         dtype = getattr(torch, config.dtype)
         model, siblings = build_generic(folder, dtype, device)
         self._dtype = kernels.activation_dtype(model.get_input_embeddings().weight)
@@ -83,7 +84,7 @@ class GenericModel:
         self, batch: Batch, rotation: "_Rotation", kv_cache: torch.Tensor, window: int
     ) -> StepOptions:
         """Return the kernels' options of all layers of a step with this rotation and window."""
-        return self._kernels.step_options(
+        return self.kernels.step_options(
             replace(batch, positions=rotation.positions),
             rotation.table,
             kv_cache[:, 0],
@@ -102,7 +103,7 @@ class GenericModel:
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, store keys and values; return the queries."""
         q = qkv[:, : self._config.num_heads]
-        self._kernels.store_qkv(
+        self.kernels.store_qkv(
             qkv,
             call.qk_norm,
             rotation.table,
@@ -114,50 +115,6 @@ class GenericModel:
             **options.store_qkv,
         )
         return q
-
-    def attention(
-        self,
-        call: AttentionCall,
-        q: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-        batch: Batch,
-        cache: torch.Tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-        options: StepOptions,
-    ) -> torch.Tensor:
-        """Return [num_tokens, num_heads, head_dim] over the stored keys and values."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        num_decodes, prefills, decodes = len(batch.decodes), batch.prefills, batch.decodes
-        kinds: dict[str, Any] = {}
-        if call.soft_cap:
-            kinds["soft_cap"] = call.soft_cap
-        if call.window:
-            kinds["window"] = call.window
-        if call.sinks is not None:
-            kinds["sinks"] = call.sinks
-        if num_decodes:
-            self._kernels.paged_decode_attention(
-                q[:num_decodes],
-                cache,
-                decodes.block_tables,
-                decodes.context_lens,
-                call.scale,
-                out[:num_decodes],
-                **kinds,
-                **options.paged_decode_attention,
-            )
-        if len(prefills):
-            self._kernels.prefill_attention(
-                q[num_decodes:],
-                cache,
-                prefills.block_tables,
-                batch.prefill_cu_seqlens,
-                prefills.context_lens,
-                batch.max_query_len,
-                call.scale,
-                out[num_decodes:],
-                **kinds,
-                **options.prefill_attention,
-            )
-        return out
 
 
 class _Rotation(NamedTuple):
@@ -210,7 +167,8 @@ class _Step:
         q = self.model.store(call, qkv, rotation, batch, cache, options)
         if self.on_layers is not None and call.layer + 1 in self.boundaries:
             self.on_layers(call.layer + 1)
-        return self.model.attention(call, q, batch, cache, options)
+        kernels = self.model.kernels
+        return attend_all(kernels, q, batch, cache, call.scale, call.options, options)
 
 
 def _padded(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tandem.engine.kernel_set import Kernels
+from tandem.engine.models.attention import attention_options
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.fused_layer import FusedLayer, fused_layer
 from tandem.engine.models.layer_kinds import LayerKind
@@ -27,7 +28,7 @@ class PackedLayer:
     place: int  # in a block of the group
     rope_table: torch.Tensor  # [max_model_len, 2, head_dim]
     query_scales: torch.Tensor | None  # [max_model_len] by position; None: 1
-    attention: Mapping[str, Any]  # options of both attentions: window, soft_cap, sinks
+    attention: Mapping[str, Any]  # attention_options
     qkv: Linear
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
     wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None  # [q_size], [kv_size]
@@ -71,7 +72,7 @@ class LayerPacker:
             place=place[1],
             rope_table=rope_table,
             query_scales=query_scales(kind.rope, len(rope_table), self.dtype, rope_table.device),
-            attention=self._attention_options(layer, kind),
+            attention=attention_options(kind.window, self.config.attention_cap, layer.sinks),
             qkv=self._linear(layer.qkv, layer.qkv_bias),
             qk_norm=self.norm(layer.qk_norm),
             wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
@@ -110,14 +111,3 @@ class LayerPacker:
             return None
         residual = self.config.residual_multiplier
         return MixtureOfExperts(mixture, layer, self.kernels, self.dtype, residual)
-
-    def _attention_options(self, layer: LayerWeights, kind: LayerKind) -> dict[str, Any]:
-        """Return the options of attention that differ from the kernels' defaults."""
-        options: dict[str, Any] = {}
-        if kind.window:
-            options["window"] = kind.window
-        if self.config.attention_cap:
-            options["soft_cap"] = self.config.attention_cap
-        if layer.sinks is not None:
-            options["sinks"] = layer.sinks.float()
-        return options
