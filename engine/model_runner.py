@@ -2,7 +2,7 @@
 
 import ctypes
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -26,21 +26,12 @@ from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import ModelWeights, load_weights
 from tandem.engine.resolve import resolve
 from tandem.engine.schedule.sequence import Chunk, OnLayers
-from tandem.engine.step.batch import (
-    PackedStep,
-    build_batch,
-    build_decode_batch,
-    pack_step,
-    started_blocks,
-)
+from tandem.engine.step.batch import pack_step, started_blocks
 from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
 from tandem.engine.step.device_loss import noticing_device_loss
 from tandem.engine.step.launched import LaunchedStep, start_timing
-from tandem.engine.step.prompt_scoring import HostScores, PromptScorer
-from tandem.engine.step.rows import BatchRows
-from tandem.engine.step.sampler import HostTokens, Sampler, SamplingPlan
-from tandem.kernels.sampling.rows import SampledRows
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.engine.step.model_steps import ModelSteps
+from tandem.engine.step.sampler import HostTokens
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +90,7 @@ class ModelRunner:
         return (self.kv_cache,)
 
     def _build(self, weights: ModelWeights | None) -> None:
-        """Make weights, model, KV pool and batch rows; resolve the pool's size."""
+        """Make weights, model, KV pool and steps; resolve the pool's size."""
         config, model_config, device = self.config, self.model_config, self._device
         assert config.block_size is not None and config.kernels != "auto"
         dtype: torch.dtype = getattr(torch, model_config.dtype)
@@ -131,38 +122,26 @@ class ModelRunner:
                 config.kv_memory_bytes, model_config, config.block_size, memory_of(device)
             )
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
-            self._model = make_model(longest)
+            model = make_model(longest)
             if device.type == "cuda":
-                self._profile(kernels, longest).warm_up()
+                self._profile(model, kernels, longest).warm_up()
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
-            self._model = make_model(longest)
-            num_blocks = self._num_blocks_beside_steps(kernels, longest)
+            model = make_model(longest)
+            num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
         self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
         self.kv_cache = KvCache(model_config, num_blocks, config.block_size, device)
-        self._batch_rows = BatchRows(
-            config.max_num_seqs,
-            num_blocks_of(longest, config.block_size),
-            device,
-            num_groups=len(model_config.layer_groups.windows),
-            pads_tables=config.kernels == "torch",
+        self._steps = ModelSteps(
+            config, model_config, model, kernels, longest, self.kv_cache.tensor
         )
-        self._sampler = Sampler(
-            model_config.vocab_size,
-            model_config.eos_token_ids,
-            kernels.sample,
-            kernels.mask_logits,
-            self._batch_rows,
-        )
-        self._scorer = PromptScorer(self._model, kernels.token_logprobs, config.max_num_seqs)
 
-    def _num_blocks_beside_steps(self, kernels: Kernels, longest: int) -> int:
+    def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""
         config, model_config = self.config, self.model_config
         assert config.block_size is not None
         memory = CudaMemory(self._device)
-        profile = self._profile(kernels, longest)
+        profile = self._profile(model, kernels, longest)
         reserve = profile.reserve(memory)
         profile.warm_up()
         del profile
@@ -173,10 +152,8 @@ class ModelRunner:
             most_useful_blocks(config, model_config, config.block_size, longest),
         )
 
-    def _profile(self, kernels: Kernels, longest: int) -> StepProfile:
-        return StepProfile(
-            self.config, self.model_config, self._model, kernels, longest, self._device
-        )
+    def _profile(self, model: AnyModel, kernels: Kernels, longest: int) -> StepProfile:
+        return StepProfile(self.config, self.model_config, model, kernels, longest, self._device)
 
     @torch.inference_mode()
     def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:
@@ -188,7 +165,7 @@ class ModelRunner:
             recorder = CudaRecorder(self._stream)
         assert config.max_num_batched_tokens is not None
         sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
-        return DecodeGraphs(self, self._batch_rows, sizes, recorder)
+        return DecodeGraphs(self._steps, sizes, recorder)
 
     @torch.inference_mode()
     def launch(
@@ -208,35 +185,24 @@ class ModelRunner:
             try:
                 return self._launch(chunks, on_layers, boundaries)
             except BaseException:
-                self._batch_rows.forget([chunk.seq for chunk in chunks])
+                self._steps.batch_rows.forget([chunk.seq for chunk in chunks])
                 if self._stream is not None:
                     self._stream.synchronize()
                 raise
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return [num_tokens, vocab_size] for `inputs` of a decode step (build_decode_batch)."""
-        batch = build_decode_batch(inputs, self._batch_rows, self.kv_cache.block_size)
-        return self._model.logits(self._model.hidden(batch, self.kv_cache.tensor))
-
-    def sample(self, logits: torch.Tensor, inputs: torch.Tensor, plan: SamplingPlan) -> SampledRows:
-        """Draw the next token of every row of a decode step, and keep it for its batch row."""
-        return self._sampler.sample(logits, inputs[0], inputs[1] + 1, plan)
 
     def _launch(
         self, chunks: list[Chunk], on_layers: OnLayers | None, boundaries: Collection[int]
     ) -> LaunchedStep:
         if not chunks:
             return LaunchedStep(self._device, start_timing(self._device), None)
-        step = pack_step(chunks)
-        changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
-        plan = self._sampler.plan(step.sampled, len(chunks))
+        step, steps = pack_step(chunks), self._steps
+        changes = steps.batch_rows.take_changes([chunk.seq for chunk in chunks])
+        plan = steps.sampler.plan(step.sampled, len(chunks))
         timing = start_timing(self._device)
         if changes is not None:
-            self._batch_rows.apply(changes)
+            steps.batch_rows.apply(changes)
         if self._clears_started_blocks:
-            self._clear(
-                started_blocks(chunks, self._batch_rows.num_groups, self.kv_cache.block_size)
-            )
+            self._clear(started_blocks(chunks, steps.batch_rows.num_groups, steps.block_size))
         scores = None
         if self._graphs is not None and on_layers is None and self._graphs.can_run(step):
             sampled = self._graphs.run(step, plan)
@@ -244,27 +210,9 @@ class ModelRunner:
             announce = None
             if on_layers is not None:
                 announce = partial(_announce_layers, on_layers, self._device)
-            sampled, scores = self._compute(step, plan, announce, boundaries)
+            sampled, scores = steps.run(step, plan, announce, boundaries)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
         return LaunchedStep(self._device, timing, on_host, scores)
-
-    def _compute(
-        self,
-        step: PackedStep,
-        plan: SamplingPlan,
-        announce: Callable[[int], None] | None,
-        boundaries: Collection[int],
-    ) -> tuple[SampledRows, HostScores | None]:
-        batch = build_batch(step, self._batch_rows, self.kv_cache.block_size)
-        hidden = self._model.hidden(
-            batch, self.kv_cache.tensor, announce, boundaries, of_all=bool(step.scored)
-        )
-        scores = None
-        if step.scored:
-            scores = self._scorer.score(hidden, step.scored)
-            hidden = hidden.index_select(0, batch.logits_indices)
-        logits, sampled = self._model.logits(hidden), batch.sampled
-        return self._sampler.sample(logits, sampled.batch_rows, sampled.context_lens, plan), scores
 
     def _clear(self, block_ids: list[int]) -> None:
         if block_ids:

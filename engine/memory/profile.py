@@ -14,17 +14,10 @@ from tandem.engine.memory.kv_cache import block_shape
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.ring import AnyModel
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.engine.step.batch import (
-    NO_POSITION,
-    Batch,
-    build_batch,
-    build_decode_batch,
-    pack_step,
-)
+from tandem.engine.step.batch import NO_POSITION, pack_step
 from tandem.engine.step.decode_graphs import batch_sizes
-from tandem.engine.step.prompt_scoring import PromptScorer
-from tandem.engine.step.rows import BatchRows
-from tandem.engine.step.sampler import DRAWN, Sampler, SamplingPlan
+from tandem.engine.step.model_steps import ModelSteps
+from tandem.engine.step.sampler import DRAWN
 from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -62,29 +55,14 @@ class StepProfile:
         self._config = config
         self._max_num_tokens = config.max_num_batched_tokens
         self._max_num_seqs = min(config.max_num_seqs, self._max_num_tokens)
-        self._model = model
-        self._block_size = config.block_size
         self._longest = longest
         self._vocab_size = model_config.vocab_size
         self._num_groups = len(model_config.layer_groups.windows)
-        self._batch_rows = BatchRows(
-            self._max_num_seqs,
-            num_blocks_of(longest, config.block_size),
-            device,
-            num_groups=self._num_groups,
-        )
-        self._sampler = Sampler(
-            model_config.vocab_size,
-            model_config.eos_token_ids,
-            kernels.sample,
-            kernels.mask_logits,
-            self._batch_rows,
-        )
         self._mask_logits = kernels.mask_logits
-        self._scorer = PromptScorer(model, kernels.token_logprobs, config.max_num_seqs)
         dtype = getattr(torch, model_config.dtype)
         shape = block_shape(model_config, config.block_size)
         self._pool = torch.zeros(2, *shape, dtype=dtype, device=device)
+        self._steps = ModelSteps(config, model_config, model, kernels, longest, self._pool)
 
     @torch.inference_mode()
     def reserve(self, memory: DeviceMemory) -> Reserve:
@@ -119,7 +97,7 @@ class StepProfile:
         self._run([self._chunk(0, num_tokens, params)])
 
     def _run_masks(self) -> None:
-        device, num_words = self._batch_rows.device, -(-self._vocab_size // 32)
+        device, num_words = self._pool.device, -(-self._vocab_size // 32)
         logits = torch.zeros(1, self._vocab_size, dtype=self._pool.dtype, device=device)
         rows = torch.zeros(1, dtype=torch.int64, device=device)
         bits = torch.zeros(1, num_words, dtype=torch.int32, device=device)
@@ -130,30 +108,17 @@ class StepProfile:
         self._run(self._mixed_chunks())
 
     def _run(self, chunks: list[Chunk]) -> None:
-        step = pack_step(chunks)
-        changes = self._batch_rows.take_changes([chunk.seq for chunk in chunks])
+        step, steps = pack_step(chunks), self._steps
+        changes = steps.batch_rows.take_changes([chunk.seq for chunk in chunks])
         if changes is not None:
-            self._batch_rows.apply(changes)
-        batch = build_batch(step, self._batch_rows, self._block_size)
-        hidden = self._model.hidden(batch, self._pool, of_all=bool(step.scored))
-        if step.scored:
-            self._scorer.score(hidden, step.scored)
-            hidden = hidden.index_select(0, batch.logits_indices)
-        logits = self._model.logits(hidden)
-        self._sample(logits, batch, self._sampler.plan(step.sampled, len(chunks)))
+            steps.batch_rows.apply(changes)
+        steps.run(step, steps.sampler.plan(step.sampled, len(chunks)))
 
     def run_decode(self) -> None:
         """Run a decode step of all batch rows, as padding, with room for contexts of any length."""
-        row = torch.tensor([self._batch_rows.padding_row, NO_POSITION, 0])
-        inputs = row.unsqueeze(1).expand(3, self._max_num_seqs).contiguous()
-        inputs = inputs.to(self._batch_rows.device)
-        batch = build_decode_batch(inputs, self._batch_rows, self._block_size)
-        logits = self._model.logits(self._model.hidden(batch, self._pool))
-        self._sample(logits, batch, DRAWN)
-
-    def _sample(self, logits: torch.Tensor, batch: Batch, plan: SamplingPlan) -> None:
-        sampled = batch.sampled
-        self._sampler.sample(logits, sampled.batch_rows, sampled.context_lens, plan)
+        row = torch.tensor([self._steps.batch_rows.padding_row, NO_POSITION, 0])
+        inputs = row.unsqueeze(1).expand(3, self._max_num_seqs).contiguous().to(self._pool.device)
+        self._steps.sample(self._steps.logits(inputs), inputs, DRAWN)
 
     def _mixed_chunks(self) -> list[Chunk]:
         """Return one chunk per batch row: prompts as long as possible, then chunks of one token."""
@@ -173,7 +138,7 @@ class StepProfile:
             length,
             params,
             StopConditions(max_tokens=1),
-            block_table=[0] * (num_blocks_of(length, self._block_size) * self._num_groups),
+            block_table=[0] * (num_blocks_of(length, self._steps.block_size) * self._num_groups),
             batch_row=batch_row,
         )
         return Chunk(seq, 0, length, True)

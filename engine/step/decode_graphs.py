@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from tandem.engine.step.batch import NO_POSITION, PackedStep
-from tandem.engine.step.rows import BatchRows
+from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
 from tandem.engine.step.upload import on_host, upload
 from tandem.kernels.sampling.rows import SampledRows
@@ -70,16 +70,6 @@ class CudaRecorder:
         return total - free
 
 
-class DecodeModel(Protocol):
-    """The model that is recorded."""
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return [num_tokens, vocab_size] for `inputs` of a decode step (build_decode_batch)."""
-
-    def sample(self, logits: torch.Tensor, inputs: torch.Tensor, plan: SamplingPlan) -> SampledRows:
-        """Draw the next token of every row, and keep it for its batch row."""
-
-
 @dataclass(slots=True, frozen=True)
 class _Graph:
     """The recorded calls of one batch size."""
@@ -96,13 +86,11 @@ class DecodeGraphs:
     The next step overwrites the results of this one: copy them, on the stream of the steps.
     """
 
-    def __init__(
-        self, model: DecodeModel, batch_rows: BatchRows, sizes: list[int], recorder: Recorder
-    ) -> None:
-        self._model = model
-        self._batch_rows = batch_rows
+    def __init__(self, steps: ModelSteps, sizes: list[int], recorder: Recorder) -> None:
+        self._steps = steps
+        self._batch_rows = steps.batch_rows
         self._sizes = sorted(sizes)
-        self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=batch_rows.device)
+        self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=steps.pool.device)
         started, held = time.perf_counter(), recorder.held_bytes()
         self._graphs: dict[int, _Graph] = {}
         # The largest first: the smaller graphs reuse its memory.
@@ -133,7 +121,7 @@ class DecodeGraphs:
             if not step.samples_all:
                 [indices] = upload([step.logits_indices], inputs.device)
                 inputs, logits = inputs.index_select(1, indices), logits.index_select(0, indices)
-            return self._model.sample(logits, inputs, plan)
+            return self._steps.sample(logits, inputs, plan)
         sampling = graph.greedy if plan.is_greedy else graph.drawn
         sampling.replay()
         return replace(sampling.result, token_ids=sampling.result.token_ids[:num_rows])
@@ -142,13 +130,13 @@ class DecodeGraphs:
         inputs = self._inputs[: 3 * size].view(3, size)
         padding = torch.tensor([self._batch_rows.padding_row, NO_POSITION, 0], dtype=torch.int64)
         inputs.copy_(padding.unsqueeze(1))
-        model = self._model
-        logits = recorder.record(lambda: model.logits(inputs))
+        steps = self._steps
+        logits = recorder.record(lambda: steps.logits(inputs))
         return _Graph(
             inputs,
             logits,
-            recorder.record(lambda: model.sample(logits.result, inputs, GREEDY)),
-            recorder.record(lambda: model.sample(logits.result, inputs, DRAWN)),
+            recorder.record(lambda: steps.sample(logits.result, inputs, GREEDY)),
+            recorder.record(lambda: steps.sample(logits.result, inputs, DRAWN)),
         )
 
 

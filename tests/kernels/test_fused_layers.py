@@ -62,8 +62,8 @@ def make(folder: Path, model_type: str, **changes: Any) -> Path:
 
 
 def is_fused(runner: ModelRunner) -> bool:
-    assert isinstance(runner._model, Model)
-    return runner._model._max_fused_tokens > 0
+    assert isinstance(runner._steps.model, Model)
+    return runner._steps.model._max_fused_tokens > 0
 
 
 def work_of_a_decode_step(folder: Path, **options: Any) -> Counter[str]:

@@ -94,7 +94,9 @@ def profile(runner: ModelRunner) -> StepProfile:
     )
     assert config.max_model_len is not None
     cpu, model_config = torch.device("cpu"), runner.model_config
-    return StepProfile(config, model_config, runner._model, kernels, config.max_model_len, cpu)
+    return StepProfile(
+        config, model_config, runner._steps.model, kernels, config.max_model_len, cpu
+    )
 
 
 class AnyToken:

@@ -111,13 +111,13 @@ def assert_same_logits(
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     seen: list[torch.Tensor] = []
-    compute = runner._model.logits
+    compute = runner._steps.model.logits
 
     def watched(hidden: torch.Tensor) -> torch.Tensor:
         seen.append(compute(hidden))
         return seen[-1]
 
-    runner._model.logits = watched  # type: ignore[method-assign]
+    runner._steps.model.logits = watched  # type: ignore[method-assign]
     fresh = [3, *text]
     for end in (20, 49, len(fresh)):
         params, stop = SamplingParams(temperature=0.0), StopConditions(max_tokens=1)

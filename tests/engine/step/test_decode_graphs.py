@@ -157,14 +157,14 @@ def test_padding_writes_to_nobody(folder: Path) -> None:
     )
     seqs = make_seqs(runner, [GREEDY] * 7)
     before = runner.kv_cache.tensor[unused].clone()
-    drawn = runner._batch_rows.drawn.clone()
+    drawn = runner._steps.batch_rows.drawn.clone()
     Pipeline(runner, overlap=True).generate(seqs, NUM_TOKENS)
     torch.testing.assert_close(
         runner.kv_cache.tensor[unused], before, rtol=0, atol=0, equal_nan=True
     )
-    taken = [seq.batch_row for seq in seqs] + [runner._batch_rows.padding_row]
+    taken = [seq.batch_row for seq in seqs] + [runner._steps.batch_rows.padding_row]
     others = [batch_row for batch_row in range(MAX_NUM_SEQS) if batch_row not in taken]
-    assert torch.equal(runner._batch_rows.drawn[others], drawn[others])
+    assert torch.equal(runner._steps.batch_rows.drawn[others], drawn[others])
 
 
 def test_only_steps_of_decodes_alone_are_replayed(folder: Path) -> None:

@@ -275,8 +275,8 @@ def test_layers_are_announced_before_their_attention_is_computed(model: Path) ->
 
     runner = watcher.engine.runner
     assert isinstance(runner, ModelRunner)
-    kernels = runner._model._kernels
-    runner._model._kernels = replace(
+    kernels = runner._steps.model._kernels
+    runner._steps.model._kernels = replace(
         kernels,
         store_qkv=noted("store", kernels.store_qkv),
         prefill_attention=noted("attend", kernels.prefill_attention),

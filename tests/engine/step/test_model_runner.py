@@ -144,17 +144,17 @@ def assert_same_as_transformers(
 def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:
     """(id of a sequence, position to be drawn) |-> logits [vocab_size], filled as `runner` runs."""
     seen: dict[tuple[int, int], torch.Tensor] = {}
-    sample = runner._sampler.sample
+    sample = runner._steps.sampler.sample
 
     def sample_and_tell(
         logits: torch.Tensor, batch_rows: torch.Tensor, positions: torch.Tensor, plan: SamplingPlan
     ) -> SampledRows:
         rows = zip(batch_rows.tolist(), positions.tolist(), logits.clone(), strict=True)
         for batch_row, position, its_logits in rows:
-            seen[id(runner._batch_rows._owners[batch_row]), position] = its_logits
+            seen[id(runner._steps.batch_rows._owners[batch_row]), position] = its_logits
         return sample(logits, batch_rows, positions, plan)
 
-    runner._sampler.sample = sample_and_tell
+    runner._steps.sampler.sample = sample_and_tell
     return seen
 
 
@@ -286,13 +286,13 @@ def test_the_last_layer_is_computed_for_tokens_alone_that_sample(
 ) -> None:
     runner = make_runner(folder)
     driver, num_rows = Driver(runner), []
-    kernels = runner._model._kernels
+    kernels = runner._steps.model._kernels
 
     def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
         num_rows.append(len(gate_up))
         kernels.silu_mul(gate_up, out)
 
-    monkeypatch.setattr(runner._model, "_activate", silu_mul)
+    monkeypatch.setattr(runner._steps.model, "_activate", silu_mul)
     long, short = driver.sequence(list(range(40))), driver.sequence([5])
     long.block_table, short.block_table = [4, 9, 2], [7]
     runner.launch([Chunk(long, 0, 30, False)])
