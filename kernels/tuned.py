@@ -5,7 +5,6 @@ The table is to be measured on the first GPU: `python -m tandem.bench.kernels.tu
 
 import json
 import os
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,8 @@ Config = TypeVar("Config")
 TABLE = Path(__file__).with_name("tuned.json")
 TABLE_VARIABLE = "TANDEM_KERNEL_TABLE"  # another table's path, of a tuning that is not finished
 INTERPRETED = 0  # the architecture of a machine without a GPU
+WARP = 32  # threads
+VECTOR_BYTES = 16  # the widest load of one thread
 
 # Multiprocessors of an A100, an H100 or H200, and a B200: for a chip that is not here.
 _MULTIPROCESSORS = {INTERPRETED: 2, 80: 108, 90: 132, 100: 148}
@@ -62,11 +63,6 @@ def table_entry(arch: int, kernel: str, **shape: int) -> dict[str, Any] | None:
 def shape_key(**shape: int) -> str:
     """Return a shape as the table writes it: "head_dim=128 element_bytes=2"."""
     return " ".join(f"{name}={value}" for name, value in shape.items())
-
-
-def config_fields(config: Any) -> dict[str, Any]:
-    """Return a configuration as the table holds it."""
-    return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
 @cache

@@ -1,7 +1,7 @@
 """Every launch whose build serving can pick, as calls that need no memory and no GPU."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from tandem.kernels.sampling.rows import (
     TokenMasks,
     new_sampled_rows,
 )
-from tandem.kernels.tuned import config_fields, shape_key
+from tandem.kernels.tuned import shape_key
 
 DTYPE, META = torch.bfloat16, torch.device("meta")
 KV_HEADS, MAX_LEN, VOCABULARY, EPS = 8, 40960, 151936, 1e-6
@@ -88,7 +88,7 @@ def _prefill_cases(arch: int) -> Iterator[BuildCase]:
     yield from _attention_cases(arch, "attention.prefill", launch)
     if arch >= prefill_attention.FIRST_TMA_ARCH:
         config = prefill_attention.BLOCKS_OF_64
-        text = shape_key(**config_fields(config))
+        text = shape_key(**asdict(config))
         for shape in ((128, 64, 4), (64, 64, 4), (96, 64, 4)):
             call = partial(launch, shape, config=config)
             yield BuildCase("attention.prefill", _attention_shape(shape), call, text)
@@ -206,7 +206,7 @@ def _float8_cases() -> Iterator[BuildCase]:
         default = linear.default_config(in_size, rows // (1 + bool(parts)), 8, 2, bool(parts))
         config = linear.float8_config(default, is_large=tokens == "many" and not parts)
         shape = f"float8 by float8 {rows} x {in_size}, groups of {group_size}, {tokens} tokens"
-        return BuildCase("linear.launch", shape + parts, call, shape_key(**config_fields(config)))
+        return BuildCase("linear.launch", shape + parts, call, shape_key(**asdict(config)))
 
     for tokens in TOKENS:
         yield case(tokens, 2 * width, hidden_size, 128)

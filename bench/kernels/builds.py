@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tandem.bench.kernels.compile import (
 from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
 from tandem.kernels.dependent_launch import use_dependent_launch
-from tandem.kernels.tuned import config_fields, shape_key
+from tandem.kernels.tuned import shape_key
 
 MODULE = "tandem.bench.kernels.builds"
 ARCHITECTURES = (80, 90, 100)
@@ -140,7 +140,7 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
         except Exception as error:
             error.add_note(f"while building {case.family} {case.shape} for sm_{arch}")
             raise
-    configs = ", ".join(shape_key(**config_fields(config)) for _, _, config in found)
+    configs = ", ".join(shape_key(**asdict(config)) for _, _, config in found)
     for built in compiled:
         yield read_build(case, configs or case.config, built)
 

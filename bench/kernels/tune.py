@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ from tandem.bench.report.figures import Figure
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.process import print_lines, run_bounded
 from tandem.bench.report.setting import Setting, setting_for
-from tandem.kernels.tuned import TABLE, TABLE_VARIABLE, architecture, config_fields, shape_key
+from tandem.kernels.tuned import TABLE, TABLE_VARIABLE, architecture, shape_key
 from tandem.runtime.errors import ConfigError
 
 MODULE = "tandem.bench.kernels.tune"
@@ -80,8 +80,8 @@ def tune_family(family: str, setting: Setting) -> Iterator[Choice]:
             kernel=kernel,
             shape=shape_key(**shape),
             label=tunable.label,
-            old=config_fields(current),
-            new=config_fields(configs[best]),
+            old=asdict(current),
+            new=asdict(configs[best]),
             old_s=old_s,
             new_s=times[best],
             num_measured=len(times),
@@ -137,7 +137,7 @@ def configurations(
 
 def shape_of(config: Any) -> str:
     """Return a configuration as a short text."""
-    return shape_key(**config_fields(config))
+    return shape_key(**asdict(config))
 
 
 def merged(table: Table, choices: Sequence[Choice]) -> Table:

@@ -253,7 +253,6 @@ def prefill_attention(
     soft_cap: float = 0.0,
     window: int = 0,
     sinks: torch.Tensor | None = None,  # [num_heads], float32
-    config: object = None,
 ) -> None:
     """Let a run of query tokens per sequence attend causally over the cache, itself included.
 

@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
-from tandem.kernels.tuned import num_multiprocessors, tuned_config
-
-VECTOR_BYTES = 16  # the widest load of one thread
-WARP = 32
+from tandem.kernels.tuned import VECTOR_BYTES, WARP, num_multiprocessors, tuned_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +26,23 @@ def silu_mul(
     config: SiluMulConfig | None = None,
 ) -> None:
     """Compute out = silu(gate) * up, in float32 and rounded once."""
-    _launch(gate_up, out, config, is_gelu=False)
+    _launch(gate_up, out, config)
 
 
 def gelu_mul(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size], gates first
     out: torch.Tensor,  # [num_tokens, intermediate_size], no part of gate_up
-    *,
-    config: SiluMulConfig | None = None,
 ) -> None:
     """Compute out = gelu(gate) * up with GELU by tanh, in float32 and rounded once."""
-    _launch(gate_up, out, config, is_gelu=True)
+    _launch(gate_up, out, None, is_gelu=True)
 
 
 def _launch(
-    gate_up: torch.Tensor, out: torch.Tensor, config: SiluMulConfig | None, *, is_gelu: bool
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+    config: SiluMulConfig | None,
+    *,
+    is_gelu: bool = False,
 ) -> None:
     num_tokens, intermediate_size = out.shape
     if num_tokens == 0:

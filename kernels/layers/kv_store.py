@@ -11,10 +11,7 @@ import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
-from tandem.kernels.tuned import num_multiprocessors, tuned_config
-
-VECTOR_BYTES = 16  # the widest load of one thread
-WARP = 32
+from tandem.kernels.tuned import VECTOR_BYTES, WARP, num_multiprocessors, tuned_config
 
 
 @dataclass(frozen=True, slots=True)

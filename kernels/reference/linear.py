@@ -13,9 +13,8 @@ Linear = Callable[[torch.Tensor], torch.Tensor]  # [num_tokens, in] |-> [num_tok
 
 # Below this size oneDNN's dispatch, some 25 us, costs more than its layout saves.
 LEAST_PACKED_BYTES = 2 * 2**20
-PACKED_FOR_TOKENS = (
-    16  # oneDNN's layout for one token is slow for more, and this one is not for one
-)
+# oneDNN's layout for one token is slow for more, and this one is not for one.
+PACKED_FOR_TOKENS = 16
 LARGEST_FLOAT16 = torch.finfo(torch.float16).max
 
 

@@ -75,7 +75,6 @@ def prefill_attention(
     soft_cap: float = 0.0,
     window: int = 0,
     sinks: torch.Tensor | None = None,  # [num_heads], float32
-    config: object = None,
     plan: PrefillPlan | None = None,
 ) -> None:
     """Let a run of query tokens per sequence attend causally over the cache, itself included.

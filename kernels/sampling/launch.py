@@ -86,12 +86,9 @@ def sample(
 def token_logprobs(
     logits: torch.Tensor,  # [num_rows, vocab_size]
     out: SampledRows,
-    *,
-    config: SamplingConfig | None = None,
 ) -> None:
     """Write the log-probabilities of each row of `logits` for the token ids in `out`."""
-    num_rows = _check_logits(logits, out)
-    config = config or _tuned(logits)
+    num_rows, config = _check_logits(logits, out), _tuned(logits)
     all_rows = torch.arange(num_rows, device=logits.device)
     _write_logprobs(logits, out, all_rows, _new_scratch(logits, config), config)
 

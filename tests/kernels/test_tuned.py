@@ -1,7 +1,7 @@
 """The table of tuned configurations: who gets which line."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def test_every_committed_line_is_a_configuration_of_its_kernel() -> None:
     ]
     assert lines
     for kernel, row in lines:
-        assert tuned.config_fields(CONFIGS[kernel](**row)) == row
+        assert asdict(CONFIGS[kernel](**row)) == row
 
 
 def test_another_table_is_read_while_a_tuning_is_not_finished(

@@ -80,6 +80,7 @@ def check(
     fused = torch.randn(starts[-1], num_heads + 3, head_dim, device=device).to(dtype)
     q = fused[:, :num_heads]
     out = torch.full((starts[-1], num_heads, head_dim), float("nan"), dtype=dtype, device=device)
+    configured = {"config": config} if attend is prefill_attention.prefill_attention else {}
     attend(
         q,
         paged.kv_cache,
@@ -92,7 +93,7 @@ def check(
         soft_cap=soft_cap,
         window=window,
         sinks=sinks,
-        config=config,
+        **configured,
     )
     for row in range(len(query_lens)):
         mine = slice(starts[row], starts[row + 1])
