@@ -86,13 +86,10 @@ class DecodeRole:
         await self._watch_cluster(stack)
         self._publish_cache()
         await self._start_remote(stack)
-        stack.push_async_callback(self._end_requests)
+        stack.callback(self._hand_over, "the decode worker stopped")
         node.server.register(str(self.endpoint), self._generate)
-        for endpoint, handler in (
-            (MODEL_FILES_ENDPOINT, self._send_model_files),
-            ("kv_snapshot", self._send_kv_snapshot),
-        ):
-            node.server.register(endpoint, handler)
+        node.server.register(MODEL_FILES_ENDPOINT, self._send_model_files)
+        node.server.register("kv_snapshot", self._send_kv_snapshot)
         stack.callback(keep_running("the look at queue and load", self._look_around).cancel)
 
     async def take_up(self) -> None:
@@ -121,9 +118,6 @@ class DecodeRole:
                     await asyncio.wait([active.done for active in self.active.values()])
         except TimeoutError:
             self._hand_over("the decode worker has another role now")
-
-    async def _end_requests(self) -> None:
-        self._hand_over("the decode worker stopped")
 
     def _hand_over(self, reason: str) -> None:
         """Fail the requests that are left, so that their callers resume elsewhere."""

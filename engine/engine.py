@@ -275,12 +275,10 @@ class Engine:
             raise InvalidRequestError(f"request {seq.request_id} is in the engine already")
         pool = self.block_pool
         check_limits(seq, self.max_model_len, pool.num_blocks, pool.block_size, pool.windows)
-        stop_token_ids = seq.stop.stop_token_ids
         # A grammar that has ended allows nothing else than the end of text.
         is_endless = seq.stop.ignore_eos and seq.matcher is None
-        seq.stop_ids = frozenset() if is_endless else self._eos_token_ids
-        if stop_token_ids:
-            seq.stop_ids = seq.stop_ids.union(stop_token_ids)
+        ends = frozenset[int]() if is_endless else self._eos_token_ids
+        seq.stop_ids = ends.union(seq.stop.stop_token_ids)
 
     def _reserved(self, request_id: str) -> Sequence:
         seq = self.scheduler.remote.get(request_id)
@@ -309,10 +307,9 @@ class Engine:
         if self.on_layers is not None:
             num_layers = runner.model_config.num_layers
             stream = LayerStream(chunks, num_layers, self.on_layers, held=held) or None
+        with_layers = () if stream is None else (stream, stream.boundaries)
         try:
-            if stream is None:
-                return _Launched(chunks, runner.launch(chunks), None)
-            return _Launched(chunks, runner.launch(chunks, stream, stream.boundaries), stream)
+            return _Launched(chunks, runner.launch(chunks, *with_layers), stream)
         except Exception as error:
             return _Launched(chunks, _FailedLaunch(error), stream)
 

@@ -141,7 +141,23 @@ class PrefillRole:
 
     async def _receive(self) -> None:
         """Take tickets up to the budget of jobs and of uncached tokens."""
-        config, settings = self._config, self._worker.settings
+        config, tools = self._config, self._tools()
+        while True:
+            await self._jobs.room(config)
+            # One at a time: the next may exceed the budget, and other workers may be idle.
+            try:
+                await self._worker.own_prompts.none.wait()
+                while await self._leaves_tickets():
+                    await asyncio.sleep(LEAVE_S)
+                for delivery in await self.queue.receive(1, config.receive_timeout_s):
+                    await self._begin(Job(tools, delivery), delivery)
+            except Exception:
+                # The loop must go on: a worker that takes no more tickets is lost.
+                logger.exception("a ticket could not be taken")
+                await asyncio.sleep(RETRY_S)
+
+    def _tools(self) -> JobTools:
+        settings = self._worker.settings
         block_size = self.engine.block_pool.block_size
         model_config = self.engine.runner.model_config
         prompt_tools = PromptTools(
@@ -167,20 +183,7 @@ class PrefillRole:
             on_written=self.metrics.written,
         )
         renew_interval_s = settings.queue.ack_wait_s / 3
-        tools = JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
-        while True:
-            await self._jobs.room(config)
-            # One at a time: the next may exceed the budget, and other workers may be idle.
-            try:
-                await self._worker.own_prompts.none.wait()
-                while await self._leaves_tickets():
-                    await asyncio.sleep(LEAVE_S)
-                for delivery in await self.queue.receive(1, config.receive_timeout_s):
-                    await self._begin(Job(tools, delivery), delivery)
-            except Exception:
-                # The loop must go on: a worker that takes no more tickets is lost.
-                logger.exception("a ticket could not be taken")
-                await asyncio.sleep(RETRY_S)
+        return JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
 
     async def _leaves_tickets(self) -> bool:
         """Return True while another worker should take tickets, by this one's load."""

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from tandem.router.predict import Floats
 from tandem.runtime.cluster_messages import KvEvent
 
-_SHARE_EVICTED = 64  # a full index evicts this part of itself at a time
-# Iterating over a dict also passes the places of removed entries, so the oldest entries are evicted
-# many at a time and never one by one.
-
+# A full index evicts this part of itself at a time. Iterating over a dict also passes the places of
+# removed entries, so the oldest entries are evicted many at a time and never one by one.
+_SHARE_EVICTED = 64
 
 Places = NDArray[np.intp]
 
@@ -42,9 +41,8 @@ class KvIndex:
         self._max_entries = max_entries
         self._num_entries = 0
         self._is_nearly_full = False  # before that, it does not matter what is used
-        self._used: set[bytes] = (
-            set()
-        )  # blocks that were looked up since they were last passed over
+        # Blocks that were looked up since they were last passed over.
+        self._used: set[bytes] = set()
         self._sources: dict[str, _Source] = {}
         # Of the same instances; the value of all is the instance's bit. Half as large as sets.
         self._held: dict[str, dict[bytes, int]] = {}

@@ -23,9 +23,7 @@ from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import (
-    InvalidRequestError,
-)
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.events import load_subject
 from tandem.runtime.handoff_messages import PrefillJob
 from tandem.runtime.lifecycle import Lifecycle, freeze_gc

@@ -159,12 +159,18 @@ SMOLLM3 = Architecture(
     no_rope="no_rope_layers",
     models="SmolLM3",
 )
-_GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
+_GLM_DEFAULTS = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True,
+}
 GLM4 = Architecture(
     "Glm4ForCausalLM",
     "glm4",
     GLM4_NORMS + QKV + qkv_bias() + OUTPUT + PACKED_MLP,
-    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    defaults=_GLM_DEFAULTS,
     rope_interleaved=True,
     models="GLM-4-0414, GLM-Z1",
 )
@@ -172,7 +178,7 @@ GLM = Architecture(
     "GlmForCausalLM",
     "glm",
     PRE_NORMS + QKV + qkv_bias() + OUTPUT + PACKED_MLP,
-    defaults=_GLM_DEFAULTS | {"num_key_value_heads": 2, "head_dim": 128},
+    defaults=_GLM_DEFAULTS,
     rope_interleaved=True,
     models="GLM-4-9B, GLM-Edge",
 )

@@ -1,6 +1,7 @@
 """Decoders of transformers: from a folder to sizes, with reasons for a refusal, and to a module."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
-from tandem.engine.models.config import (
-    DTYPES,
-    ModelConfig,
-    eos_token_ids,
-)
+from tandem.engine.models.config import DTYPES, ModelConfig, eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
 from tandem.engine.models.generic_parts import Siblings
 from tandem.engine.models.json_file import MOST, read_json
@@ -209,21 +206,21 @@ def _served(model: Any) -> Any:
 
 def _refuse_state(path: Path, config: Any, model: Any) -> None:
     """Refuse layers that carry something from token to token beside keys and values."""
-    kinds = getattr(config, "layer_types", None) or ()
-    for layer, kind in enumerate(kinds):
+    part = next(_stateful_parts(config, model), None)
+    if part is not None:
+        raise _refused(path, type(model).__name__, f"{part} has state outside of attention")
+
+
+def _stateful_parts(config: Any, model: Any) -> Iterator[str]:
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_KINDS:
-            raise _refused(
-                path, type(model).__name__, f"layer {layer} ({kind}) has state outside of attention"
-            )
+            yield f"layer {layer} ({kind})"
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             owner = name.rpartition(".")[0]
-            kind = type(model.get_submodule(owner)).__name__
-            raise _refused(
-                path, type(model).__name__, f"{owner} ({kind}) has state outside of attention"
-            )
+            yield f"{owner} ({type(model.get_submodule(owner)).__name__})"
     if getattr(model, "_is_stateful", False):
-        raise _refused(path, type(model).__name__, "it has state outside of attention")
+        yield "it"
 
 
 @torch.no_grad()  # inference mode would not count the writes to a tensor

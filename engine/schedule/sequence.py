@@ -27,9 +27,8 @@ OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
 class SequenceStatus(Enum):
     WAITING = "waiting"  # holds no blocks
-    WAITING_FOR_REMOTE_KVS = (
-        "waiting_for_remote_kvs"  # holds its prompt's blocks; a row is kept free
-    )
+    # Holds the blocks of its prompt; a row is kept free.
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
     RUNNING = "running"  # holds a batch row and blocks for all its tokens
     FINISHED = "finished"
 

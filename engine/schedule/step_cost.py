@@ -110,9 +110,8 @@ class StepCost:
         self.has_target = False  # `max_step_s` is no longer than a target of the config
         self._decodes = LinearCost(3, max_step_s)
         self._prompts = LinearCost(3, max_step_s)
-        self._num_proven_tokens = (
-            FIRST_TOKENS // 2
-        )  # a step with so many kept the limit; up to twice that is tried
+        # A step with so many kept the limit; up to twice that is tried.
+        self._num_proven_tokens = FIRST_TOKENS // 2
         self._num_steps = 0
 
     @classmethod

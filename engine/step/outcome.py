@@ -6,18 +6,8 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
-from tandem.engine.schedule.sequence import (
-    MAX_FORCED_TOKENS,
-    Chunk,
-    Sequence,
-    SequenceStatus,
-)
-from tandem.runtime.errors import (
-    InternalError,
-    InvalidRequestError,
-    TandemError,
-    UnavailableError,
-)
+from tandem.engine.schedule.sequence import MAX_FORCED_TOKENS, Chunk, Sequence, SequenceStatus
+from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError, UnavailableError
 from tandem.runtime.messages import TokenLogprobs
 
 if TYPE_CHECKING:
