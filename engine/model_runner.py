@@ -21,7 +21,7 @@ from tandem.engine.memory.kv_cache import (
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
-from tandem.engine.models.ring import AnyModel, choose_model_config
+from tandem.engine.models.model_code import AnyModel, choose_model_config
 from tandem.engine.models.rope import rope_tables
 from tandem.engine.models.weights import ModelWeights, load_weights
 from tandem.engine.resolve import resolve

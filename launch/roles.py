@@ -7,7 +7,7 @@ from pathlib import Path
 import uvloop
 
 from tandem.decode.config import DisaggConfig
-from tandem.engine.models.ring import choose_model_config
+from tandem.engine.models.model_code import choose_model_config
 from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import EffectiveConfig

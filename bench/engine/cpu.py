@@ -24,7 +24,7 @@ from tandem.bench.report.turns import compared
 from tandem.engine.config import EngineConfig
 from tandem.engine.loading.random_weights import random_weights
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.ring import ModelImpl
+from tandem.engine.models.model_code import ModelImpl
 from tandem.engine.models.weights import ModelWeights
 from tandem.kernels.cpu.experts import pack_experts, route
 from tandem.kernels.cpu.launch import silu_mul

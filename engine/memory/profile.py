@@ -12,7 +12,7 @@ from tandem.engine.kernel_set import Kernels
 from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_bytes
 from tandem.engine.memory.kv_cache import block_shape
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.ring import AnyModel
+from tandem.engine.models.model_code import AnyModel
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.batch import NO_POSITION, pack_step
 from tandem.engine.step.decode_graphs import batch_sizes

@@ -7,7 +7,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.kernel_set import Kernels
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.ring import AnyModel
+from tandem.engine.models.model_code import AnyModel
 from tandem.engine.step.batch import PackedStep, build_batch, build_decode_batch
 from tandem.engine.step.prompt_scoring import HostScores, PromptScorer
 from tandem.engine.step.rows import BatchRows

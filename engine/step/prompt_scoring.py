@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.models.ring import AnyModel
+from tandem.engine.models.model_code import AnyModel
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.batch import ScoredChunk
 from tandem.engine.step.upload import download, upload

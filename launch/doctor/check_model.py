@@ -24,7 +24,7 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     import torch
 
     from tandem.engine.loading.checkpoint import Checkpoint
-    from tandem.engine.models.ring import choose_model_config
+    from tandem.engine.models.model_code import choose_model_config
     from tandem.engine.resolve import resolve
 
     try:

@@ -1,4 +1,4 @@
-"""Every architecture of the native ring: the tokens and the logits of transformers' eager pass."""
+"""Every architecture of the engine: the tokens and the logits of transformers' eager pass."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.ring import choose_model_config
+from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import ModelError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -145,6 +145,6 @@ def test_auto_chooses_transformers_or_names_the_extra(
 ) -> None:
     save(tmp_path, "stablelm", {})
     assert choose_model_config(tmp_path, "auto").architecture.code
-    monkeypatch.setattr("tandem.engine.models.ring.find_spec", lambda name: None)
+    monkeypatch.setattr("tandem.engine.models.model_code.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"tandem-serve\[transformers\]"):
         choose_model_config(tmp_path, "auto")

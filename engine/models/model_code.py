@@ -1,4 +1,4 @@
-"""The choice of a model's code: the native ring's, or that of transformers."""
+"""The choice of the code that computes a model: the engine's own, or that of transformers."""
 
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ ModelImpl = Literal["auto", "native", "transformers"]
 
 
 class AnyModel(Protocol):
-    """A decoder of either ring; the methods are described at tandem.engine.models.decoder."""
+    """A decoder by either code; the methods are described at tandem.engine.models.decoder."""
 
     def logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
         """Return logits of rows of `hidden`."""
@@ -37,9 +37,9 @@ class AnyModel(Protocol):
 
 
 def choose_model_config(folder: str | Path, model_impl: ModelImpl) -> ModelConfig:
-    """Read the configuration of the model in `folder`, with the ring that computes it.
+    """Read the configuration of the model in `folder`, by the code that computes it.
 
-    Raises ModelError for a model that no allowed ring serves, naming the reason.
+    Raises ModelError for a model that no allowed code computes, naming the reason.
     """
     if model_impl == "native" or (model_impl == "auto" and _has_table(Path(folder))):
         return load_model_config(folder)
