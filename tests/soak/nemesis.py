@@ -1,6 +1,6 @@
 """The nemesis: many requests against a cluster that is killed, stopped, cut off and corrupted.
 
-python tests/soak/nemesis.py --requests 10000 --seed 1
+PYTHONPATH=. python -m tests.soak.nemesis --requests 10000 --seed 1
 
 Prints a verdict, and exits with 1 when a promise was broken: a wrong, duplicated or missing token,
 a request without an outcome, an error without a reason, a block lost, a flipped bit that was read.
