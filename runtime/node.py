@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from pydantic import BaseModel, ConfigDict
+
 from tandem.runtime.address import EndpointAddress, host_port, new_id
 from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.config import LogLevel, RuntimeConfig
 from tandem.runtime.discovery import Discovery, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
@@ -75,7 +77,8 @@ class Node:
         await self.discovery.start()
         live = self.discovery.watch(config_prefix(self.config.namespace))
         stack.push_async_callback(live.close)
-        LiveSection("runtime", self.config, live, self.config.namespace, self.model, set_log_level)
+        level = LiveRuntime(log_level=self.config.log_level)
+        LiveSection("runtime", level, live, self.config.namespace, self.model, set_log_level)
         stack.push_async_callback(self.events.close)
         await self.events.start()
         if self._serves:
@@ -145,9 +148,17 @@ class Node:
             await self.discovery.delete(self._records.pop())
 
 
-def set_log_level(config: RuntimeConfig) -> None:
-    """Log from the level of the config on."""
-    logging.getLogger().setLevel(config.log_level.upper())
+class LiveRuntime(BaseModel):
+    """What a running process follows of the section `runtime`; all else needs another start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log_level: LogLevel
+
+
+def set_log_level(live: LiveRuntime) -> None:
+    """Log from this level on."""
+    logging.getLogger().setLevel(live.log_level.upper())
 
 
 def pid_space() -> str:

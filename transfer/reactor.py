@@ -214,8 +214,8 @@ class TransferReactor:
         peer = self._peers.pop(key, None)
         if peer is None:
             return
-        doomed = [transfer for transfer in self._transfers if transfer.order.peer.key == key]
-        self._transfers = [transfer for transfer in self._transfers if transfer not in doomed]
+        doomed = [each for each in self._transfers if each.order.peer.key == key]
+        self._transfers = [each for each in self._transfers if each.order.peer.key != key]
         for transfer in doomed:
             self._transport.release(transfer.handle)
         self._transport.remove_peer(peer.name)

@@ -1,10 +1,11 @@
 """The figures of a load run, from its records. Pure; latencies are in milliseconds."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.report.figures import percentile
@@ -96,18 +97,12 @@ class Summary:
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
     """Return the distribution of the values that exist; None when there are none."""
-    ordered = sorted(value for value in values if value is not None)
-    if not ordered:
+    samples = np.array([value for value in values if value is not None])
+    if not len(samples):
         return None
-    return Distribution(
-        num_samples=len(ordered),
-        mean=math.fsum(ordered) / len(ordered),
-        p50=percentile(ordered, 0.5),
-        p90=percentile(ordered, 0.9),
-        p95=percentile(ordered, 0.95),
-        p99=percentile(ordered, 0.99),
-        max=ordered[-1],
-    )
+    mean, largest = samples.mean().item(), samples.max().item()
+    p50, p90, p95, p99 = np.percentile(samples, (50, 90, 95, 99)).tolist()
+    return Distribution(len(samples), mean, p50, p90, p95, p99, largest)
 
 
 def parse_slos(words: Iterable[str]) -> dict[str, float]:

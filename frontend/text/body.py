@@ -5,10 +5,11 @@ from typing import Literal
 import msgspec
 
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.frontend.bodies.outline import begins, read_fields, read_messages
+from tandem.frontend.bodies.outline import begins, check_size, read_fields, read_messages
 from tandem.frontend.bodies.typed import NULL, decoded
 
 Route = Literal["chat", "completions"]
+_SMALL = ("model", "stream", "stream_options")
 
 
 class _Named(msgspec.Struct):
@@ -54,7 +55,9 @@ def model_named_in(raw: bytes) -> str | None:
 
 def parse_text(route: Route, raw: bytes) -> TextBody:
     """Return the checked body in `raw`. Raises InvalidRequestError naming the field."""
-    read_fields(raw)
+    for name, value in read_fields(raw).items():
+        if name in _SMALL:
+            check_size(name, value)
     fields = decoded(_Fields, raw)
     if route == "chat":
         _check_messages(fields.messages)

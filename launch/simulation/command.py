@@ -58,10 +58,10 @@ def run_plan(
             outcome = VirtualCluster(layout, setup).run(planned, on_progress)
             if not outcome.records:
                 raise ConfigError("the load has no requests: --duration, --num-requests, --limit")
-            found[layout.name] = layout, figures_of(outcome, _targets(setup))
+            summary = summarize(outcome.records, _targets(setup))
+            found[layout.name] = layout, figures_of(outcome, summary)
             if options.plot is not None:
-                run = RunFigures(summarize(outcome.records, _targets(setup)), outcome.records)
-                drawn.append(Side(layout.name, [run]))
+                drawn.append(Side(layout.name, [RunFigures(summary, outcome.records)]))
     layouts = [figures for _, figures in found.values()]
     best, _ = found[best_of(layouts).name]
     if options.output is not None:

@@ -1,11 +1,11 @@
 """The figures of simulated layouts, the best of them, and how they are shown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich.table import Table
 
-from tandem.bench.load.metrics import summarize
+from tandem.bench.load.metrics import Summary
 from tandem.launch.simulation.cluster import Outcome
 
 # Layouts within this share of the most goodput serve as much: the faster one of them is better.
@@ -32,9 +32,8 @@ class LayoutFigures(msgspec.Struct, frozen=True):
         return self.requests_per_s if self.goodput_per_s is None else self.goodput_per_s
 
 
-def figures_of(outcome: Outcome, slos: Mapping[str, float]) -> LayoutFigures:
-    """Return the figures of a run; `slos` are the targets in ms."""
-    summary = summarize(outcome.records, slos)
+def figures_of(outcome: Outcome, summary: Summary) -> LayoutFigures:
+    """Return the figures of a run that has requests; `summary` is that of its records."""
     ttft, itl = summary.latencies_ms["ttft"], summary.latencies_ms.get("itl")
     return LayoutFigures(
         name=outcome.layout.name,

@@ -11,7 +11,7 @@ from tandem.runtime.discovery import MemoryDiscovery, config_key, config_prefix
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.lifecycle import started
 from tandem.runtime.live_config import LiveSection
-from tandem.runtime.node import Node, set_log_level
+from tandem.runtime.node import LiveRuntime, Node, set_log_level
 from tests.services import eventually
 
 KEY = "runtime.log_level"
@@ -23,12 +23,16 @@ async def discovery(own_logging: None) -> AsyncIterator[MemoryDiscovery]:
         yield discovery
 
 
-async def test_a_level_is_in_force_until_it_is_unset(discovery: MemoryDiscovery) -> None:
+async def test_a_level_is_in_force_until_it_is_unset(
+    discovery: MemoryDiscovery, caplog: pytest.LogCaptureFixture
+) -> None:
     view = discovery.watch(config_prefix("t"))
     await view.ready()
-    base = RuntimeConfig(log_level="warning")
+    base = LiveRuntime(log_level="warning")
     LiveSection("runtime", base, view, "t", "org/a model", set_log_level)
     level = logging.getLogger().getEffectiveLevel
+    await discovery.put_config(config_key("t", "runtime.log_format"), b'"json"')  # not live
+    assert "log_format is refused" in caplog.text and "log_format is now" not in caplog.text
     await discovery.put_config(config_key("t", KEY), b'"debug"')
     assert level() == logging.DEBUG
     for bad in (b'"loud"', b"{", b"10", b"null"):

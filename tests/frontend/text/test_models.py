@@ -122,6 +122,8 @@ async def test_the_official_client_reads_both_kinds(
         ("completions", {"prompt": []}, "prompt"),
         ("completions", {"prompt": "Hi", "stream": "yes"}, "stream"),
         ("completions", {"prompt": "Hi", "stream_options": {}}, "stream_options"),
+        ("completions", {"prompt": "Hi", "model": "m" * 2**16}, "model"),
+        ("completions", {"prompt": "Hi", "stream_options": {"a": "x" * 2**16}}, "stream_options"),
         (
             "completions",
             {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": 1}},
