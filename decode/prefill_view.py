@@ -67,13 +67,13 @@ class PrefillView:
         num_unclaimed_tokens = self._num_reserved_tokens - remote.num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
-        side.others = self._other_places(helpers, longest_silence_s)
+        side.others = self._other_places(helpers, longest_silence_s, side.here)
         return side
 
     def leaves_tickets(self, load: LoadStats) -> bool:
         """Return True if another worker should take the tickets, with `load` on this one."""
         here = _place_here(load)
-        others = self._other_places(self._helpers(), REPORT_LIFETIME_S)
+        others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
         return here is not None and leaves_tickets(here, others)
 
     def _helpers(self) -> set[str]:
@@ -87,14 +87,24 @@ class PrefillView:
             if each.deployment == self._deployment and each.instance_id not in excluded
         }
 
-    def _other_places(self, helpers: Set[str], longest_silence_s: float) -> list[PlaceLoad]:
-        """Return the load of every worker that takes tickets and has reported lately."""
+    def _other_places(
+        self, helpers: Set[str], longest_silence_s: float, here: PlaceLoad | None
+    ) -> list[PlaceLoad]:
+        """Return the load of every worker that takes tickets and is not silent.
+
+        One that knows no costs of its own is taken to have those of this worker, whose model and
+        layout it has; one that has never reported is taken to be idle.
+        """
         oldest = time.perf_counter() - min(longest_silence_s, REPORT_LIFETIME_S)
         found = []
-        for instance_id, (came_at, report) in list(self._loads.items()):
-            if came_at < oldest or instance_id not in helpers:
+        for instance_id in helpers:
+            came_at, report = self._loads.get(instance_id, (oldest, None))
+            if came_at < oldest:
                 continue
-            if (place := PlaceLoad.of(report)) is not None:
+            place = None if report is None else PlaceLoad.of(report)
+            if place is None and here is not None:
+                place = _borrowing(here, report)
+            if place is not None:
                 found.append(place)
         return found
 
@@ -127,6 +137,16 @@ class PrefillView:
                 self._metrics.queued(self.queue_depth)
             except ServiceError as error:
                 logger.debug("queue depth not known: %s", error)
+
+
+def _borrowing(here: PlaceLoad, report: LoadReport | None) -> PlaceLoad:
+    """Return the load of a worker without costs, by those of `here`."""
+    if report is None:
+        return PlaceLoad(here.costs)
+    known = msgspec.structs.replace(report, costs=here.costs)
+    place = PlaceLoad.of(known)
+    assert place is not None
+    return place
 
 
 def _place_here(load: Backlog) -> PlaceLoad | None:

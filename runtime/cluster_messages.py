@@ -103,6 +103,9 @@ class StepCosts(Message, frozen=True, tag=False):
     max_tokens: _Tokens  # of a step
     max_tokens_beside: _Tokens  # of prompts, in a step with decodes
     has_target: bool = False  # max_step_s is no longer than a target of the config
+    ttft_target_s: _Seconds | None = None  # of the first token, by the config
+    # Of the smaller of the decodes' constant and the prompts' cost, in a step with both.
+    hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class LoadReport(Message, frozen=True):
@@ -120,6 +123,7 @@ class LoadReport(Message, frozen=True):
     num_decodes: int = 0  # sequences past their prompt
     decode_context: int = 0  # tokens of these
     costs: StepCosts | None = None  # None: not learned yet
+    max_num_seqs: int = 0  # batch rows; 0: not known
 
 
 class LinkReport(Message, frozen=True, tag=False):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.engine.config import DECODE_STEP_TOKENS
+from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
+from tandem.engine.first_costs import measure_costs
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats
@@ -64,7 +65,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
+        self.engine = build_in_thread(partial(_build_engine, engine))
         self.node = node = Node(
             runtime,
             component=role,
@@ -101,6 +102,7 @@ class Worker:
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         # True: another worker should take the tickets, with this load here.
         self.leaves_tickets: Callable[[LoadStats], bool] = lambda load: False
+        self.last_load: LoadStats | None = None  # as it was reported
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._kernel_builds = KernelBuilds()
         self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
@@ -215,7 +217,7 @@ class Worker:
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
     async def _measured_load(self) -> LoadStats:
-        load = await self.load()
+        self.last_load = load = await self.load()
         self._metrics.loaded(load)
         return load
 
@@ -224,6 +226,12 @@ class Worker:
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
+
+
+def _build_engine(config: EngineConfig) -> Engine:
+    engine = Engine(config, ModelRunner(config))
+    measure_costs(engine)
+    return engine
 
 
 def _grammar_compiler(engine: Engine, model: Path) -> GrammarCompiler | None:

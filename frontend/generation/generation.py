@@ -255,6 +255,8 @@ class _ChoiceSequence:
             num_tokens = text.num_tokens
             for delta in deltas:
                 generated += delta.token_ids
+                if delta.prefill is not None and run.failover.num_migrations == 0:
+                    run.report = delta.prefill  # again where a handoff failed after its first token
             was_given_up = deltas[-1].finish_reason == "cancelled"
             if was_given_up:
                 deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason=None)
