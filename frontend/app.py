@@ -21,6 +21,7 @@ from tandem.frontend.openai.errors import (
     BodyError,
     MethodError,
     OpenAIErrors,
+    RateLimitError,
     TooManyRequestsError,
     public_error,
 )
@@ -34,13 +35,14 @@ from tandem.frontend.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import CancelledRequestError, UnavailableError
+from tandem.runtime.errors import CancelledRequestError, TandemError, UnavailableError
 from tandem.runtime.logs import log_for
 
 logger = logging.getLogger(__name__)
 
 _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
+_READING = ("GET", "HEAD")  # methods that no limit counts
 
 
 class App:
@@ -69,15 +71,17 @@ class App:
         path: str = scope["path"]
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
         exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
-        if self._access is not None:
-            try:
+        try:
+            if self._access is not None:
                 exchange.client = self._access.client(exchange.headers, path)
-            except BodyError as error:
-                await self._refuse(exchange, path, error)
-                return
-        if api is None:
-            if exchange.client is not None:
+            if api is None and exchange.client is not None:
+                if scope["method"] not in _READING:
+                    exchange.client.admit()  # as a request with a body, which is admitted later
                 scope = {**scope, "tandem_key": exchange.client.key.name}
+        except (BodyError, RateLimitError) as error:
+            await self._refuse(exchange, path, error)
+            return
+        if api is None:
             await self._others(scope, receive, _with_request_id(scope, send))
         elif scope["method"] == "POST":
             await self._handler.handle(exchange, api, path)
@@ -85,8 +89,8 @@ class App:
             headers = [(b"allow", b"POST"), *exchange.id_headers(new_id())]
             await exchange.respond_error(MethodError(f"{path} takes POST only"), headers)
 
-    async def _refuse(self, exchange: Exchange, path: str, error: BodyError) -> None:
-        """Answer a request without a valid key, whose body is not read."""
+    async def _refuse(self, exchange: Exchange, path: str, error: TandemError) -> None:
+        """Answer a request that its key does not allow, whose body is not read."""
         self._metrics.refusals.add(str(error.status))
         logger.debug("%s: %s", path, error)
         await exchange.respond_error(error, exchange.id_headers(new_id()))

@@ -36,7 +36,7 @@ class FrontendConfig(BaseModel):
     api_keys: str = Field(
         "",
         description="API keys, `NAME SHA256 [requests_per_minute=N] [tokens_per_minute=N] "
-        "[metrics]` each, `;` between several; none and no file: no key is asked for",
+        "[operator] [metrics]` each, `;` between several; none and no file: no key is asked for",
     )
     api_keys_file: str | None = Field(
         None, description="file with more of them, one per line; read again after a change"

@@ -4,7 +4,7 @@ import hmac
 import logging
 from collections.abc import Mapping
 
-from tandem.frontend.access.keys import ApiKey, digest_of, read_keys
+from tandem.frontend.access.keys import ApiKey, Scope, digest_of, read_keys
 from tandem.frontend.access.limits import Client
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.errors import ForbiddenError, UnauthorizedError
@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEY_BYTES = 512
 _BEARER = b"bearer "
-_METRICS_PATHS = frozenset({"/metrics", "/metrics/targets"})
+_SCOPES: dict[str, Scope] = {"/metrics": "metrics", "/metrics/targets": "metrics"}
+_PAGE = "/ui/"  # and all below it, but for the files
 # for probes, which have no key, and for a browser before it has one
 _OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
 
@@ -45,13 +46,16 @@ class Access:
     def client(self, headers: Mapping[bytes, bytes], path: str) -> Client | None:
         """Return the client of a request; None for a path that is open to all.
 
-        Raises UnauthorizedError without a valid key, ForbiddenError for the metrics.
+        Raises UnauthorizedError without a valid key, ForbiddenError without the path's scope.
         """
         if path in _OPEN_PATHS:
             return None
         client = self._holder(_key_in(headers))
-        if path in _METRICS_PATHS and not client.key.reads_metrics:
-            raise ForbiddenError(f"the key {client.key.name!r} may not read the metrics")
+        scope = "operator" if path.startswith(_PAGE) else _SCOPES.get(path)
+        if scope is not None and scope not in client.key.scopes:
+            raise ForbiddenError(
+                f"the key {client.key.name!r} lacks the option `{scope}`, which this path needs"
+            )
         return client
 
     def _holder(self, key: bytes) -> Client:

@@ -21,10 +21,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_list_has_names_hashes_and_limits() -> None:
-    text = f"# keys\nalice {HASH} requests_per_minute=3 metrics # first\n\nbob {'cd' * 32}"
+def test_a_list_has_names_hashes_limits_and_scopes() -> None:
+    text = f"# keys\nalice {HASH} metrics requests_per_minute=3 operator # 1st\n\nbob {'cd' * 32}"
     assert parse_keys(text, "list") == [
-        ApiKey("alice", bytes.fromhex(HASH), 3, None, True),
+        ApiKey("alice", bytes.fromhex(HASH), 3, None, frozenset({"operator", "metrics"})),
         ApiKey("bob", bytes.fromhex("cd" * 32)),
     ]
     assert parse_keys(f"a {HASH};b {'cd' * 32}", "list")[1].name == "b"

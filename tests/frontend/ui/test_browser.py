@@ -244,7 +244,8 @@ async def test_the_page_is_readable_on_a_phone_and_all_controls_have_names(
 async def test_the_page_asks_for_a_key_and_shows_hostile_names_as_text(
     tab: playwright.Page,
 ) -> None:
-    config = FrontendConfig(port=0, api_keys=entry("alice"))
+    keys = ";".join([entry("alice"), entry("olga", "operator")])
+    config = FrontendConfig(port=0, api_keys=keys)
     async with page_stack(config=config, model=HOSTILE) as stack:
         await tab.goto(f"{stack.url}/ui")
         key = tab.get_by_label("API key")
@@ -253,6 +254,9 @@ async def test_the_page_asks_for_a_key_and_shows_hostile_names_as_text(
         await expect(tab.locator("#connection")).to_contain_text("the API key is not valid")
         await expect(tab.locator("#content")).to_be_hidden()
         await key.fill("key of alice")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#connection")).to_contain_text("lacks the option `operator`")
+        await key.fill("key of olga")
         await tab.keyboard.press("Enter")
         await expect(tab.locator(".worker .name")).to_contain_text(HOSTILE)
         assert await tab.locator("img").count() == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -116,19 +117,53 @@ async def test_without_keys_an_address_beyond_loopback_is_a_stranger() -> None:
         assert is_local(Request(scope)) == (host == "127.0.0.1")
 
 
-async def test_with_keys_the_page_opens_and_all_else_needs_one() -> None:
-    config = FrontendConfig(port=0, api_keys=entry("alice"))
-    async with page_stack(config=config) as stack:
+def guarded() -> list[tuple[str, str]]:
+    """Method and path of everything of the page but its files."""
+    routes = pages.Pages(Mock(), Mock(), Mock(max_pages=1), None, has_keys=True).routes()
+    return [
+        (method, re.sub(r"{\w+}", "x", route.path))
+        for route in routes
+        for method in sorted(route.methods or ())
+        if route.path not in PAGE_PATHS and method != "HEAD"
+    ]
+
+
+async def test_with_keys_the_page_opens_and_all_else_needs_an_operators() -> None:
+    assert ("PUT", "/ui/config/x") in guarded() and ("GET", "/ui/states") in guarded()
+    keys = [entry("alice", "metrics"), entry("olga", "operator")]
+    async with page_stack(config=FrontendConfig(port=0, api_keys=";".join(keys))) as stack:
         for path in PAGE_PATHS:
             assert (await stack.http.get(path)).status_code == 200
-        for method, path in [
-            ("GET", "/ui/states"), ("PUT", "/ui/config/disagg.policy?value=threshold"),
-            ("DELETE", "/ui/config/disagg.policy"), ("PUT", "/ui/role/x?role=both"),
-        ]:  # fmt: skip
-            assert (await stack.http.request(method, path)).status_code == 401
-        headers = bearer("alice") | {"host": "tandem.example.org"}
+        for method, path in guarded():
+            assert (await stack.http.request(method, path)).status_code == 401, path
+            refused = await stack.http.request(method, path, headers=bearer("alice"))
+            assert refused.status_code == 403 and "`operator`" in refused.text, path
+        assert (await stack.http.get("/metrics", headers=bearer("olga"))).status_code == 403
+        headers = bearer("olga") | {"host": "tandem.example.org"}
         async with states(stack, **headers) as found:
             assert (await anext(found))["workers"]
+
+
+async def test_changes_count_against_the_limit_of_their_key_and_have_its_name_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = FrontendConfig(port=0, api_keys=entry("olga", "operator", "requests_per_minute=3"))
+    changes = [each for each in guarded() if each[0] != "GET"]
+    async with page_stack(config=config) as stack:
+
+        async def status(method: str, path: str) -> int:
+            return (await stack.http.request(method, path, headers=bearer("olga"))).status_code
+
+        policy = "/ui/config/disagg.policy"
+        assert await status("PUT", f"{policy}?value=threshold") == 200
+        assert await status("DELETE", policy) == 200
+        assert await status("PUT", "/ui/role/nobody?role=both") == 404
+        for method, path in changes:
+            assert await status(method, path) == 429
+        assert await status("GET", "/v1/models") == 200
+    assert "the page set disagg.policy to threshold, by olga" in caplog.text
+    assert "the page unset disagg.policy, by olga" in caplog.text
 
 
 async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page: Stack) -> None:
